@@ -53,7 +53,6 @@ _EVERY_JOB = (
     "numpy.random",
     "psutil",
     "torch.profiler",
-    "torch.profiler._cupti_monitor",  # not in torch 2.12
     "torch.utils.serialization.config",
 )
 """Modules that each job imports."""
@@ -73,8 +72,7 @@ class SweepJob(Worker):
     def prepare(self) -> None:
         """Import torch, and the parts of hydraloop that the first job names. The user's modules are not imported."""
         for name in _EVERY_JOB:
-            with suppress(ModuleNotFoundError):
-                import_module(name)
+            import_module(name)
         environment.versions()  # is cached, as the next
         machine()
         self._grid.prepare()

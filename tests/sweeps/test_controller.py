@@ -256,7 +256,7 @@ def test_a_signal_also_ends_a_job_that_outlived_its_controller(
         orphan.stdout.readline()
         loop, played = make(play)
         loop.run()
-        assert orphan.wait(0.0) == -signal.SIGTERM
+        assert orphan.wait(10) == -signal.SIGTERM  # it sleeps for 60 s
     assert played.started == [0]
     assert loop.left == [1, 2, 3, 4, 5]
     assert loop.directory.state(3).state == "interrupted"
