@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 FILENAME = ".lock"
 """In a run directory."""
+CONTROLLERS = "controllers"
+"""In the directory of a sweep: a folder with a lock for each controller."""
 BEAT = 10.0
 """Seconds between two renewals."""
 HELD = 60.0
@@ -236,6 +238,16 @@ def holder(folder: Path) -> Holder | None:
         if found is not None and found.holds(folder / FILENAME, handle):
             return found
     return None
+
+
+def controllers(sweep: Path) -> dict[str, Holder]:
+    """Return the controllers of a sweep that are alive. Each has the lock of a folder, `controllers/<id>/`.
+
+    Args:
+        sweep: the directory of the sweep.
+    """
+    found = {folder.name: holder(folder) for folder in (sweep / CONTROLLERS).glob("*")}
+    return {name: held for name, held in found.items() if held is not None}
 
 
 def join(folder: Path) -> None:

@@ -20,8 +20,6 @@ from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from hydraloop.sweeps.states import JobState
 
-CONTROLLERS = "controllers"
-"""Folder with a folder for each controller, which holds its lock."""
 _NUMBERED = "${hydra.job.num}"
 """Hydra's default of `hydra.sweep.subdir`."""
 _ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -40,7 +38,7 @@ class SweepDirectory:
         self.description = description
         self.controller = secrets.token_hex(4)
         """Identifies this process, if it is a controller."""
-        self._lock = lock.RunLock(path / CONTROLLERS / self.controller, key="hydra.sweep.dir")
+        self._lock = lock.RunLock(path / lock.CONTROLLERS / self.controller, key="hydra.sweep.dir")
 
     @classmethod
     def create(cls, path: Path, new: Description) -> Self:
@@ -187,8 +185,7 @@ class SweepDirectory:
 
     def controllers(self) -> dict[str, lock.Holder]:
         """Return the controllers that are alive."""
-        found = {folder.name: lock.holder(folder) for folder in (self.path / CONTROLLERS).glob("*")}
-        return {name: holder for name, holder in found.items() if holder is not None}
+        return lock.controllers(self.path)
 
 
 def _lost(state: JobState, code: int | None) -> JobState:

@@ -31,7 +31,6 @@ from hydraloop.run.integrity import shards_of
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_command, mask_text, masked, secret_names
-from hydraloop.sweeps.directory import CONTROLLERS
 from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep
 
 if TYPE_CHECKING:
@@ -93,8 +92,8 @@ def is_controlled(sweep: Sweep) -> bool:
     A sweep that was killed is not controlled any more, and nobody will write how it ended.
     """
     elsewhere = sweep.host != socket.gethostname()
-    others = any(map(lock.holder, (sweep.folder / CONTROLLERS).glob("*")))
-    return sweep.ended is None and (elsewhere or is_alive(sweep.pid, sweep.started) or others)
+    alive = is_alive(sweep.pid, sweep.started) or lock.controllers(sweep.folder)
+    return sweep.ended is None and bool(elsewhere or alive)
 
 
 def write_sweep(sweep: Sweep) -> None:

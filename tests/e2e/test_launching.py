@@ -186,7 +186,8 @@ def test_a_sweep_continues_after_each_kind_of_failure(project: Project) -> None:
     assert [job.result["status"] for job in project.jobs] == ["failed"] * 3 + ["finished"]
     assert fine.checkpoints == ["epoch_1.pth"]
     # Each error is shown once. The traceback of the rank that raised it is in the job's log.
-    assert done.err.count("error: ") == 4, done.err
+    assert done.err.count("error: ") == 3, done.err
+    assert done.out.count("job 1 (+hooks.trouble.what=kill) interrupted: rank 1 was killed by SIGKILL") == 1, done.out
     assert "Traceback" not in done.text
     log = (raised.path / "job.log").read_text()
     assert log.count("Traceback") == 1

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from hydraloop.errors import UserError
+from hydraloop.run import lock
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import started
 from hydraloop.run.result import Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.description import FILENAME, Description
-from hydraloop.sweeps.directory import CONTROLLERS, SweepDirectory
+from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from hydraloop.sweeps.states import JobState
 
@@ -104,7 +105,7 @@ def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_controller_on_a_full_disk(sweep: SweepDirectory) -> None:
-    (sweep.path / CONTROLLERS).touch()
+    (sweep.path / lock.CONTROLLERS).touch()
     with pytest.raises(UserError, match="cannot be written: Not a directory"):
         sweep.announce()
 
@@ -208,7 +209,7 @@ def test_controllers_that_are_alive(sweep: SweepDirectory) -> None:
             name: [(os.getpid(), started(os.getpid()))] for name in (sweep.controller, other.controller)
         }
         other.withdraw()
-        path = sweep.path / CONTROLLERS / sweep.controller / ".lock"
+        path = sweep.path / lock.CONTROLLERS / sweep.controller / ".lock"
         path.write_text(json.dumps({**json.loads(path.read_text()), "machine": "node7", "host": "node7"}))
         os.utime(path, (time.time() - 70, time.time() - 70))
         assert sweep.controllers() == {}

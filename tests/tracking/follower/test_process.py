@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,9 @@ def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch
     )
     follower = psutil.Process(int(done.stdout))
     try:
+        deadline = time.monotonic() + PATIENCE
+        while follower.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+            time.sleep(0.01)  # the signal was sent, and arrives soon
         assert follower.status() == psutil.STATUS_STOPPED
         assert cursors.wait_for_followers(tmp_path)
         assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
