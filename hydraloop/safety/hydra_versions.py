@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +13,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import configure_log as hydra_configure_log
 from hydra.types import HydraContext
 from hydra.utils import instantiate as hydra_instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 IS_1_3 = hydra.__version__.startswith("1.3")
 
@@ -64,8 +65,12 @@ def instantiate(node: Any, allowed: Sequence[str]) -> Any:
     Args:
         allowed: the targets in `node`, which have passed the allowlist. 1.4 allows no others.
     """
-    options: dict[str, Any] = {} if IS_1_3 else {"_execution_whitelist_": list(allowed)}
-    return hydra_instantiate(node, _convert_="all", **options)
+    if IS_1_3:
+        return hydra_instantiate(node, _convert_="all")
+    node = copy.deepcopy(node)  # keeps the parent, for interpolations
+    with read_write(node), open_dict(node):
+        node._convert_ = "all"  # with it as an argument, 1.4 takes the node from the root, without our changes
+    return hydra_instantiate(node, _execution_whitelist_=list(allowed))
 
 
 def failed_at(error: Exception) -> str | None:
