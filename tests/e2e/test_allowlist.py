@@ -154,6 +154,7 @@ def test_what_only_the_command_line_may_set(project: Project) -> None:
     assert "hydra.job.env_set.MY_OWN" in params.err
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_following_the_remedies_works(project: Project) -> None:
     """For a class that its package re-exports: both packages must be trusted, and each is named by its own error."""
     for package in ("first", "second"):

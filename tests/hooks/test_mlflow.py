@@ -105,6 +105,7 @@ def test_the_best_model_is_exported_with_the_first_batch_as_the_example(folder: 
     assert (folder / "run" / "export" / "model.pt2").exists()
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_sync_uses_the_server_of_the_run_and_not_of_the_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

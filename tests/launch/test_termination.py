@@ -150,6 +150,7 @@ def test_a_signal_that_is_lost_in_a_finalizer_is_raised_again(number: int, start
     assert out == ("KeyboardInterrupt\n" if number == signal.SIGINT else "Terminated\n")
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_a_signal_that_the_user_handles_is_not_raised_again(start: Start) -> None:
     process = start(
         """

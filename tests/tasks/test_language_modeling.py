@@ -199,6 +199,7 @@ def test_higher_is_better() -> None:
     assert [made.higher_is_better(name) for name in made.metric_names] == [False, True, False]
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_perplexity_of_torchmetrics_agrees() -> None:
     torchmetrics = pytest.importorskip("torchmetrics")
     made = task(perplexity=torchmetrics.text.Perplexity(ignore_index=-100), bits=BitsPerByte())

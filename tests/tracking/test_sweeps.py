@@ -240,7 +240,8 @@ SweepTrackers(jobs=2).begin(Path(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow  # some seconds, of a rare case
+@pytest.mark.parametrize("killed", [False, True])
 def test_a_job_leaves_the_rest_to_its_own_controller_only(tmp_path: Path, killed: bool) -> None:
     """A job that is resumed after its sweep was killed waits for its follower."""
     if killed:

@@ -82,7 +82,7 @@ def test_files_get_a_second_at_a_time_while_records_wait(tmp_path: Path) -> None
     assert service.bodies("/records") == [[0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_third_of_all_requests_is_refused(tmp_path: Path, seed: int) -> None:
     log_records(tmp_path, 2000)
     refused = _third_refused(seed)

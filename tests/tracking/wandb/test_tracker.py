@@ -288,6 +288,7 @@ def test_odd_records_and_names(tmp_path: Path) -> None:
     assert contents["config"]["caf?"] == "x?"
 
 
+@pytest.mark.slow  # some seconds, of a rare case
 def test_objects_stand_at_their_step(tmp_path: Path) -> None:
     """All kinds, under the name that they have in every tracker. Damaged files give one warning; records are sent."""
     from PIL import Image
@@ -435,7 +436,8 @@ def test_a_name_that_wandb_refuses_is_given_up_with_its_reason(tmp_path: Path) -
     assert len(rows_of(drive(run_dir, "drain", "finish", "read", project="b", _sync=True))) == 3
 
 
-@pytest.mark.parametrize("how", ["variable", pytest.param("netrc", marks=pytest.mark.slow)])
+@pytest.mark.slow  # some seconds, of a rare case
+@pytest.mark.parametrize("how", ["variable", "netrc"])
 def test_auto_with_a_key_and_no_network_fails_in_bounded_time(tmp_path: Path, how: str) -> None:
     """Nothing is sent, no process remains, and the key is not in any file."""
     run_dir = tmp_path / "run"
