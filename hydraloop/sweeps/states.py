@@ -84,7 +84,7 @@ class JobState:
 
 
 def read(folder: Path) -> JobState | None:
-    """Return the state in a folder; None if there is none, or the file is damaged or of another program."""
+    """Return the state in a folder; None if the file does not exist, is damaged, or belongs to another program."""
     try:
         found = json.loads((folder / FILENAME).read_bytes())
         value = found["value"]
@@ -108,7 +108,7 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
 
 
 def result_checksum(run_dir: Path) -> str | None:
-    """Return the checksum of `result.json`; None if there is none."""
+    """Return the checksum of `result.json`; None if the file does not exist."""
     try:
         return f"{zlib.crc32((run_dir / result.FILENAME).read_bytes()):08x}"
     except OSError:
