@@ -4,8 +4,8 @@
 
 The sweep's time is from the start of its first job to the end of its last one. It is compared with the same runs in
 one warm process, and with as many warm processes as the sweep has workers, which share the runs. Warm processes import
-everything and train once before. Sweeps and warm processes alternate. Goal: at most 40 ms per job above one warm
-process. Also prints how often git was called.
+everything and train once before. Sweeps and warm processes alternate. Goal: at most 40 ms per job above as many warm
+processes; one process has only one of the processors. Also prints how often git was called.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
     jobs, *others = times.values()
     for name, values in zip(warm, others, strict=True):
         above = [job - run for job, run in zip(jobs, values, strict=True)]
-        goal = f"  goal: at most {GOAL:.0f}" if warm[name] == 1 else ""
+        goal = f"  goal: at most {GOAL:.0f}" if warm[name] == args.workers else ""
         print(f"  {'above ' + name[2:]:<30} {spread(above)}{goal}")
     print(f"seconds from the command to the first job: {spread(starts)}")
     print(f"calls of git in a sweep: {', '.join(map(str, calls))}")
