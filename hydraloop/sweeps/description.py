@@ -37,7 +37,6 @@ class Description:
     """The swept key over which results are averaged."""
     git: dict[str, Any]
     """`commit`, and `dirty`: whether tracked files differed from it."""
-    version: int = 1
 
     def masked(self) -> Description:
         """Return the description with secrets masked."""

@@ -51,8 +51,6 @@ class JobState:
     machine: str = ""
     """From `processes.machine`."""
     pid: int = 0
-    since: float | None = None
-    """The start of the process, from `processes.started`."""
     began: float | None = None
     """Seconds since 1970 at the start of the last attempt."""
     ended: float | None = None

@@ -229,12 +229,11 @@ ORPHAN = """
 import os, sys, time
 from pathlib import Path
 from hydraloop.run.lock import RunLock
-from hydraloop.run.processes import machine, started
+from hydraloop.run.processes import machine
 from hydraloop.sweeps import states
 folder = Path(sys.argv[1])
 RunLock(folder, key="").acquire()
-pid = os.getpid()
-state = states.JobState(3, "running", attempts=1, machine=machine(), pid=pid, since=started(pid))
+state = states.JobState(3, "running", attempts=1, machine=machine(), pid=os.getpid())
 states.write(folder, state, flush=False)
 print("ready", flush=True)
 time.sleep(60)

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hydraloop.run import lock
 from hydraloop.run.processes import is_alive, started
 from hydraloop.sweeps.commands import main
 from hydraloop.sweeps.directory import SweepDirectory
@@ -152,7 +153,7 @@ def stopped_job(sweep: SweepDirectory) -> JobState:
     """Wait for a job that runs, and stop its process. The first jobs are left alone."""
     while True:
         for state in sweep.states()[2:]:
-            if state.state == "running" and is_alive(state.pid, state.since):
+            if state.state == "running" and lock.holder(sweep.folder(state.number)):
                 os.kill(state.pid, signal.SIGSTOP)
                 if sweep.state(state.number) == state:
                     return state
@@ -173,7 +174,7 @@ def test_a_sweep_without_its_terminal_whose_controller_and_job_are_killed(
         sweep = SweepDirectory.load(path)
         job = stopped_job(sweep)
         (controller,) = sweep.controllers().values()
-        for pid, _ in (*controller.processes, (job.pid, job.since)):
+        for pid in (controller.processes[0][0], job.pid):
             os.kill(pid, signal.SIGKILL)
     before = [state for state in sweep.current_states() if state.state != "queued"]
     done = project.train(*shlex.split(line), "sweep.resume=auto")

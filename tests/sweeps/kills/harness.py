@@ -156,7 +156,7 @@ class Sweep:
         """Yield the processes to be killed."""
         controllers = self.running()
         if kill.victim == "job":
-            trees = [_tree(state.pid) for state in self.alive() if state.number == event[0]]
+            trees = [_tree(pid) for number, pid in self.alive() if number == event[0]]
             pids = [pid for tree in trees for pid in tree if pid in (tree[0], event[1])]  # it has several with ranks
             yield from self.draws.sample(pids, min(1, len(pids)))
         if kill.victim == "controller" and controllers:
@@ -175,10 +175,16 @@ class Sweep:
             yield from (pid for pid, since in self.processes if is_alive(pid, since))
             yield from self.followers()
 
-    def alive(self) -> list[states.JobState]:
-        """Return the states, as far as they are readable, whose process is alive."""
-        found = [states.read(file.parent) for file in self.files(states.FILENAME)]
-        return [state for state in found if state is not None and is_alive(state.pid, state.since)]
+    def alive(self) -> list[tuple[int, int]]:
+        """Return the numbers and the processes of jobs that hold their lock, if their state is readable."""
+        folders = [file.parent for file in self.files(states.FILENAME)]
+        found = [(states.read(folder), lock.holder(folder)) for folder in folders]
+        return [
+            (state.number, pid)
+            for state, held in found
+            if state is not None and held is not None
+            for pid, _ in held.alive
+        ]
 
     def files(self, pattern: str) -> list[Path]:
         """Return files of jobs: in their run directories, which may be in other folders, and beside their states."""
@@ -213,7 +219,7 @@ class Sweep:
         """Remember processes, to see at the end that none is left."""
         self.processes.update((pid, started(pid)) for pid in pids)
         roots = [script.pid for script in self.running()]
-        roots += [state.pid for state in self.alive()]
+        roots += [pid for _, pid in self.alive()]
         self.processes.update((pid, started(pid)) for root in roots for pid in _tree(root))
 
 
