@@ -12,6 +12,7 @@ acquire the lock. The file names one of them, and the other one is killed at its
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -156,7 +157,9 @@ class RunLock:
                 _write(handle, own)
         except OSError as error:
             problem = f"{self._path.parent} cannot be written: {error.strerror}"
-            raise UserError(problem, key=self._key, remedy="Name another directory.") from error
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "Free some space." if is_full else "Name another directory."
+            raise UserError(problem, key=self._key, remedy=remedy) from error
         self._token, self._owner = own.token, os.getpid()
         if renew:
             self._done.clear()

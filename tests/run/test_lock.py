@@ -275,8 +275,16 @@ def test_it_is_held_until_the_last_of_its_processes_has_ended(tmp_path: Path) ->
         pass
 
 
-def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written") as caught:
         lock_of(tmp_path / "file" / "run").acquire()
-    assert caught.value.key == "hydra.run.dir"
+    assert (caught.value.key, caught.value.remedy) == ("hydra.run.dir", "Name another directory.")
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lock, "_write", refuse)
+    with pytest.raises(UserError, match="cannot be written: No space left on device") as caught:
+        lock_of(tmp_path / "run").acquire()
+    assert caught.value.remedy == "Free some space."
