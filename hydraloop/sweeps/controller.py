@@ -33,9 +33,7 @@ from hydraloop.sweeps.states import JobState
 _POLL = 0.2
 """Seconds between two looks at signals and two updates of the display."""
 _LOOK = 1.0
-"""Seconds between two looks at jobs that other controllers have started."""
-_RENEW = 10.0
-"""Seconds between two renewals of this controller's mark."""
+"""Seconds between two looks at jobs that other controllers have started, and two renewals of this one's lock."""
 _SECOND = 0.5
 """Seconds after which a signal is a second one. A terminal that is closed sends SIGHUP several times."""
 
@@ -47,7 +45,7 @@ class Watcher(Protocol):
         """Called when a job was started, with the state before."""
 
     def ended(self, state: JobState) -> None:
-        """Called when a job has ended, also when it is retried, or another controller has started it."""
+        """Called when a job has ended, also when it is retried."""
 
     def update(self) -> None:
         """Called several times a second."""
@@ -95,7 +93,6 @@ class Controller:
     _passed_on: float | None = None
     """When the first signal was passed on."""
     _looked: float = 0.0
-    _renewed: float = 0.0
 
     def __post_init__(self) -> None:
         for state in self.directory.states():
@@ -119,7 +116,6 @@ class Controller:
                         self._codes.add(ended.code)
                     self._end(ended.number, ended.code)
                 self._pass_signals_on()
-                self._renew()
                 self.watcher.update()
         for number, state in self.ended.items():  # another controller may have finished it since
             if state.state != "finished":
@@ -156,8 +152,9 @@ class Controller:
 
     def _look(self) -> None:
         """Settle the jobs whose end the executor does not report, and adopt those whose controller has ended."""
-        if not (self._unreported or self._elsewhere) or time.monotonic() < self._looked + _LOOK:
+        if time.monotonic() < self._looked + _LOOK:
             return
+        self.directory.renew()
         for number, code in list(self._unreported.items()):
             self._end(number, code)
         found = [self._settle(number) for number in sorted(self._elsewhere)]
@@ -292,18 +289,12 @@ class Controller:
             if self._passed_on is None or time.monotonic() > self._passed_on + _SECOND:
                 self.signals.append(number)
 
-        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-        if threading.current_thread() is not threading.main_thread():
-            numbers = []
-        noted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        is_main = threading.current_thread() is threading.main_thread()
+        noted = [number for number in numbers if is_main and signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, handle) for number in noted}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _renew(self) -> None:
-        if time.monotonic() > self._renewed + _RENEW:
-            self._renewed = time.monotonic()
-            self.directory.renew()

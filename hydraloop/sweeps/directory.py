@@ -176,7 +176,7 @@ class SweepDirectory:
         self._lock.try_acquire(renew=False)
 
     def renew(self) -> None:
-        """Tell other machines that this controller is alive. Called every 10 s."""
+        """Tell other machines that this controller is alive. Called every second."""
         self._lock.renew()
 
     def withdraw(self) -> None:
