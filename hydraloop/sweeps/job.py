@@ -33,7 +33,7 @@ from hydraloop.launch.termination import terminable
 from hydraloop.run import attempts, environment
 from hydraloop.run.config_yaml import dumped
 from hydraloop.run.lock import RunLock
-from hydraloop.run.processes import machine, started
+from hydraloop.run.processes import machine
 from hydraloop.run.result import describe
 from hydraloop.run.resume import newest_checkpoint
 from hydraloop.safety.secrets import mask_overrides, mask_text, masked
@@ -45,8 +45,8 @@ from hydraloop.sweeps.states import JobState
 from hydraloop.tracking.sweeps import share_followers
 from hydraloop.validate import hydra_config
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors that are not the job's: it continues when there is space again."""
+_FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")
+"""In errors that are not the job's, or a rank's: it continues when there is space again."""
 _EVERY_JOB = (
     "hydraloop.builder",
     "hydraloop.tracking.hook",
@@ -124,7 +124,6 @@ class SweepJob(Worker):
             host=socket.gethostname(),
             machine=machine(),
             pid=os.getpid(),
-            since=started(os.getpid()),
             began=time.time(),
             seconds=before.seconds,
             earlier_result=states.result_checksum(self._directory.run_dir(before)),
@@ -206,7 +205,7 @@ def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobSt
     ended = told or states.end(state, time.time())
     text = mask_text(describe(error))
     is_killed = isinstance(error, KeyboardInterrupt) or getattr(error, "was_killed", False)  # it, or a rank
-    if is_killed or getattr(error, "errno", None) in _FULL:
+    if is_killed or any(number in text for number in _FULL):
         return replace(ended, state="interrupted", error=None, reason=text)
     return replace(ended, state="failed", error=text, reason=None)
 

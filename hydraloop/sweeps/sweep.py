@@ -95,6 +95,7 @@ def run_received(composer: Composer, jobs: Jobs) -> NoReturn:
     grid = GridComposer(composer, command_line.compose_sweep(overrides, composer))
     cfg = command_line.compose_job(lines, composer, typed=overrides, trains=True, compose=grid.compose)
     directory = SweepDirectory.load(path)
+    spawned.take(request)
     sys.exit(SweepJob(directory, Command(overrides, cfg), jobs, grid).run(request))
 
 

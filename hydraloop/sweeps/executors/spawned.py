@@ -91,7 +91,6 @@ def received() -> tuple[Path, list[str], Request]:
     path = Path(os.environ.pop(environment.SWEEP_JOB))  # not for processes that the job starts
     try:
         content = json.loads(path.read_bytes())
-        path.unlink()
     except FileNotFoundError:
         sys.exit(LEFT)
     if content["waits_for_followers"]:
@@ -101,3 +100,15 @@ def received() -> tuple[Path, list[str], Request]:
     request = Request(**sent)
     os.environ.update(request.environment)
     return Path(content["sweep"]), content["overrides"], request
+
+
+def take(request: Request) -> None:
+    """Remove the file with a request, just before the job begins: until then, `stop` removes it.
+
+    Raises:
+        SystemExit: it was removed.
+    """
+    try:
+        Path(request.folder, REQUEST).unlink()
+    except FileNotFoundError:
+        sys.exit(LEFT)

@@ -7,11 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from hydraloop.sweeps.executors.spawned import received
+from hydraloop.sweeps.executors.spawned import received, take
 from hydraloop.tracking.spawning import is_shared
 
 if __name__ == "__main__":
     sweep, _, request = received()
+    take(request)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OF_THE_JOB", "HYDRALOOP_SWEEP_JOB")
     variables = {name: os.environ[name] for name in names if name in os.environ}

@@ -133,6 +133,7 @@ def test_a_job_is_interrupted_by_the_kill_of_a_rank_and_a_full_disk(tmp_path: Pa
     for error, expected in (
         (RankError("rank 1 was killed", was_killed=True), ("interrupted", None, "rank 1 was killed")),
         (OSError(28, "No space left"), ("interrupted", None, "OSError: [Errno 28] No space left")),
+        (RankError("rank 1: OSError: [Errno 28] No"), ("interrupted", None, "rank 1: OSError: [Errno 28] No")),
         (RankError("rank 1 crashed"), ("failed", "rank 1 crashed", None)),
     ):
         state = job._ended(running, tmp_path, error)
