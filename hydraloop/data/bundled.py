@@ -54,5 +54,5 @@ def read_table(path: Path, separator: str | None = None) -> Tensor:
         path: of the file, with one row in each line.
         separator: between two numbers; None: white space.
     """
-    with gzip.open(path, "rt", encoding="utf-8") as file:  # NumPy would also import bz2 and lzma
-        return torch.from_numpy(np.loadtxt(file, delimiter=separator, ndmin=2))
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()  # NumPy would also import bz2 and lzma
+    return torch.from_numpy(np.loadtxt(lines, delimiter=separator, ndmin=2))

@@ -72,8 +72,11 @@ def name_secrets(names: Iterable[object]) -> None:
         names: those that have no letters are ignored.
     """
     global _names, _hint
+    found = tuple(name for name in names if isinstance(name, str) and _words(name))
     with _lock:
-        _names = tuple(name for name in names if isinstance(name, str) and _words(name))
+        if found == _names:
+            return  # what `looks_secret` has found stays true
+        _names = found
         _hint = re.compile("|".join([_HINTS, *(_words(name)[-1] for name in _names)]), re.IGNORECASE)
         looks_secret.cache_clear()
 

@@ -164,7 +164,9 @@ class SweepJob(Worker):
             self._jobs.reports.show(error)
         if not lock.is_held:  # this machine stalled, and another one continues the job
             return LEFT
-        states.write(folder, _ended(state, self._directory.run_dir(state), error), flush=True)
+        run_dir = self._directory.run_dir(state)
+        is_told = error is None and run_dir == folder  # `result.json` is on the disk, if this file is lost
+        states.write(folder, _ended(state, run_dir, error), flush=not is_told)
         return _exit_code(error)
 
     def _composed(self, lines: Sequence[str], number: int) -> DictConfig:

@@ -96,7 +96,7 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
     """Replace the state atomically.
 
     Args:
-        flush: whether to wait until it is on the disk. The end of a job is flushed, its start is not.
+        flush: whether to wait until it is on the disk. Needed for an end that `result.json` does not tell.
 
     Raises:
         OSError: it cannot be written.
