@@ -13,17 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import hydraloop
-from hydraloop.cli.after_training import Command, Request
 from hydraloop.cli.predictions import check_folder, write
 from hydraloop.data import Digits
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
-from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.models import SmallCNN
-from tests.config.composed import REPOSITORY
 from tests.e2e.projects import Done, Project
-from tests.ranks import on_ranks
 
 SETS = """
 # @package data
@@ -287,29 +282,6 @@ def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path
     assert (done.code, done.out) == (1, "")
     assert done.err == "error: task: rank 1 has another kind of data\n"
     assert not (project.path / "failed.npz").exists()
-
-
-def train_digits(distributed: Distributed, run_dir: Path) -> None:
-    lines = ["engine.device=cpu", "engine.max_epochs=1", "engine.limit_train_batches=2", "data.val=null"]
-    cfg = hydraloop.compose(lines, folder=REPOSITORY)
-    hydraloop.build(cfg, run_dir=run_dir, distributed=distributed).train()
-
-
-def evaluated(distributed: Distributed, run_dir: Path) -> str:
-    return Command(Request("evaluate", run_dir)).run(distributed)
-
-
-@pytest.mark.slow  # 2 ranks
-def test_a_run_of_a_launcher_is_evaluated_with_as_many_processes(tmp_path: Path) -> None:
-    """Its config does not say how many there were; the checkpoint does."""
-    run_dir = tmp_path / "run"
-    on_ranks(2, train_digits, run_dir)
-    command = Command(Request("evaluate", run_dir))
-    assert (command.processes, command.trained_by) == (2, 2)
-    expected = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))["test_metrics"]
-    assert json.loads(on_ranks(2, evaluated, run_dir)[0]) == expected
-    assert Command(Request("evaluate", run_dir, overrides=["distributed.nproc_per_node=1"])).processes == 1
-    assert Command(Request("export", run_dir, "pt2", output="model.pt2")).processes == 1
 
 
 @pytest.mark.parametrize(

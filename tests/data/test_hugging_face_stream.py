@@ -15,7 +15,6 @@ from tests.data.streams import stream_loader
 from tests.data.test_stream import STEPS, cut_run, numbers_of, run, train_loader
 
 pytestmark = pytest.mark.slow  # the usual tests do without the packages of the examples
-datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
 
 SAMPLES = 61
 
@@ -23,13 +22,16 @@ SAMPLES = 61
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
     """Iterators of `datasets` are in reference cycles, and those of several sets have threads."""
+    pytest.importorskip("datasets", reason="the package datasets is not installed")  # not while tests are collected
     yield
     gc.collect()
 
 
 def plain(shards: int = 4, samples: int = SAMPLES) -> Any:
     """0 .. n - 1 in shards, through a batched `map`."""
-    stream = datasets.Dataset.from_dict({"x": list(range(samples))}).to_iterable_dataset(num_shards=shards)
+    from datasets import Dataset
+
+    stream = Dataset.from_dict({"x": list(range(samples))}).to_iterable_dataset(num_shards=shards)
     return stream.map(lambda rows: {"noise": [2 * x for x in rows["x"]]}, batched=True, batch_size=5)
 
 
@@ -38,7 +40,9 @@ def shuffled() -> Any:
 
 
 def interleaved() -> Any:
-    return datasets.interleave_datasets([plain(), plain(samples=30)], probabilities=[0.3, 0.7], seed=1)
+    from datasets import interleave_datasets
+
+    return interleave_datasets([plain(), plain(samples=30)], probabilities=[0.3, 0.7], seed=1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

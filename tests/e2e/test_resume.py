@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 from tests.e2e.projects import Project, Run
 
-QUICK = ("engine.max_epochs=1", "engine.test=false")
+SHORT = ("engine.limit_train_batches=5", "engine.limit_val_batches=1", "engine.test=false")
+QUICK = ("engine.max_epochs=1", *SHORT)
 STOPPING = """
 import hydraloop
 
@@ -32,7 +33,7 @@ def records_of(run: Run) -> dict[str, bytes]:
 
 
 def test_an_attempt_that_fails_leaves_the_run_as_it_was(project: Project) -> None:
-    assert project.train("engine.max_epochs=1").code == 0
+    assert project.train(*QUICK).code == 0
     run, before = project.run, records_of(project.run)
     name = run.path.relative_to(project.path)
 
@@ -49,7 +50,7 @@ def test_an_attempt_that_fails_leaves_the_run_as_it_was(project: Project) -> Non
     assert records_of(run) == before
     assert "do not fit" in Run(run.path / ".hydra/resume_2").result["error"]
 
-    done = project.train("resume=auto", "engine.max_epochs=2")
+    done = project.train("resume=auto", "engine.max_epochs=2", *SHORT)
     assert done.code == 0, done.text
     assert project.run.result["progress"]["epoch"] == 2
     after = records_of(run)
@@ -60,11 +61,11 @@ def test_an_attempt_that_fails_leaves_the_run_as_it_was(project: Project) -> Non
 def test_a_resumed_run_that_fails_later_says_so(project: Project) -> None:
     project.write("stopping.py", STOPPING)
     assert project.train(*QUICK).code == 0
-    done = project.train("resume=auto", "engine.max_epochs=2", "+hooks.stop._target_=stopping.Stopping")
+    done = project.train("resume=auto", "engine.max_epochs=2", *SHORT, "+hooks.stop._target_=stopping.Stopping")
     assert done.code == 1, done.text
     result = project.run.result
     assert (result["status"], result["error"]) == ("failed", "RuntimeError: in the middle")
-    assert result["progress"]["iteration"] == 23
+    assert result["progress"]["iteration"] == 8
 
 
 def test_a_run_that_was_killed_has_no_result_after_a_failed_attempt(project: Project) -> None:
@@ -156,7 +157,7 @@ def test_what_only_a_job_knows_is_a_mistake_in_python(project: Project) -> None:
 
 
 def test_a_run_without_hydras_records_is_found_again(project: Project) -> None:
-    line = ["hydra.output_subdir=null", "engine.test=false"]
+    line = ["hydra.output_subdir=null", *SHORT]
     assert project.train(*line, "engine.max_epochs=1").code == 0
     done = project.train(*line, "engine.max_epochs=2", "resume=auto")
     assert done.code == 0, done.text

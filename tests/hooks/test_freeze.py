@@ -122,9 +122,9 @@ T, F = True, False
         (1, "", {"iters": 6}, [T, T, T, F, F, F]),  # inside an epoch
         (1, "", {}, [T] * 6),
         (2, "ddp", {"iters": 3}, [T, T, F, F, F, F]),
-        (2, "ddp", {}, [T] * 6),
+        pytest.param(2, "ddp", {}, [T] * 6, marks=pytest.mark.slow),
         (2, "fsdp2", {"iters": 3}, [T, T, F, F, F, F]),
-        (2, "fsdp2", {}, [T] * 6),
+        pytest.param(2, "fsdp2", {}, [T] * 6, marks=pytest.mark.slow),
     ],
 )
 def test_modules_are_frozen_for_their_time(
@@ -137,11 +137,18 @@ def test_modules_are_frozen_for_their_time(
 
 
 @pytest.mark.parametrize(
-    ("end", "precision"), [({"epochs": 1}, "bf16"), ({"epochs": 1}, "fp32"), ({"iters": 6}, "fp32")]
+    ("strategy", "end", "precision"),
+    [
+        ("ddp", {"epochs": 1}, "fp32"),
+        ("fsdp2", {"iters": 6}, "fp32"),
+        ("fsdp2", {"epochs": 1}, "bf16"),
+        pytest.param("ddp", {"epochs": 1}, "bf16", marks=pytest.mark.slow),
+        pytest.param("ddp", {"iters": 6}, "fp32", marks=pytest.mark.slow),
+        pytest.param("fsdp2", {"epochs": 1}, "fp32", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_train_as_one_process_does(
-    end: dict[str, Any], strategy: str, precision: str, tmp_path: Path
+    strategy: str, end: dict[str, Any], precision: str, tmp_path: Path
 ) -> None:
     freeze, tolerance = {"modules": ["0"], **end}, 1e-5 if precision == "fp32" else 2e-2
     (expected,) = trained(1, str(tmp_path / "one"), freeze, norm=False, precision=precision)

@@ -93,6 +93,7 @@ def test_the_run_is_there(folder: Path) -> None:
     assert "val/loss" in found.data.metrics
 
 
+@pytest.mark.slow  # some seconds, of an export
 def test_the_best_model_is_exported_with_the_first_batch_as_the_example(folder: Path) -> None:
     hook = MLflowLoggerHook(log_model=True, flush_timeout=0.0)
     (folder / "run").mkdir()
@@ -128,6 +129,7 @@ def test_a_validation_without_training(folder: Path) -> None:
     assert "val/loss" in client().get_run(cursor.memory["run_id"]).data.metrics
 
 
+@pytest.mark.slow  # some seconds; a tracker's error before the first iteration is in tests/tracking/test_hook.py
 def test_an_invalid_address_ends_the_run_with_on_error_raise(folder: Path) -> None:
     engine = made(folder / "run", tracking_uri="foo://server", flush_timeout=60.0)
     engine.stages._policies["mlflow"].on_error = "raise"
@@ -175,7 +177,7 @@ def test_user_code_logs_to_the_same_run(folder: Path) -> None:
     assert len(client().get_metric_history(runs[0], "mine")) == 3
 
 
-@pytest.mark.parametrize("status", ["FINISHED", "FAILED"])
+@pytest.mark.parametrize("status", ["FINISHED", pytest.param("FAILED", marks=pytest.mark.slow)])
 def test_user_code_logs_to_the_address_of_the_run(
     status: str, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

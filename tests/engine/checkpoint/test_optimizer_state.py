@@ -287,7 +287,15 @@ EVERY_KIND: dict[str, list[Entry]] = {
 }
 
 
-@pytest.mark.parametrize(("cut", "new"), [(1, 2e-4), (4, 1e-2), (5, 2e-4), (8, 1e-2)])
+@pytest.mark.parametrize(
+    ("cut", "new"),
+    [
+        pytest.param(1, 2e-4, marks=pytest.mark.slow),
+        (4, 1e-2),  # within an epoch
+        (5, 2e-4),  # at the end of one
+        pytest.param(8, 1e-2, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", EVERY_KIND)
 def test_a_typed_lr_goes_on_as_in_a_run_that_had_it_from_the_beginning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, cut: int, new: float

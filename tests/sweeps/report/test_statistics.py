@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_ind
 
 from hydraloop.sweeps.report.statistics import LEVEL, compare, mean_and_deviation
 
@@ -16,6 +15,8 @@ GROUPS = ([0.90, 0.91, 0.92, 0.93, 0.94], [0.91, 0.90, 0.93, 0.95, 0.96, 0.92], 
 def test_pairs_are_those_of_scipy_with_the_steps_of_holm() -> None:
     p = compare(GROUPS)
     assert p is not None
+    from scipy.stats import ttest_ind  # here, because it takes a second in each process that collects the tests
+
     raw = {(a, b): ttest_ind(GROUPS[a], GROUPS[b], equal_var=False).pvalue for a, b in ((0, 1), (0, 2), (1, 2))}
     smallest, middle, largest = sorted(raw, key=raw.__getitem__)
     expected = {smallest: 3 * raw[smallest]}
