@@ -179,7 +179,7 @@ def raised(engine: Engine, error: BaseException) -> BaseException:
 
 
 def _failed_elsewhere(engine: Engine) -> str | None:
-    """Return the error of another rank that failed before this one; None if there is none.
+    """Return the error of another rank that failed before this one; None if no rank has.
 
     This rank may not have noticed it: at the end of a run, no rank waits for the others.
     """

@@ -64,7 +64,7 @@ def remove_old_shards(path: Path) -> None:
 
 
 def newest_intact(*folders: Path) -> Path | None:
-    """Return the undamaged checkpoint that was written last; None if there is none. Damaged ones get a warning.
+    """Return the undamaged checkpoint that was written last; None without one. Damaged ones get a warning.
 
     In each folder, that is the file named in `last_checkpoint`. This is also right after a copy, which changes
     modification times, and after `resume=…/epoch_2.pth`, which leaves files with higher numbers. If there is no
@@ -76,7 +76,7 @@ def newest_intact(*folders: Path) -> Path | None:
 
 
 def first_intact(paths: Iterable[Path]) -> Path | None:
-    """Return the first undamaged checkpoint; None if there is none. Damaged ones get a warning."""
+    """Return the first undamaged checkpoint; None without one. Damaged ones get a warning."""
     for path in paths:
         what = damage(path)
         if what is None:

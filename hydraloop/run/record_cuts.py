@@ -43,7 +43,7 @@ def cut_after(path: Path, *, iteration: int, last_validation: int) -> Cut | None
 
     Args:
         path: path of the log.
-        iteration: iteration of the checkpoint; -1: there is none, and all records are moved.
+        iteration: iteration of the checkpoint; -1: without a checkpoint; all records are moved.
         last_validation: iteration of the last validation before the checkpoint.
 
     Returns:

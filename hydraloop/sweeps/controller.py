@@ -278,7 +278,7 @@ class Controller:
             self.executor.cancel(number, sign)
         for number in self._unreported:
             held = lock.holder(self.directory.folder(number))
-            for pid, since in [] if held is None else held.alive[:1]:  # it tells the others
+            for pid, since in [] if held is None else held.alive[:1]:  # it signals the others
                 send(pid, since, sign)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Description: the contents of `sweep.json`, which tells what a sweep is."""
+"""Description: the contents of `sweep.json`, which defines a sweep."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from hydraloop.sweeps.states import JobState
 _NUMBERED = "${hydra.job.num}"
 """Hydra's default of `hydra.sweep.subdir`."""
 _ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that users, schedulers and the kernel end a process with. Others tell of a mistake in the program."""
+"""Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
 
 
 class SweepDirectory:
@@ -108,7 +108,7 @@ class SweepDirectory:
     def state(self, number: int) -> JobState:
         """Return the state of a job; `queued` if it was never started.
 
-        A job whose file is damaged has ended if `result.json` tells so, else it was interrupted.
+        A job whose file is damaged has ended if `result.json` says so; otherwise it was interrupted.
         """
         folder = self.folder(number)
         found = states.read(folder)

@@ -17,11 +17,11 @@ _DYING = 5.0
 def end(find: Callable[[], Iterable[int]], seconds: float) -> tuple[int, int, list[int]]:
     """Send SIGTERM, so that runs save; kill what is left after some seconds.
 
-    Ranks and followers have sessions of their own, and a process that has ended no longer tells what it has started.
-    So all descendants are noted while their ancestors are alive.
+    Ranks and followers have separate sessions, and the children of a process are unknown when it has ended. So all
+    descendants are noted while their ancestors are alive.
 
     Args:
-        find: returns the ids of the processes that are told, which are alive. It is asked again until there are none.
+        find: returns the ids of the processes to signal, which are alive. It is called again until none is left.
 
     Returns:
         How many processes have ended, how many of them were killed, and the ids of those that could not be ended:

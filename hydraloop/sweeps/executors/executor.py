@@ -42,7 +42,7 @@ class Ended:
 
     number: int
     code: int | None
-    """0: the state file tells the outcome. LEFT, NOT_RECORDED. 75, 129, 130, 143 as a single run. Negative: killed by
+    """0: the state file has the outcome. LEFT, NOT_RECORDED. 75, 129, 130, 143 as a single run. Negative: killed by
     that signal. None: not known, as the process was not a child."""
 
 
@@ -50,7 +50,7 @@ class Executor(Protocol):
     """Runs the processes of jobs."""
 
     def wait_ready(self) -> None:
-        """Wait until jobs can start at once.
+        """Wait until jobs can start without delay.
 
         Raises:
             UserError: none can be started here.
@@ -64,13 +64,13 @@ class Executor(Protocol):
         """
 
     def poll(self, seconds: float) -> list[Ended]:
-        """Wait at most so long, and return the processes that have ended. The controller sleeps only here."""
+        """Wait at most some seconds, and return the processes that have ended. The controller sleeps only here."""
 
     def cancel(self, number: int, sign: signal.Signals) -> None:
         """Send a signal to a running job. SIGKILL also ends its children."""
 
     def close(self) -> None:
-        """Start no further job. Running jobs go on."""
+        """Start no further job. Running jobs continue."""
 
 
 class Worker(Protocol):
@@ -80,4 +80,4 @@ class Worker(Protocol):
         """Import what jobs need. Called in the fork server, which runs no tensor operation and starts no thread."""
 
     def run(self, request: Request) -> int:
-        """Run a job and return the exit code. Called in the job's process, which has a session of its own."""
+        """Run a job and return the exit code. Called in the job's process, which has a separate session."""

@@ -1,7 +1,7 @@
 """The server of the pool: a process that has imported what jobs need, and forks a process for each job in 5 ms.
 
 It runs no tensor operation: the threads of one do not exist in forks, which would wait for them. It ends when the
-controller does. Jobs continue, because each has a session of its own.
+controller does. Jobs continue, because each has a separate session.
 
 The controller sends JSON, and gets one answer to each message:
 

@@ -28,7 +28,7 @@ _KILLED = 3
 """Servers that are killed, one after the other, until this is an error: the machine is out of memory."""
 
 Spawn = Callable[[Request], "subprocess.Popen[bytes]"]
-"""Starts a job as a new Python process, in a session of its own."""
+"""Starts a job as a new Python process, in a separate session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PoolExecutor(Executor):
 
     Args:
         worker: what the processes run.
-        spawn: starts a job that has an environment of its own; all jobs, if a fork of this process is not safe.
+        spawn: starts a job with `hydra.job.env_set`; all jobs, if a fork of this process is not safe.
 
     Raises:
         UserError: the server cannot be started.
@@ -113,7 +113,7 @@ class PoolExecutor(Executor):
             send(process.pid, process.since, sign)
 
     def close(self) -> None:
-        """End the server. Running jobs go on, and `poll` still returns them."""
+        """End the server. Running jobs continue, and `poll` still returns them."""
         if self._server is not None:
             os.kill(self._server[0], signal.SIGKILL)
             self._server_ended()

@@ -110,7 +110,7 @@ class SubmititExecutor(Executor):
                         process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Do nothing: submitted jobs go on."""
+        """Do nothing: submitted jobs continue."""
 
 
 def check(options: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ _COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "inter
 def watching(lines: Lines) -> Iterator[Watcher]:
     """Yield what shows a sweep: a live table in a terminal, otherwise `lines`.
 
-    Above the table, `lines` tell of the jobs that end without a result. What is printed through `sys.stdout` appears
+    Above the table, `lines` print the jobs that end without a result. What is printed through `sys.stdout` appears
     there, too. The table is removed at the end.
     """
     console = new_console()
@@ -55,7 +55,7 @@ class Display:
     """The live table.
 
     Args:
-        lines: tell of jobs that end without a result.
+        lines: print jobs that end without a result.
         console: of a terminal.
     """
 
