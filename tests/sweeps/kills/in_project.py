@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import hydraloop
@@ -28,8 +29,10 @@ class Ledger(hydraloop.Hook):
     priority = hydraloop.Priority.VERY_LOW
     rank_zero_only = True
 
-    def __init__(self, *, path: str, job: int) -> None:
+    def __init__(self, *, path: str, job: int, together: bool = False) -> None:
         self.path, self.job = path, job
+        self.together = together
+        """Whether an attempt waits, at most a minute, until a second one has begun."""
 
     def _note(self, event: str) -> None:
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -39,6 +42,9 @@ class Ledger(hydraloop.Hook):
     def before_run(self, engine: hydraloop.Engine) -> None:
         """An attempt begins."""
         self._note("begin")
+        until = time.monotonic() + 60
+        while self.together and time.monotonic() < until and Path(self.path).read_text().count(" begin\n") < 2:
+            time.sleep(0.01)
 
     def after_train_iter(self, engine: hydraloop.Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
         """Leaves time for a kill."""

@@ -47,7 +47,8 @@ def test_a_rank_that_is_killed_after_the_result_does_not_repeat_the_job(tmp_path
 @pytest.mark.slow
 def test_jobs_that_run_twice_at_a_time_are_noticed(tmp_path: Path) -> None:
     project = make(tmp_path / "project", before=WITHOUT_CLAIM)
-    unclaimed = train(project, "unclaimed", FEW, random.Random(0), [], controllers=2)
+    axes = ("seed=0", "+hooks.ledger.together=true")
+    unclaimed = train(project, "unclaimed", axes, random.Random(0), [], controllers=2)
     assert "doubled" in {kind for kind, _ in problems(unclaimed, unclaimed)}
 
 

@@ -54,7 +54,7 @@ class Driver:
         self.follower = Follower(self.tracker, self.cursor, run_dir, "wandb", self.troubles.append)
 
     def do(self, action: str) -> None:
-        """One of: log=N, odd=JSON, drain, step, kill, fill, free, die, send_and_die, close, read, or a status."""
+        """One of log=N, odd=JSON, drain, step, kill, notice, fill, free, die, send_and_die, close, read, a status."""
         name, _, argument = action.partition("=")
         if name == "log":
             log_records(self.run_dir, int(argument), first=count(self.run_dir / FILENAME))
@@ -69,9 +69,14 @@ class Driver:
         elif name in _ENDINGS:
             self._until("done", _ENDINGS[name])
         elif name == "kill":
-            for core in cores():
+            killed = cores()
+            for core in killed:
                 core.kill()
-            psutil.wait_procs(cores(), timeout=10)
+            psutil.wait_procs(killed, timeout=10)
+        elif name == "notice":  # W&B's library may take records for a while after its process was killed
+            while self.states[-1] != "in trouble":
+                self.do("log=1")
+                self.do("step")
         elif name == "fill":  # until W&B's process has failed to write
             with suppress(OSError), (self.run_dir.parent / "filler").open("wb", buffering=0) as file:
                 while True:

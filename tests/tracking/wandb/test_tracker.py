@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from hydraloop.run.record_cuts import cut_after
-from hydraloop.run.record_log import FILENAME
+from hydraloop.run.record_log import FILENAME, count
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB, Run, Sweep, UnusableError
@@ -92,11 +92,12 @@ def test_a_killed_core_loses_nothing(tmp_path: Path) -> None:
     """Killed between batches, and again before the end: one trouble each, and one complete file in the end."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
-    found = drive(run_dir, "log=450", "drain", "kill", "log=50", "drain", "kill", "finish", "close", "read")
-    assert [row["step"] for row in rows_of(found)] == list(range(500))
+    found = drive(run_dir, "log=500", "drain", "kill", "notice", "drain", "kill", "finish", "close", "read")
+    records = count(run_dir / FILENAME)
+    assert [row["step"] for row in rows_of(found)] == list(range(records))
     assert len([trouble for trouble in found["troubles"] if trouble]) == 2
     assert found["troubles"][-1] is None
-    assert (found["sent"], found["finished"], found["states"][-1]) == (500, True, "0 cores")
+    assert (found["sent"], found["finished"], found["states"][-1]) == (records, True, "0 cores")
 
 
 @pytest.mark.slow
