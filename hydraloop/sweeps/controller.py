@@ -263,9 +263,7 @@ class Controller:
 
     def _pass_signals_on(self) -> None:
         """Send the first signal to all jobs, which save and end. Kill them after a second one."""
-        if not self.signals:
-            return
-        if self._passed_on is None:
+        if self.signals and self._passed_on is None:
             self._passed_on = time.monotonic()
             del self.signals[1:]
             self._send(signal.Signals(self.signals[0]))
