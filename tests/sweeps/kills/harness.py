@@ -42,7 +42,7 @@ PHASES = ("begin", "iteration", "save", "trained", "done")
 VICTIMS = ("controller", "fork server", "job", "follower", "everything")
 """What is killed. After `everything`, as after a power failure, a file may be torn."""
 PATIENCE = 300
-"""Seconds for a busy machine: 14 jobs with two ranks each take 120 s beside two other tests."""
+"""Seconds for a sweep on a busy machine."""
 _ROUNDS = 10
 """Controllers after the last kill."""
 
