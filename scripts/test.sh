@@ -6,6 +6,7 @@
 # Installs everything into .venv first, once. Needs Python 3.11, 3.12 or 3.13, and pip; PYTHON=python3.13 chooses one.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
+export RES_OPTIONS=timeout:1  # torch looks up the name of each rank's address; a lost answer costs 1 second, not 5
 unset PYTHONDONTWRITEBYTECODE # else each process that a test starts compiles all of hydraloop
 whole=true
 for argument in "$@"; do
