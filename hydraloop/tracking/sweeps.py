@@ -121,7 +121,7 @@ def _wait(folder: Path) -> None:
     links = {(link.run_dir.absolute(), link.name): link for link in SENDING}
     waiting, longest = set(), 0.0
     for run_dir, name, cursor in _cursors(folder):
-        if not cursor.complete and not cursor.options.get("background"):
+        if not _is_complete(run_dir, name) and not cursor.options.get("background"):
             waiting.add((run_dir, name))
             longest = max(longest, float(cursor.options.get("flush_timeout", 0.0)))
     until = time.monotonic() + longest + MARGIN

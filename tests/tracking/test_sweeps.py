@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +119,21 @@ def test_the_end_names_the_runs_that_are_not_complete(
         f"{NAME}: not everything is sent in 1, 2, 3, 4, 6 and 2 others; python -m hydraloop sync "
     )
     assert warning.endswith(f" {tmp_path} sends the rest")
+
+
+def test_the_end_waits_for_the_follower_of_a_continued_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trackers = SweepTrackers(jobs=1)
+    trackers.begin(tmp_path)
+    run_dir = job(tmp_path, 0, complete=False)
+    options = {"flush_timeout": 5.0}
+    Cursor(TENSORBOARD, options, index=1, complete=True).save(run_dir, NAME)  # of the first attempt
+    sent = Cursor(TENSORBOARD, options, index=3, complete=True)
+    timer = threading.Timer(0.3, sent.save, (run_dir, NAME))
+    timer.start()
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        trackers.end(tmp_path)
+    timer.join()
+    assert caplog.messages == []
 
 
 def test_no_job_waits_and_the_end_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
