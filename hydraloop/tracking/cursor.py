@@ -119,14 +119,15 @@ def wait_for_followers(run_dir: Path) -> bool:
     """Wait for followers of an earlier process, and kill those that hang. Returns whether all of them have ended."""
     sending = []
     for name in sorted(path.stem for path in (run_dir / FOLDER).glob("*.lock")):
-        if is_free(run_dir, name, 0.0):
-            continue
-        log.info("%s: waiting for the follower of an earlier process", name)
-        if not is_free(run_dir, name, PATIENCE):
-            kill_hanging(run_dir, name)
-            if not is_free(run_dir, name, 1.0):
-                log.warning("%s: another process is sending this run's records", name)
-                sending.append(name)
+        if not is_free(run_dir, name, 0.0):
+            log.info("%s: waiting for the follower of an earlier process", name)
+            if not is_free(run_dir, name, PATIENCE):
+                kill_hanging(run_dir, name)
+                if not is_free(run_dir, name, 1.0):
+                    log.warning("%s: another process is sending this run's records", name)
+                    sending.append(name)
+                    continue
+        _holder(run_dir, name).unlink(missing_ok=True)  # the next follower, which may still be starting, has not ended
     return not sending
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from hydraloop.engine.engine import Engine
 from hydraloop.tracking import description, link, spawning, sweeps
-from hydraloop.tracking.cursor import Cursor, lock_of
+from hydraloop.tracking.cursor import Cursor, lock_of, sign, wait_for_followers
 from hydraloop.tracking.sweeps import SweepTrackers
 from tests.helpers import at
 from tests.processes import command_line
@@ -127,6 +127,9 @@ def test_the_end_waits_for_the_follower_of_a_continued_job(tmp_path: Path, caplo
     run_dir = job(tmp_path, 0, complete=False)
     options = {"flush_timeout": 5.0}
     Cursor(TENSORBOARD, options, index=1, complete=True).save(run_dir, NAME)  # of the first attempt
+    with lock_of(run_dir, NAME):
+        sign(run_dir, NAME, (os.getpid(), None))
+    wait_for_followers(run_dir)  # as the continued job does; its own follower is still starting
     sent = Cursor(TENSORBOARD, options, index=3, complete=True)
     timer = threading.Timer(0.3, sent.save, (run_dir, NAME))
     timer.start()
