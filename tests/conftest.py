@@ -164,8 +164,21 @@ def _hydra_cleared() -> Iterator[None]:
         assert not left, "the test left Hydra initialised"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _allowlist_restored_after_a_file() -> Iterator[None]:
+    """A fixture of a whole file may compose, too, before its first test."""
+    with _same_allowlist():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _allowlist_restored() -> Iterator[None]:
+    with _same_allowlist():
+        yield
+
+
+@contextlib.contextmanager
+def _same_allowlist() -> Iterator[None]:
     """`compose` and `sync` trust folders and packages for the whole process."""
     from hydraloop.safety.allowlist import ALLOWLIST
 

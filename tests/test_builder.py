@@ -214,6 +214,7 @@ def build_on_a_rank(distributed: Distributed, run_dir: str, *overrides: str) -> 
     return "built"
 
 
+@pytest.mark.slow
 def test_a_hook_with_collectives_may_only_raise_where_there_are_several_ranks(tmp_path: Path) -> None:
     overrides = ("default_hooks.logger.on_error=warn",)
     build(composed(*overrides), run_dir=tmp_path / "one")
@@ -272,7 +273,7 @@ def weights_when_built(distributed: Distributed, run_dir: str, *overrides: str) 
     return float(parameters[0].sum()), float(parameters[-1].sum())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_load_from_and_init_have_taken_effect_when_build_returns(tmp_path: Path, ranks: int) -> None:
     state = {
         name: torch.full_like(value, 0.5)
@@ -332,6 +333,7 @@ def test_a_run_resumed_with_more_ranks_keeps_its_length_and_its_schedule(tmp_pat
         assert lr == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_larger_batches_ends_its_schedule_with_its_training(tmp_path: Path) -> None:
     steps, lr = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2", "data.loader.batch_size=16")
     assert 0 < lr < 1e-4

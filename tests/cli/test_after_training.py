@@ -222,6 +222,7 @@ def branching(project: Project) -> None:
     config.write_text(text.replace("hydraloop.models.SmallCNN", "my_project.branching.Branching"), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_refusal_has_the_command_that_works(trained: Project) -> None:
     """And the run directory grants no trust, though it is in the trusted working directory."""
     refused = command(

@@ -15,6 +15,7 @@ from hydraloop.data.split import SPLITS, stratified_split
 from hydraloop.errors import UserError
 
 
+@pytest.mark.slow
 def test_digits_are_scikit_learns() -> None:
     sklearn = pytest.importorskip("sklearn.datasets")
     expected = sklearn.load_digits()

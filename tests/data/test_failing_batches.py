@@ -133,6 +133,7 @@ def test_a_worker_that_dies_names_the_option(fail: signal.Signals | None, text: 
     assert "while it loaded data.train" in str(error)
 
 
+@pytest.mark.slow
 def test_a_timeout_names_the_option_and_loads_no_sample_again() -> None:
     waits = Failing(functools.partial(time.sleep, 3))
     error = first_error(waits, collate_fn=pad, num_workers=1, timeout=1)

@@ -27,6 +27,7 @@ def test_the_pages_are_what_the_dataclasses_say(docs: Any) -> None:
     assert old == [], "run python scripts/hook_docs.py"
 
 
+@pytest.mark.slow
 def test_every_hook_has_its_row_and_every_option_its_line(docs: Any) -> None:
     from hydraloop.hooks import _FILES
 

@@ -116,6 +116,7 @@ def text(script: Any, capsys: pytest.CaptureFixture[str], *arguments: str) -> st
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_text_and_another_one_another(
     trained: Project, script: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +164,7 @@ def test_options_out_of_range(arguments: list[str], said: str, script: Any, caps
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_paths_that_hold_no_such_model(
     trained: Project, script: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

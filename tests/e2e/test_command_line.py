@@ -292,6 +292,7 @@ def test_what_they_print(project: Project) -> None:
     assert "the config 'other' does not exist" in completed.err
 
 
+@pytest.mark.slow
 def test_other_configs_and_folders(project: Project) -> None:
     project.write("conf/other.yaml", "defaults: [config, _self_]\nseed: 5\n")
     project.write("second/config.yaml", (project.path / "conf" / "config.yaml").read_text() + "seed: 6\n")
@@ -328,6 +329,7 @@ def test_tab_completion(project: Project) -> None:
     assert "complete" in project.train("-sc", "install=bash").out
 
 
+@pytest.mark.slow
 def test_a_default_run_imports_only_what_it_uses(project: Project) -> None:
     done, modules = modules_after(project, QUICK)
     assert done.code == 0, done.text
@@ -563,6 +565,7 @@ def test_several_sets_by_config(project: Project) -> None:
     assert [record["small/accuracy"] for record in run.records if record["mode"] == "val" and "objects" not in record]
 
 
+@pytest.mark.slow
 def test_overfitting_trains_and_validates_on_the_same_few_samples(project: Project) -> None:
     project.write("conf/data/two.yaml", SETS)
     line = ["data=two", "engine.overfit_batches=1", "engine.max_epochs=60", "optimizer.lr=0.01", "scheduler=[]"]

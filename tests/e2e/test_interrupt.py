@@ -215,6 +215,7 @@ def test_a_signal_ends_a_run(number: signal.Signals, sweep: Sequence[str], proje
     assert not list(run.path.rglob("*.part")), "a file was left unfinished"
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_group_ends_a_run_with_workers(project: Project, start: Start) -> None:
     """Slurm and a terminal that is closed send the signal to the loader's workers too."""
     workers = ["data.loader.num_workers=2", "+hooks.witness.seconds=0.05"]

@@ -58,6 +58,7 @@ def test_an_attempt_that_fails_leaves_the_run_as_it_was(project: Project) -> Non
     assert not (run.path / ".hydra/resume_3/result.json").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_fails_later_says_so(project: Project) -> None:
     project.write("stopping.py", STOPPING)
     assert project.train(*QUICK).code == 0
@@ -68,6 +69,7 @@ def test_a_resumed_run_that_fails_later_says_so(project: Project) -> None:
     assert result["progress"]["iteration"] == 8
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_has_no_result_after_a_failed_attempt(project: Project) -> None:
     assert project.train(*QUICK).code == 0
     (project.run.path / "result.json").unlink()
@@ -156,6 +158,7 @@ def test_what_only_a_job_knows_is_a_mistake_in_python(project: Project) -> None:
     assert done.out.startswith("default_hooks.checkpoint.out_dir | Write a value"), done.text
 
 
+@pytest.mark.slow
 def test_a_run_without_hydras_records_is_found_again(project: Project) -> None:
     line = ["hydra.output_subdir=null", *SHORT]
     assert project.train(*line, "engine.max_epochs=1").code == 0
@@ -238,6 +241,7 @@ class Killed(hydraloop.Hook):
 """
 
 
+@pytest.mark.slow
 def test_auto_continues_the_branch_that_was_written_last(project: Project) -> None:
     project.write("killed.py", KILLED)
     line = ["experiment=spirals", "engine.max_epochs=6", "engine.test=false"]

@@ -157,6 +157,7 @@ def _commit_then_change(project: Project, name: str, text: str) -> None:
     project.write(name, text)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_secret_in_its_data_is_found_again(project: Project) -> None:
     data = ("data.train._target_=my_project.service.Private", f"+data.train.api_token={TYPED}")
     first, second = project.many([[*QUICK, *data], [*QUICK[::2], *data, "engine.max_epochs=2", "resume=auto"]])

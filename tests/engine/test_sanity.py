@@ -139,7 +139,9 @@ def run(distributed: Distributed, run_dir: str, steps: int, settings: dict[str, 
     return {"weights": weights, "val": result.val_metrics, "generator": torch.get_rng_state()}
 
 
-@pytest.mark.parametrize(("world_size", "strategy"), [(1, "auto"), (2, "ddp"), (2, "fsdp2")])
+@pytest.mark.parametrize(
+    ("world_size", "strategy"), [(1, "auto"), (2, "ddp"), pytest.param(2, "fsdp2", marks=pytest.mark.slow)]
+)
 def test_runs_with_and_without_it_are_equal_to_the_last_bit(world_size: int, strategy: str, tmp_path: Path) -> None:
     def ran(steps: int, name: str, **settings: Any) -> list[Any]:
         if world_size == 1:
@@ -165,6 +167,7 @@ class Custom(nn.Module):
         return outputs
 
 
+@pytest.mark.slow
 def test_compiled_code_is_made_for_training_first(tmp_path: Path) -> None:
     def graphs(steps: int) -> list[str]:
         torch.compiler.reset()

@@ -234,6 +234,7 @@ def test_autolog_in_user_code_logs_to_the_same_run(folder: Path) -> None:
     assert {"training_accuracy_score", "perf/memory"} <= run.data.metrics.keys()
 
 
+@pytest.mark.slow
 def test_without_the_service_there_is_no_run_id(folder: Path) -> None:
     (folder / "run").mkdir()
     hook = MLflowLoggerHook(tracking_uri="http://127.0.0.1:9", flush_timeout=0.0)

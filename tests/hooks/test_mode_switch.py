@@ -200,6 +200,7 @@ def test_wrappers_are_searched_and_the_model_replaces_a_task_without_the_method(
     assert model.told == [True]
 
 
+@pytest.mark.slow
 def test_the_augmented_digits_are_the_plain_ones_in_the_last_epochs(tmp_path: Path) -> None:
     """From the command line to the pixels, with persistent workers."""
     overrides = ["data=digits_augmented", "hooks=[mode_switch]", "hooks.mode_switch.num_last_epochs=1"]

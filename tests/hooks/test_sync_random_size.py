@@ -244,6 +244,7 @@ def test_a_range_of_one_size_has_that_size(tmp_path: Path) -> None:
     assert set(sizes(tmp_path, SyncRandomSizeHook(interval=1, divisor=8))) == {(8, 16)}
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_not_compiled_for_each_size(tmp_path: Path) -> None:
     compiled: list[Any] = []
     seen: set[int] = set()

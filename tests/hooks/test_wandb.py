@@ -151,6 +151,7 @@ def test_a_validation_without_training_is_sent(tmp_path: Path) -> None:
     assert _steps(tmp_path) == "[0]"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_nobodys_settings")
 def test_online_without_a_key_is_an_error_with_on_error_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first iteration."""

@@ -122,7 +122,7 @@ def test_a_signal_is_raised_in_the_main_thread(number: int, raised: str, start: 
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_that_is_lost_in_a_finalizer_is_raised_again(number: int, start: Start) -> None:
     """Python ignores exceptions in `__del__` and in callbacks of weak references."""
     process = start(
@@ -232,6 +232,7 @@ def test_a_forked_process_has_its_own_signals(start: Start) -> None:
     assert out == "-15 0\n"
 
 
+@pytest.mark.slow
 def test_a_process_without_a_launcher_outlives_its_parent() -> None:
     program = BEGIN.replace("grace=0.5", "grace=0.5, launched=False") + "ready()\ntime.sleep(2)\nprint('alive')"
     middle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}])"

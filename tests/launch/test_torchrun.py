@@ -118,6 +118,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_lost_connection_after_the_end_of_torchrun_is_an_interrupt(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SERVE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:

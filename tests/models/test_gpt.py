@@ -299,6 +299,7 @@ def test_ranks_train_the_tied_weights_as_one_process_does(options: dict[str, Any
     assert alone[2] < alone[0] - 0.05
 
 
+@pytest.mark.slow
 def test_it_learns_a_pattern() -> None:
     """Copying the token of six positions ago needs attention."""
     model = tiny(layers=2, width=32)

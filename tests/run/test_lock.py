@@ -104,6 +104,7 @@ def test_from_another_machine_it_is_held_until_it_is_a_minute_old(tmp_path: Path
         pass
 
 
+@pytest.mark.slow
 def test_one_that_waits_gets_it_when_it_is_a_minute_old(tmp_path: Path) -> None:
     elsewhere(tmp_path, age=58)
     begin = time.monotonic()

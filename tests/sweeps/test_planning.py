@@ -85,6 +85,7 @@ def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
         assert list(plan.configs(plan.axes)) == ["", "hooks=[profiler]"]
 
 
+@pytest.mark.slow
 def test_of_a_long_axis_the_ends_and_the_extremes_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "ALL_CHECKED", 4)
     values = "9,8,50,7,1,6,3,2,10"

@@ -154,6 +154,7 @@ def test_one_warning_where_it_does_not_work(tmp_path: Path, caplog: pytest.LogCa
     assert engine.messages.read("tracked")[NAME].startswith("0 of 13 records sent (")
 
 
+@pytest.mark.slow
 def test_an_error_before_the_first_iteration_where_it_matters(tmp_path: Path) -> None:
     engine = training(_unusable(tmp_path / "run"), on_error="raise")
     with pytest.raises(UserError) as raised:
@@ -175,6 +176,7 @@ def test_an_error_while_training_where_it_matters(tmp_path: Path) -> None:
     assert engine.progress.iteration == 4
 
 
+@pytest.mark.slow
 def test_a_tracker_may_be_switched_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_dir = _unusable(tmp_path / "run")
     wait = at("before_train_epoch", lambda engine: until(lambda: engine.hooks[NAME]._link.trouble is not None))
@@ -203,6 +205,7 @@ def _killed(run_dir: Path) -> None:
         until(lambda: follower not in followers(run_dir))  # noqa: B023 - called at once
 
 
+@pytest.mark.slow
 def test_a_follower_that_dies_before_it_is_needed_is_started_when_it_is(tmp_path: Path) -> None:
     engine = training(tmp_path, more={"kill": at("before_train", lambda engine: _killed(tmp_path))})
     engine.train()
@@ -250,6 +253,7 @@ def test_a_follower_that_is_stopped_holds_up_no_end(tmp_path: Path) -> None:
     assert followers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_many_options_hold_up_no_start(tmp_path: Path) -> None:
     many = [f"optimizer.{'x' * 100}.{n}" for n in range(2000)]
     engine = training(tmp_path, hparams=many)
@@ -277,6 +281,7 @@ def test_ctrl_c_ends_the_waiting_and_nothing_else(tmp_path: Path, caplog: pytest
     until(lambda: followers(tmp_path) == [])  # it is not waited for
 
 
+@pytest.mark.slow
 def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

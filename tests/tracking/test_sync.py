@@ -102,7 +102,9 @@ class Evil(TensorBoardTracker): pass
 """
 
 
-@pytest.mark.parametrize("inside", [".", "a", "a/tracking"])
+@pytest.mark.parametrize(
+    "inside", [".", pytest.param("a", marks=pytest.mark.slow), pytest.param("a/tracking", marks=pytest.mark.slow)]
+)
 def test_no_class_is_taken_from_the_working_directory(tmp_path: Path, inside: str) -> None:
     """A cursor names a file that came with the run. The command is started in its directory, or in that of the run."""
     run_dir = _run(tmp_path / "a")

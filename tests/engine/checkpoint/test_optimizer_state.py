@@ -75,7 +75,7 @@ def weights(engine: Engine) -> dict[str, Tensor]:
 # Layout and implementation. ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_channels_last_may_be_switched_between_two_parts_of_a_run(tmp_path: Path, first: bool) -> None:
     whole = trained(tmp_path / "whole", *ADAMW, "engine.channels_last=false", "engine.max_iters=4")
     trained(tmp_path / "parts", *ADAMW, f"engine.channels_last={first}")
@@ -109,11 +109,13 @@ def test_a_sharded_checkpoint_of_a_channels_last_model_goes_on_in_one_process(tm
         torch.testing.assert_close(value, weights(contiguous)[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_a_channels_last_checkpoint_goes_on_in_shards(tmp_path: Path) -> None:
     trained(tmp_path, *ADAMW, "engine.channels_last=true")
     assert on_ranks(2, on_a_rank, str(tmp_path), True, *ADAMW, strategy="fsdp2") == [[], []]
 
 
+@pytest.mark.slow
 def test_sgd_that_was_fused_in_one_process_goes_on_in_shards(tmp_path: Path) -> None:
     """torch has no fused SGD for tensors in shards."""
     engine = trained(tmp_path, "optimizer=sgd")
@@ -213,7 +215,10 @@ def test_what_was_typed_stays_in_force_in_later_parts_of_the_run(tmp_path: Path)
 COSINE = ("scheduler=[cosine]", "scheduler.cosine.T_max=8")
 
 
-@pytest.mark.parametrize("schedule", [COSINE, ("scheduler=[linear,cosine]", "scheduler.cosine.T_max=8")])
+@pytest.mark.parametrize(
+    "schedule",
+    [COSINE, pytest.param(("scheduler=[linear,cosine]", "scheduler.cosine.T_max=8"), marks=pytest.mark.slow)],
+)
 def test_under_a_schedule_the_run_goes_on_as_one_that_began_with_the_new_value(
     tmp_path: Path, schedule: tuple[str, ...]
 ) -> None:
@@ -357,8 +362,8 @@ AD_HOC_CYCLIC = ("scheduler=[]", AD_HOC.format("CyclicLR", "base_lr: 0.001, max_
 @pytest.mark.parametrize(
     ("schedule", "named"),
     [
-        (ONECYCLE, "onecycle"),
-        (AD_HOC_ONECYCLE, "s"),
+        pytest.param(ONECYCLE, "onecycle", marks=pytest.mark.slow),
+        pytest.param(AD_HOC_ONECYCLE, "s", marks=pytest.mark.slow),
         (AD_HOC_CYCLIC, "s"),
     ],
 )

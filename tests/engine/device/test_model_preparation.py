@@ -131,6 +131,7 @@ def test_hooks_never_cause_a_recompile(compiler: Any, tmp_path: Path) -> None:
     assert compilations(all_hooks()) == bare
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_checkpoint_of_a_compiled_run_loads_in_eager_and_back(compiler: Any, tmp_path: Path) -> None:
     def run(compiled: bool, folder: str, **settings: Any) -> Engine:

@@ -55,6 +55,7 @@ def _followed(run_dir: Path, *messages: dict[str, Any]) -> tuple[int, list[dict[
     return process.returncode, _said(output)
 
 
+@pytest.mark.slow
 def test_a_long_line_may_come_in_pieces(tmp_path: Path) -> None:
     described_run(tmp_path)
     log_records(tmp_path, 3)
@@ -124,6 +125,7 @@ def test_what_cannot_be_imported_is_reported_before_the_run_begins(
     assert said["text"].startswith(why)
 
 
+@pytest.mark.slow
 def test_kinds_and_their_libraries() -> None:
     check = """
 import os, sys

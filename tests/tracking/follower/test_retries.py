@@ -69,6 +69,7 @@ def test_a_slow_service_has_the_records_and_the_status_before_the_files(tmp_path
     assert cursor.complete
 
 
+@pytest.mark.slow
 def test_files_get_a_second_at_a_time_while_records_wait(tmp_path: Path) -> None:
     service = Service(delay=0.3)
     with service.up():
@@ -82,7 +83,8 @@ def test_files_get_a_second_at_a_time_while_records_wait(tmp_path: Path) -> None
     assert service.bodies("/records") == [[0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_third_of_all_requests_is_refused(tmp_path: Path, seed: int) -> None:
     log_records(tmp_path, 2000)
     refused = _third_refused(seed)
@@ -97,7 +99,7 @@ def test_a_third_of_all_requests_is_refused(tmp_path: Path, seed: int) -> None:
     assert followed.told == [], "a service that refuses for a moment is no problem"
 
 
-@pytest.mark.parametrize("finish", [None, FINISHED])
+@pytest.mark.parametrize("finish", [None, pytest.param(FINISHED, marks=pytest.mark.slow)])
 def test_a_service_that_says_how_long_to_wait_is_left_alone(tmp_path: Path, finish: Finish | None) -> None:
     service = Service(lambda number: (429, {"Retry-After": "1.5"}) if number == 0 else OK)
     with service.up():

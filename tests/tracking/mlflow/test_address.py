@@ -65,6 +65,7 @@ def test_a_password_that_is_not_stored(stored: str, now: str, expected: str, mon
     assert address.address_of({"tracking_uri": stored}, {}) == expected
 
 
+@pytest.mark.slow
 def test_an_address_with_a_question_mark(folder: Path) -> None:
     for options in ({"tracking_uri": "sqlite:///a.db?timeout=5"}, {"folder": str(folder / "what?")}):
         with pytest.raises(UnusableError, match=r"contains a \?.*hooks\.mlflow\.tracking_uri"):

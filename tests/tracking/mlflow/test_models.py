@@ -101,6 +101,7 @@ def test_the_model_loads_and_gives_the_same_outputs(folder: Path) -> None:
     assert torch.equal(torch.from_numpy(served.predict(inputs.numpy())), expected(inputs).detach())
 
 
+@pytest.mark.slow
 def test_a_model_is_registered_at_the_address_of_the_run(
     tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

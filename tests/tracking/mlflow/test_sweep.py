@@ -169,6 +169,7 @@ def moved_to(folder: Path, empty_database: Path) -> str:
     return f"sqlite:///{folder}/moved.db"
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_moved_leaves_its_old_address(
     folder: Path, empty_database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

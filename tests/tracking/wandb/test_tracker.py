@@ -174,6 +174,7 @@ def test_an_uploaded_file_is_left_alone(tmp_path: Path) -> None:
         assert again[new]["id"] != again[folder]["id"]
 
 
+@pytest.mark.slow
 def test_a_run_is_described_and_not_its_follower(tmp_path: Path) -> None:
     """Command, program, host, commit, and the times of the records, also if they are sent a day later."""
     run_dir = tmp_path / "run"
@@ -235,6 +236,7 @@ def test_an_agents_run_gets_the_metrics(tmp_path: Path) -> None:
     assert (contents["id"], contents["sweep"]) == ("0123456789abcdef", "")
 
 
+@pytest.mark.slow
 def test_the_result_of_an_earlier_attempt_is_not_this_ones(tmp_path: Path) -> None:
     """A resumed run that was killed has not written a result."""
     run_dir = tmp_path / "run"
