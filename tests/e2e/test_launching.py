@@ -334,6 +334,7 @@ def restarting(project: Project, *, at: int) -> list[str]:
     """Return the command line of a run whose rank 1 is killed once, before an iteration."""
     once = project.path / "once"
     return ["experiment=spirals", "engine.max_epochs=2", "engine.test=false", "data.loader.batch_size=64", TROUBLE,
+            "default_hooks.checkpoint.asynchronous=false",  # so the epoch's checkpoint is complete before the kill
             "+hooks.trouble.what=kill", f"+hooks.trouble.once={once}", f"+hooks.trouble.at={at}"]  # fmt: skip
 
 
