@@ -362,9 +362,9 @@ AD_HOC_CYCLIC = ("scheduler=[]", AD_HOC.format("CyclicLR", "base_lr: 0.001, max_
 @pytest.mark.parametrize(
     ("schedule", "named"),
     [
-        pytest.param(ONECYCLE, "onecycle", marks=pytest.mark.slow),
+        (ONECYCLE, "onecycle"),
         pytest.param(AD_HOC_ONECYCLE, "s", marks=pytest.mark.slow),
-        (AD_HOC_CYCLIC, "s"),
+        pytest.param(AD_HOC_CYCLIC, "s", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_take_effect_is_said(
