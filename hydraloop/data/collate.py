@@ -75,7 +75,7 @@ def _failed_sample(error: Exception, loader: PartLoader, batch_idx: int) -> User
     The samples are loaded again, in this process, with the same draws.
     """
     data, request = loader.seeded, loader.order.request(batch_idx, loader.order.epoch)
-    indices, epoch, number = request
+    indices, epoch, number, _ = request
     index: Any = indices
     samples: Any = []
     try:

@@ -49,6 +49,7 @@ class PartLoader:
         self.batch_size, self.global_batch, self.key, self.keys = batch_size, global_batch, key, keys
         self.num_workers: int = options["num_workers"]
         self._seed, self._generator = seed, torch.Generator()
+        order.seeds = seeded.seeds if seeded.may_draw and not seeded.by_batch else None
         self._torch: DataLoader[Any] = DataLoader(
             cast(Dataset[Any], seeded),
             batch_sampler=cast(Any, order),
@@ -72,7 +73,8 @@ class PartLoader:
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
         # base + i. Only `worker_init_fn` draws from them. Persistent workers are seeded when they start.
         self._generator.manual_seed(mix_seed(self._seed, self.epoch, _WORKERS))
-        return explained(ended_at_exit(self._torch), self, first)
+        here = not (self.num_workers or self._torch.pin_memory)  # torch's iterator would take 15 µs a batch more
+        return explained(map(self.seeded.__getitems__, self.order) if here else ended_at_exit(self._torch), self, first)
 
     def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
         """Return None: the order follows from (seed, epoch); see `TrainLoader`."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-import random
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import get_worker_info
 
+from hydraloop.data.generators import private_generators, seed_generators
 from hydraloop.data.sampler import mix_seed
 from hydraloop.errors import UserError
 
@@ -155,43 +152,3 @@ class _Called:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._function(self._dataset))
-
-
-@contextmanager
-def private_generators(*, exact: bool = False) -> Iterator[None]:
-    """Restore the states of the global generators of the CPU after the body. In a loader worker, do nothing.
-
-    Args:
-        exact: restore also the second number of a pair that `numpy.random.randn` has drawn and not yet returned. This
-            takes 200 µs, because NumPy has it only in a copy of the whole state. It is not needed if the body runs
-            before every batch, as then a resumed run drops the same numbers.
-    """
-    if get_worker_info() is not None:
-        yield
-        return
-    numpy, before = sys.modules.get("numpy"), (random.getstate(), torch.default_generator.get_state())
-    if numpy is not None:
-        of_run, state = numpy.random.get_bit_generator(), numpy.random.get_state() if exact else None
-        numpy.random.set_bit_generator(_of_body(numpy))
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        torch.default_generator.set_state(before[1])
-        if numpy is not None:
-            numpy.random.set_bit_generator(of_run)
-            if state is not None:
-                numpy.random.set_state(state)
-
-
-@functools.cache
-def _of_body(numpy: Any) -> Any:
-    return numpy.random.MT19937()
-
-
-def seed_generators(seed: int) -> None:
-    """Seed the global generators of the CPU; 0 <= seed < 2^32."""
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also seeds the devices
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)

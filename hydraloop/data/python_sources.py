@@ -48,9 +48,6 @@ class PythonSources(Dataset[tuple[Tensor, Tensor]]):
         UserError: the split is unknown, a number is out of range, or the files are too short for one block.
     """
 
-    draws = False
-    """Samples have no random numbers, so that loading them needs no seeds."""
-
     def __init__(
         self, split: str, block_size: int = 128, root: str | None = None, megabytes: float | None = 8.0
     ) -> None:

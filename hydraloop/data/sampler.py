@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence, Sized
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
     from hydraloop.data.order import Drawn
+
+
+_AHEAD = 64  # batches whose seeds are computed at once: 1 µs a batch instead of 20
 
 
 class Request(NamedTuple):
@@ -21,6 +25,8 @@ class Request(NamedTuple):
     """From 0. None: `set_epoch` of the loader has not been called, as for an evaluation; draws are those of epoch 0."""
     number: int
     """Position of the first sample in the epoch, which has the samples of all ranks; the others follow it."""
+    seeds: list[int] | None = None
+    """Of the draws of each sample; None: not computed yet."""
 
 
 class Order:
@@ -30,10 +36,13 @@ class Order:
     """Of the next iteration, from 0; None stands for 0."""
     first = 0
     """The batch at which the next iteration begins."""
+    seeds: Callable[[list[Request]], list[int]] | None = None
+    """Returns the seeds of all samples of the requests. None: requests have no seeds."""
 
     def __iter__(self) -> Iterator[Request]:
         epoch = self.epoch
-        return (self.request(batch_idx, epoch) for batch_idx in range(self.first, len(self)))
+        requests = (self.request(batch_idx, epoch) for batch_idx in range(self.first, len(self)))
+        return requests if self.seeds is None else _with_seeds(requests, self.seeds)
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -61,6 +70,16 @@ class Order:
             IndexError: an epoch has no such batch.
         """
         raise NotImplementedError
+
+
+def _with_seeds(requests: Iterator[Request], seeds: Callable[[list[Request]], list[int]]) -> Iterator[Request]:
+    """Yield the requests with the seeds of their samples, which are computed for several batches at once."""
+    while ahead := list(islice(requests, _AHEAD)):
+        of_all, begin = seeds(ahead), 0
+        for indices, epoch, number, _ in ahead:
+            end = begin + len(indices)
+            yield Request(indices, epoch, number, of_all[begin:end])
+            begin = end
 
 
 class EpochSampler(Order):
@@ -111,7 +130,7 @@ class EpochSampler(Order):
         self.shuffle, self.seed, self.batch_size = shuffle, seed, batch_size
         self.rank, self.world_size = rank, world_size
         self._drawn = order
-        self._kept: tuple[int, Tensor] = -1, torch.empty(0)  # the order of an epoch
+        self._kept: tuple[int, Any] = -1, None  # the order of an epoch, int64 `[samples]` of NumPy
         self._samples = len(data if order is None else order)
         self._full, rest = divmod(self._samples, batch_size)
         self._rest = 0 if drop_last else rest
@@ -130,28 +149,28 @@ class EpochSampler(Order):
         """See `Order`. The order of one epoch is kept; with `shuffle`, another epoch takes the time to compute it."""
         mine, of_all = self.samples_at(batch_idx)
         whole = batch_idx * self.batch_size
-        if mine:
-            begin = whole + _share(of_all, self.rank, self.world_size)[0]
-            positions = list(range(begin, begin + mine))
-        else:
-            positions = [whole, whole + min(1, of_all - 1)][: -(-self.batch_size // self.world_size)]
-        if not self.shuffle and self._drawn is None:
-            return Request(positions, epoch, positions[0])
-        return Request(self._order(epoch or 0)[positions].tolist(), epoch, positions[0])
+        begin = whole + _share(of_all, self.rank, self.world_size)[0] if mine else whole
+        samples = self._order_of(epoch or 0, begin, begin + (mine or min(2, of_all)))
+        if not mine:
+            samples = (samples * 2)[: min(2, -(-self.batch_size // self.world_size))]
+        return Request(samples, epoch, begin)
 
     def __len__(self) -> int:
         return self._full + (self._rest > 0)
 
-    def _order(self, epoch: int) -> Tensor:
-        """Return the order of the whole epoch, `[samples]`."""
+    def _order_of(self, epoch: int, begin: int, end: int) -> list[int]:
+        """Return the samples at the positions from `begin` to `end`, which is not included."""
+        if not self.shuffle and self._drawn is None:
+            return list(range(begin, end))
         if self._kept[0] != epoch:
             if self._drawn is not None:
                 order = torch.tensor(self._drawn(epoch))
             else:
                 generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
                 order = torch.randperm(self._samples, generator=generator)
-            self._kept = epoch, order
-        return self._kept[1]
+            self._kept = epoch, order.numpy()
+        samples: list[int] = self._kept[1][begin:end].tolist()
+        return samples
 
 
 class EpochBatches(Order):
@@ -220,6 +239,21 @@ def _share(samples: int, rank: int, world_size: int) -> tuple[int, int]:
     return rank * each + min(rank, more), each + (rank < more)
 
 
+def mixed_seeds(mixed: int, *parts: Sequence[int]) -> list[int]:
+    """Return a seed for each item: for parts a and b, those of item i are `mix(mixed, a[i], b[i]) >> 32`.
+
+    Computes all seeds at once: 10 µs for 64, instead of 30 µs one by one.
+    """
+    seeds: Any = np.uint64(mixed)
+    for part in parts:
+        seeds = seeds + np.array(part, dtype=np.uint64) + _GAMMA
+        seeds = (seeds ^ (seeds >> _30)) * _FIRST
+        seeds = (seeds ^ (seeds >> _27)) * _SECOND
+        seeds ^= seeds >> _31
+    of_items: list[int] = (seeds >> _32).tolist()
+    return of_items
+
+
 def mix_seed(*parts: int) -> int:
     """Return a seed (0 .. 2^32 - 1) made of several numbers. Close numbers give unrelated seeds.
 
@@ -243,3 +277,5 @@ def mix(mixed: int, *parts: int) -> int:
 
 
 _MASK = (1 << 64) - 1
+_GAMMA, _FIRST, _SECOND = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
+_27, _30, _31, _32 = np.array([27, 30, 31, 32], dtype=np.uint64)

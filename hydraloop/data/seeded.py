@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from hydraloop.data.collate import Collate
-from hydraloop.data.order import private_generators, seed_generators
-from hydraloop.data.sampler import Request, mix, mix_seed
+from hydraloop.data.generators import SampleGenerators
+from hydraloop.data.sampler import Request, mix, mix_seed, mixed_seeds
+from hydraloop.data.tensors import InMemoryDataset
 from hydraloop.engine.loaders import data_sets_with
 
 _SAMPLE, _BATCH, _COLLATE = 5, 6, 7  # separate these seeds from others of the run
+_WITHOUT_DRAWS = (TensorDataset, InMemoryDataset, list, tuple, range)
 
 
 class Seeded:
     """A data set as torch's DataLoader sees it: its samples are the batches of requests.
 
-    Before each sample, torch's (on the CPU), NumPy's and Python's global generators are seeded by (seed, epoch, index).
-    So the draws of `__getitem__` do not depend on the workers, on what they load ahead, or on where a run began. A data
-    set with `__getitems__` is seeded once for each batch, and so is a custom `collate_fn`. In the training process,
-    the generators have their states back after each batch.
+    Before each sample, the global generators from which samples draw (torch's on the CPU, NumPy's and Python's) are
+    seeded by (seed, epoch, index); see `SampleGenerators`. So the draws of `__getitem__` do not depend on the workers,
+    on what they load ahead, or on where a run began. For a data set with `__getitems__` and for a custom `collate_fn`,
+    the generators are seeded once for each batch. In the training process, the generators have their states back after
+    each batch.
 
     `set_epoch(epoch)` of the data set, and of those it wraps, is called in the process that loads, before the first
     batch of an epoch.
-
-    A data set whose class has `draws = False` is not seeded, which saves about 10 µs per sample.
 
     Args:
         dataset: with `__getitem__`, and `__getitems__` if it has it.
@@ -37,41 +39,50 @@ class Seeded:
     def __init__(self, dataset: Any, collate: Collate, seed: int, *, repeats: bool) -> None:
         self.dataset, self.collate = dataset, collate
         self.by_batch = _by_batch(dataset)
-        self.draws, self._seed, self._repeats = _draws(dataset), seed, repeats
+        self.may_draw, self._seed, self._repeats = _may_draw(dataset), seed, repeats
+        self._generators = SampleGenerators()
         self._epoch: int | None = None
         self._told: list[Any] | None = None  # data sets with `set_epoch`
 
     def __getitems__(self, request: Request) -> Any:
         """Return the batch of a request."""
-        draws = self.draws or self.collate.given
-        if not draws and request.epoch == self._epoch:
-            return self.collate(self._samples(request))
-        with private_generators(exact=not draws):
-            samples = self._samples(request)
-            if self.collate.given:
-                seed_generators(mix_seed(self._seed, request.epoch or 0, _COLLATE, request.number))
-            return self.collate(samples)
+        may_draw = self.may_draw or self.collate.given
+        if not may_draw and request.epoch == self._epoch:
+            return self.collate(self._samples(request, None))
+        return self._generators.loaded(lambda seed: self._batch(request, seed), exact=not may_draw)
 
     def samples(self, request: Request) -> Any:
         """Return the samples of a request, or what the data set has stacked of them."""
-        with private_generators():
-            return self._samples(request)
+        return self._generators.loaded(lambda seed: self._samples(request, seed))
 
-    def _samples(self, request: Request) -> Any:
-        indices, epoch, number = request
+    def seeds(self, requests: list[Request]) -> list[int]:
+        """Return the seeds of all samples of the requests, which are of one epoch."""
+        parts = [[index for request in requests for index in request.indices]]
+        if self._repeats:
+            parts.append([request.number + at for request in requests for at in range(len(request.indices))])
+        return mixed_seeds(mix(0, self._seed, requests[0].epoch or 0, _SAMPLE), *parts)
+
+    def _batch(self, request: Request, seed: Callable[[int], object]) -> Any:
+        samples = self._samples(request, seed)
+        if self.collate.given:
+            seed(mix_seed(self._seed, request.epoch or 0, _COLLATE, request.number))
+        return self.collate(samples)
+
+    def _samples(self, request: Request, seed: Callable[[int], object] | None) -> Any:
+        """Return the samples; each is loaded after `seed` was called, unless that is None."""
+        indices, epoch, number, seeds = request
         if epoch != self._epoch:
             self._set_epoch(epoch)
-        dataset, draws = self.dataset, self.draws
+        dataset = self.dataset
         if self.by_batch:
-            if draws:
-                seed_generators(mix_seed(self._seed, epoch or 0, _BATCH, number))
+            if seed is not None:
+                seed(mix_seed(self._seed, epoch or 0, _BATCH, number))
             return dataset.__getitems__(indices)
-        if not draws:
+        if seed is None or not self.may_draw:
             return [dataset[index] for index in indices]
-        samples, mixed = [], mix(0, self._seed, epoch or 0, _SAMPLE)
-        for position, index in enumerate(indices, number):
-            of_sample = mix(mixed, index, position) if self._repeats else mix(mixed, index)
-            seed_generators(of_sample >> 32)
+        samples = []
+        for index, of_sample in zip(indices, seeds or self.seeds([request]), strict=True):
+            seed(of_sample)
             samples.append(dataset[index])
         return samples
 
@@ -95,10 +106,10 @@ def _by_batch(dataset: Any) -> bool:
     return getattr(dataset, "__getitems__", None) is not None
 
 
-def _draws(dataset: Any) -> bool:
+def _may_draw(dataset: Any) -> bool:
     """Return whether the samples of a data set may draw random numbers."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     if type(dataset) is ConcatDataset:
-        return any(_draws(each) for each in dataset.datasets)
-    return type(dataset) not in (TensorDataset, list, tuple, range) and getattr(dataset, "draws", True)
+        return any(_may_draw(each) for each in dataset.datasets)
+    return type(dataset) not in _WITHOUT_DRAWS

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.collate import Collate, misfit
-from hydraloop.data.order import private_generators, seed_generators
+from hydraloop.data.generators import private_generators, seed_generators
 from hydraloop.data.sampler import mix_seed
 from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError

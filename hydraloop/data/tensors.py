@@ -24,9 +24,6 @@ class InMemoryDataset(Dataset[tuple[Tensor, Tensor]]):
         ValueError: inputs and targets differ in length.
     """
 
-    draws = False
-    """Samples have no random numbers, so that loading them needs no seeds."""
-
     def __init__(self, inputs: Tensor, targets: Tensor, classes: Sequence[str] | None = None) -> None:
         if len(inputs) != len(targets):
             raise ValueError(f"{len(inputs)} inputs, but {len(targets)} targets")

@@ -131,7 +131,7 @@ def test_a_position_skips_the_same_batches_on_every_rank(shuffle: bool, world_si
 
 def test_a_request_takes_the_same_time_anywhere_in_an_epoch() -> None:
     sampler = EpochSampler(range(2**40), shuffle=False, batch_size=64)
-    assert sampler.request(10**9, 0) == ([*range(64 * 10**9, 64 * 10**9 + 64)], 0, 64 * 10**9)
+    assert sampler.request(10**9, 0) == ([*range(64 * 10**9, 64 * 10**9 + 64)], 0, 64 * 10**9, None)
 
 
 def test_the_shares_of_a_short_global_batch_are_even_and_contiguous() -> None:
