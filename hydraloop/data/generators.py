@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
+import numpy
 import torch
 from torch.utils.data import get_worker_info
 
 _Loaded = TypeVar("_Loaded")
+_numpy: Any = numpy.random  # its stubs lack public names
 _KNOWN = random.Random(0).getstate()
 _NEXT = random.Random(0).random()
 
@@ -54,14 +55,14 @@ class SampleGenerators:
         if self._python:
             random.seed(seed)
         if self._numpy:
-            np.random.seed(seed)
+            _numpy.seed(seed)
 
     def _watch(self) -> None:
         """Bring the generators that are not seeded into known states."""
         if not self._python:
             random.setstate(_KNOWN)
         if not self._numpy:
-            np.random.set_bit_generator(_watched()[0])
+            _numpy.set_bit_generator(_watched()[0])
 
     def _notices_draws(self) -> bool:
         """Return whether a generator that was not seeded has moved. It is seeded from now on."""
@@ -72,7 +73,7 @@ class SampleGenerators:
             numpy = watched.random_raw() != same.random_raw()
             if numpy:
                 _watched.cache_clear()
-                np.random.set_bit_generator(_of_data())
+                _numpy.set_bit_generator(_of_data())
         self._python, self._numpy = self._python or python, self._numpy or numpy
         return python or numpy
 
@@ -80,12 +81,12 @@ class SampleGenerators:
 @functools.cache
 def _watched() -> tuple[Any, Any]:
     """Return NumPy's generator for samples that do not draw, and another one in the same state."""
-    return np.random.MT19937(0), np.random.MT19937(0)
+    return _numpy.MT19937(0), _numpy.MT19937(0)
 
 
 @functools.cache
 def _of_data() -> Any:
-    return np.random.MT19937()
+    return _numpy.MT19937()
 
 
 @contextmanager
@@ -101,20 +102,20 @@ def private_generators(*, exact: bool = False) -> Iterator[None]:
         yield
         return
     python, of_torch = random.getstate(), torch.default_generator.get_state()
-    numpy, state = np.random.get_bit_generator(), np.random.get_state() if exact else None
-    np.random.set_bit_generator(_of_data())
+    of_numpy, state = _numpy.get_bit_generator(), _numpy.get_state() if exact else None
+    _numpy.set_bit_generator(_of_data())
     try:
         yield
     finally:
         random.setstate(python)
         torch.default_generator.set_state(of_torch)
-        np.random.set_bit_generator(numpy)
+        _numpy.set_bit_generator(of_numpy)
         if state is not None:
-            np.random.set_state(state)
+            _numpy.set_state(state)
 
 
 def seed_generators(seed: int) -> None:
     """Seed the global generators of the CPU; 0 <= seed < 2^32."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also seeds the devices
-    np.random.seed(seed)
+    _numpy.seed(seed)
