@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy, deepcopy
-from threading import Thread
 from typing import Any
 
 import torch
@@ -30,7 +30,9 @@ class Saver:
     def __init__(self, distributed: Distributed, failed: Callable[[], object], limit: int | None = None) -> None:
         self._distributed, self._failed = distributed, failed
         self._staging = Staging(limit, distributed.local_world_size if distributed.sharded else 1)
-        self._thread: Thread | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        """Kept between saves: `Thread.start` would wait for the interpreter, 1.4 ms for each save."""
+        self._writing: Future[None] | None = None
         self._done: Callable[[bool], object] | None = None
         """Of the save that is not settled."""
         self._outcome: bool | Exception = False
@@ -70,12 +72,12 @@ class Saver:
         try:
             if writes and all(ready for ready, _ in told):  # ranks that write together wait for each other
                 if asynchronous and copied is not None:
-                    self._thread = Thread(target=self._write, args=(copied, write), name="hydraloop-save")
-                    self._thread.start()
+                    self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="hydraloop-save")
+                    self._writing = self._thread.submit(self._write, copied, write)
                 else:
                     self._outcome = write(checkpoint)
         except Exception as error:
-            self._outcome, self._thread = error, None
+            self._outcome, self._writing = error, None
         return asynchronous or self.settle()
 
     def _write(self, copied: Checkpoint, write: Callable[[Checkpoint], bool]) -> None:
@@ -121,12 +123,15 @@ class Saver:
             done(self._outcome is True)
             if isinstance(self._outcome, Exception):
                 log.error("a checkpoint could not be written: %s", describe(self._outcome), exc_info=self._outcome)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
         self._staging.free()
 
     def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
 
 class _TooLargeError(Exception):

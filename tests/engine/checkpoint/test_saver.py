@@ -152,9 +152,9 @@ def test_an_error_of_the_thread_ends_the_run_at_the_next_iteration(tmp_path: Pat
     class Waits(Hook):
         def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
             if engine.progress.iteration == 5:  # the next iteration begins when the thread has failed
-                thread = engine._saver._thread
-                assert thread is not None
-                thread.join()
+                writing = engine._saver._writing
+                assert writing is not None
+                writing.result()
 
     engine = engine_of(tmp_path, {"waits": Waits(), "checkpoint": hook}, max_epochs=5)
     with pytest.raises(ValueError, match="on purpose"):
