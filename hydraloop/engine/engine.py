@@ -166,8 +166,10 @@ class Engine(HookApi):
             self._window.correct(optimizer)
         for call in self.stages.before_optimizer_step:
             call(self, batch_idx, batch, outputs)
-        closure = self._closure
-        taken = self.precision.step(optimizer) if closure is None else closure.step(optimizer, batch_idx, batch)
+        if self._closure is None:
+            taken = self.precision.step(optimizer)
+        else:
+            taken = self._closure.step(optimizer, batch_idx, batch, outputs)
         for group in optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
             for parameter in group["params"]:
                 parameter.grad = None
