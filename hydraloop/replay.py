@@ -260,7 +260,7 @@ class _Watch(Hook):
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         now = engine.progress.iteration
         if now == self.iteration:
-            seen = Seen(now, engine.progress.epoch, batch_idx, outputs["loss"], "")
+            seen = Seen(now, engine.progress.epoch, batch_idx, outputs["loss"])
             share = share_of(engine.loaders.train)
             samples = samples_of(engine, seen)
             if samples is not None and share is not None:

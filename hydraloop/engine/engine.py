@@ -22,7 +22,7 @@ from hydraloop.engine.device import seeding
 from hydraloop.engine.hook_api import HookApi
 from hydraloop.engine.interruption.signals import preemptible
 from hydraloop.engine.loaders import Loader
-from hydraloop.engine.stepping.accumulation import Pair, mean_of
+from hydraloop.engine.stepping.accumulation import Pair, weighed
 from hydraloop.engine.train_mode import begin_training
 from hydraloop.run.result import Result
 
@@ -141,7 +141,8 @@ class Engine(HookApi):
             loss: Tensor | Pair = outputs["loss"]
         except (KeyError, TypeError, IndexError):
             raise no_loss_error(self.task, outputs) from None
-        mean = loss if isinstance(loss, Tensor) else mean_of(loss)
+        self.batch_samples = samples if window is None else window.mine
+        mean, self.loss_weights["loss"] = weighed(loss, self.batch_samples)
         if window is None:
             self.precision.backward(mean)
         else:
@@ -165,8 +166,10 @@ class Engine(HookApi):
             self._window.correct(optimizer)
         for call in self.stages.before_optimizer_step:
             call(self, batch_idx, batch, outputs)
-        closure = self._closure
-        taken = self.precision.step(optimizer) if closure is None else closure.step(optimizer, batch_idx, batch)
+        if self._closure is None:
+            taken = self.precision.step(optimizer)
+        else:
+            taken = self._closure.step(optimizer, batch_idx, batch, outputs)
         for group in optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
             for parameter in group["params"]:
                 parameter.grad = None

@@ -19,7 +19,6 @@ from hydraloop.errors import UserError
 _NOT_SCALARS = frozenset({"loss", "outputs", "targets", "predictions"})
 _TAKEN = frozenset({*RESERVED, *NUMBERS})
 _TIMES = frozenset({"time", "data_time"})
-_CPU = torch.device("cpu")
 _FOLD_AT = 256
 """Values of one name that are kept before they are summed. This bounds the memory if records are rare."""
 
@@ -53,7 +52,7 @@ class Messages:
 
     # Scalars. --------------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, value: float | Tensor, weight: float | None = None, share: float = 1.0) -> None:
+    def add(self, name: str, value: float | Tensor, weight: float | Tensor | None = None) -> None:
         """Add one iteration's value: a float, or a detached scalar tensor, which stays on its device (no host sync).
 
         Any other value is a `UserError` at the next record, because a check here would cost more than the addition.
@@ -61,24 +60,14 @@ class Messages:
         Args:
             name: in the record.
             value: of this rank.
-            weight: of the value in the mean, such as its number of samples, above 0. None: each iteration has the same
-                weight, which the ranks share.
-            share: without a weight, this rank's samples in the batch, divided by the mean over all ranks.
+            weight: of the value in the mean, such as its number of samples or terms, 0 or more: a number, or a scalar
+                tensor on the value's device. The number 0 ignores the value. None: each iteration has the same weight,
+                which the ranks share.
         """
         window = self._windows.get(name)
         if window is None:
             window = self._windows[name] = _Window(name)
-        if weight is not None:
-            if isinstance(value, Tensor) and value.element_size() < 4:
-                value = value.float()  # the product may not fit in its type
-            value = value * weight
-            window.weight += weight
-        elif share != 1.0:  # the loss of a filler batch may be NaN
-            value = value * share if share else 0.0
-            window.excess += share - 1.0
-        window.values.append(value)
-        if len(window.values) >= _FOLD_AT:
-            window.fold()
+        window.add(value, weight)
 
     def means(self, over: Distributed | None = None) -> dict[str, float]:
         """Return the mean of each name since the last call, and begin again for the next record.
@@ -90,25 +79,17 @@ class Messages:
             over: the ranks over which the mean is taken; called on each of them. None: this rank alone. If only some
                 ranks have a name, the mean is over these.
         """
-        windows, sums = self._folded()
+        read = self._read()
         self._windows.clear()
-        means = {
-            name: (window.total + on_devices) / (window.weight or window.count + window.excess or 1.0)
-            for (name, window), on_devices in zip(windows.items(), sums, strict=True)
-        }
+        means = {name: total / (weight + count) for name, (total, weight, count) in read.items() if weight + count}
         if over is None or over.world_size == 1:
             return means
-        weights = {name: window.weight or 1.0 + window.excess / window.count for name, window in windows.items()}
-        return self._over_ranks.mean(means, over, weights)
+        return self._over_ranks.mean(means, over, {name: read[name][1] or 1.0 for name in means})
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the sums since the last record, without times. One host sync for each device that has values."""
-        windows, sums = self._folded()
-        return {
-            name: [window.total, on_devices, window.weight, window.count, window.excess]
-            for (name, window), on_devices in zip(windows.items(), sums, strict=True)
-            if name not in _TIMES
-        }
+        """Return the sum, weight and count since the last record, without times. One host sync for each device that has
+        values."""
+        return {name: list(read) for name, read in self._read().items() if name not in _TIMES}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Sequence[float]] | None], over: Distributed) -> None:
         """Replace the sums by those of the states, so that the next record is as without a stop.
@@ -120,23 +101,24 @@ class Messages:
         self._windows.clear()
         same = len(states) == over.world_size
         for state in states[over.rank : over.rank + 1] if same else states:
-            for name, (total, on_devices, weight, count, *excess) in (state or {}).items():
+            for name, entry in (state or {}).items():
+                if len(entry) != 3:  # an early version of 0.1.0 wrote other sums: the record begins at the checkpoint
+                    continue
+                total, weight, count = entry
                 # Weights are numbers of samples. Without them, each iteration counts once on each rank.
                 ranks = 1 if same else over.world_size if weight else len(states)
                 window = self._windows.setdefault(name, _Window(name))
-                window.total += total / ranks
-                on_cpu = torch.tensor(on_devices, dtype=torch.float64) / ranks
-                window.sums[_CPU] = on_cpu + window.sums.get(_CPU, 0.0)
-                window.weight += weight / ranks
+                window.total.add(total / ranks)
+                window.weight.add(weight / ranks)
                 window.count += count / ranks
-                window.excess += sum(excess) / ranks
 
-    def _folded(self) -> tuple[dict[str, _Window], list[float]]:
-        """Return the windows that have values, and the sum of each over the devices."""
-        windows = {name: window for name, window in self._windows.items() if window.values or window.count}
-        for window in windows.values():
+    def _read(self) -> dict[str, tuple[float, float, float]]:
+        """Return the sum, weight and count of each name."""
+        for window in self._windows.values():
             window.fold()
-        return windows, _read([window.sums for window in windows.values()])
+        pairs = {name: (window.total, window.weight) for name, window in self._windows.items()}
+        numbers = iter(_read([part for pair in pairs.values() for part in pair]))
+        return {name: (next(numbers), next(numbers), self._windows[name].count) for name in pairs}
 
 
 def scalars_of(outputs: Mapping[str, Any]) -> Iterator[tuple[str, float | Tensor]]:
@@ -172,41 +154,81 @@ def check_scalar_name(name: str) -> None:
     check_names([name], key="task", remedy="Give the task's scalar another name.", reserved=_TAKEN)
 
 
-def _read(sums: list[dict[torch.device, Tensor]]) -> list[float]:
-    """Return the total of each entry as a number; one host sync for each device."""
-    totals = [0.0] * len(sums)
-    for device in {device for entry in sums for device in entry}:
-        having = [index for index, entry in enumerate(sums) if device in entry]
-        for index, number in zip(having, torch.stack([sums[index][device] for index in having]).tolist(), strict=True):
+def _read(sums: list[_Sum]) -> list[float]:
+    """Return each sum as a number; one host sync for each device."""
+    totals = [one.number for one in sums]
+    for device in {device for one in sums for device in one.tensors}:
+        having = [index for index, one in enumerate(sums) if device in one.tensors]
+        stacked = torch.stack([sums[index].tensors[device] for index in having])
+        for index, number in zip(having, stacked.tolist(), strict=True):
             totals[index] += number
     return totals
 
 
-class _Window:
-    """The values of one name since the last record: sums and a count, and the values not yet folded into them."""
+def _wide(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 on mps, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
-    __slots__ = ("count", "excess", "name", "sums", "total", "values", "weight")
+
+class _Sum:
+    """A sum of numbers, and of tensors on each device."""
+
+    __slots__ = ("number", "tensors")
+
+    def __init__(self) -> None:
+        self.number = 0.0
+        self.tensors: dict[torch.device, Tensor] = {}
+
+    def add(self, value: float | Tensor) -> None:
+        """Add a number or a scalar tensor. No host sync."""
+        if not isinstance(value, Tensor):
+            self.number += value
+            return
+        device = value.device
+        value = value.to(_wide(device))
+        self.tensors[device] = self.tensors[device] + value if device in self.tensors else value
+
+
+class _Window:
+    """The values of one name since the last record: sums, and the values not yet folded into them."""
+
+    __slots__ = ("count", "name", "total", "unit", "values", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.values: list[float | Tensor] = []
-        self.total = 0.0
-        """The sum of the plain numbers."""
-        self.sums: dict[torch.device, Tensor] = {}
-        """The sum of the tensors of each device, on that device."""
+        self.unit: float | None = None
+        """The weight that all of `values` have."""
+        self.total = _Sum()
+        """The values times their weights."""
+        self.weight = _Sum()
+        """The weights."""
         self.count = 0.0
-        self.excess = 0.0
-        """The sum of the shares minus the count."""
-        self.weight = 0.0
-        """The sum of the weights; 0 if the values have none."""
+        """The number of values without a weight."""
 
-    def fold(self) -> None:
-        """Add the kept values to the sums, in float64, or in float32 on mps, which has no float64. No host sync.
+    def add(self, value: float | Tensor, weight: float | Tensor | None) -> None:
+        """Add a value. No host sync."""
+        if isinstance(weight, Tensor):  # to compare it would be a host sync
+            self.fold()
+            self.values.append(value)
+            self.fold(weight.detach().reshape(()))
+        elif weight != 0:  # the loss of a filler batch may be NaN
+            if weight != self.unit or len(self.values) >= _FOLD_AT - 1:
+                self.fold()
+            self.unit = weight
+            self.values.append(value)
+
+    def fold(self, weight: Tensor | None = None) -> None:
+        """Add the kept values to the sums. No host sync.
+
+        Args:
+            weight: of each of them; None: `unit`.
 
         Raises:
             UserError: a value is not a number or a scalar tensor, or a tensor has its graph.
         """
         by_device: dict[torch.device, list[Tensor]] = {}
+        numbers = 0.0
         for value in self.values:
             if isinstance(value, Tensor):
                 if value.numel() != 1:
@@ -214,9 +236,13 @@ class _Window:
                 by_device.setdefault(value.device, []).append(value.reshape(()) if value.ndim else value)
                 continue
             try:
-                self.total += float(value)
+                numbers += float(value)
             except (TypeError, ValueError):
                 raise self._not_a_number(repr(value)) from None
+        times = self.unit if weight is None else weight
+        factor = 1.0 if times is None else times
+        if numbers:
+            self.total.add(numbers * factor)
         for device, tensors in by_device.items():
             stacked = torch.stack(tensors)
             if stacked.requires_grad:
@@ -224,9 +250,11 @@ class _Window:
                     f"a hook or task adds {self.name!r} to engine.messages with its graph, and keeps all activations",
                     remedy=f"Add the value's .detach(): engine.messages.add({self.name!r}, value.detach()).",
                 )
-            folded = stacked.sum(dtype=torch.float32 if device.type == "mps" else torch.float64)
-            self.sums[device] = self.sums[device] + folded if device in self.sums else folded
-        self.count += len(self.values)
+            self.total.add(stacked.sum(dtype=_wide(device)) * factor)
+        if times is None:
+            self.count += len(self.values)
+        else:
+            self.weight.add(times * len(self.values))
         self.values.clear()
 
     def _not_a_number(self, got: str) -> UserError:

@@ -85,7 +85,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
         if main and engine.precision.skipped and engine.progress.optimizer_step == 0:
             log.warning(
                 "precision=%s: all %d optimizer steps were skipped, so nothing was learned; use a smaller "
-                "precision.init_scale",
+                "precision.init_scale or precision.loss_scale",
                 engine.precision.name, engine.precision.skipped,
             )  # fmt: skip
         engine.stages.report_repeated()

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from hydraloop.engine.checkpoint import optimizer_state
 from hydraloop.engine.checkpoint.format import Checkpoint
@@ -101,6 +101,11 @@ class EngineState(LogsRecords):
     """In training, the optimizer whose step is being done; outside of the steps of a task, `optimizer`."""
     step: str = ""
     """The name of the task's step that is being done, if the task has steps."""
+    batch_samples: int = 0
+    """In training, this rank's samples in the current batch; 0 for a filler batch, which only other ranks count."""
+    loss_weights: dict[str, float | Tensor]
+    """By name in the outputs (`loss`, `<step>/loss`), the weight of this rank's loss in a mean over iterations and
+    ranks: the samples of the batch, or the number of losses that the task returned with their sum; 0 for a filler."""
     window_closed: bool = True
     """Whether the accumulation window is closed, so that there are no gradients before an optimizer step."""
     began_at: int = 0
@@ -206,7 +211,7 @@ class EngineState(LogsRecords):
         if optimizer is not None:
             self._closure = closure_of(cast("Engine", self), parts(optimizer))
         self._validation = Every(self.settings.val_interval, self.settings.val_begin)
-        self.metrics, self.test_metrics = {}, {}
+        self.metrics, self.test_metrics, self.loss_weights = {}, {}, {}
 
     @property
     def loaders(self) -> Loaders:

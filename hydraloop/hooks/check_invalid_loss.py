@@ -13,7 +13,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import PeerError
-from hydraloop.hooks.shared.losses import Seen, samples_of
+from hydraloop.hooks.shared.losses import Seen, samples_of, seen_in_backward
 from hydraloop.hooks.shared.option_checks import check_at_least
 
 _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
@@ -65,9 +65,9 @@ class CheckInvalidLossHook(Hook):
             InvalidLossError: one is not finite.
             PeerError: one is not finite on another rank.
         """
-        iteration = engine.progress.iteration + 1  # the counters move after the step
-        self._seen.append(Seen(iteration, engine.progress.epoch, batch_idx, outputs["loss"], engine.step))
-        if self._due(iteration, last=iteration == engine.max_iters):
+        seen = seen_in_backward(engine, batch_idx, outputs)
+        self._seen.append(seen)
+        if self._due(seen.iteration, last=seen.iteration == engine.max_iters):
             self._check(engine)
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:

@@ -31,7 +31,8 @@ class LoggerHook(Hook):
 
     In training, every `interval` iterations: `{"mode": "train", "epoch", "iteration", "lr", "momentum", "eta" [s],
     "time" [s], "data_time" [s], "memory" [MiB], "grad_norm", "loss", …}`, as far as available. Scalars are means over
-    the iterations since the last record and over all ranks. `lr` and `momentum` are those of the first parameter group.
+    the iterations since the last record and over all ranks. The task's count by samples, and a loss `(sum, count)` by
+    its counts, as in validation. `lr` and `momentum` are those of the first parameter group.
     A group with another lr adds `lr/<group>`, and with several optimizers each further one adds `lr/<optimizer>`. After
     each validation and test: `{"mode": "val" or "test", "epoch", "iteration", …metrics}`. `epoch` counts from 1 and
     includes the current one; `iteration` counts the completed ones. `memory` is the peak on rank 0 until now: memory

@@ -75,6 +75,7 @@ class MLflowLoggerHook(TrackerHook):
         registered_model_name: str | None = None,
         flush_timeout: float = 10.0,
         background: bool = False,
+        interval: int = 1,
     ) -> None:
         check_above_zero(system_metrics_interval=system_metrics_interval)
         check_choice(CHECKPOINTS, checkpoints=checkpoints)
@@ -95,6 +96,7 @@ class MLflowLoggerHook(TrackerHook):
         super().__init__(
             flush_timeout=flush_timeout,
             background=background,
+            interval=interval,
             options={
                 "tracking_uri": tracking_uri,
                 "experiment": experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME"),

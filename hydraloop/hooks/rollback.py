@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from hydraloop.engine.checkpoint.format import peek
 from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.engine import Engine
@@ -21,7 +19,7 @@ from hydraloop.engine.loaders import Ordered, TrainLoader
 from hydraloop.errors import UserError
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.shared.losses import Seen, samples_of
+from hydraloop.hooks.shared.losses import Seen, means_of, samples_of, seen_in_backward
 from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
 from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.integrity import damage
@@ -103,8 +101,7 @@ class RollbackHook(Hook):
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep the loss."""
-        iteration = engine.progress.iteration + 1  # the counters move after the step
-        self._seen.append(Seen(iteration, engine.progress.epoch, batch_idx, outputs["loss"], engine.step))
+        self._seen.append(seen_in_backward(engine, batch_idx, outputs))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Check the kept losses every `interval` iterations, between two accumulation windows.
@@ -167,11 +164,7 @@ class RollbackHook(Hook):
         seen, self._seen, self._wanted = self._seen, [], False
         if not seen:
             return
-        losses = torch.stack([one.loss.reshape(()).double() for one in seen])
-        ranks = engine.distributed
-        if ranks.world_size > 1:
-            losses = ranks.sum(losses) / ranks.world_size
-        for one, loss in zip(seen, losses.tolist(), strict=True):
+        for one, loss in zip(seen, means_of(seen, engine.distributed), strict=True):
             problem = self._problem(loss, self._good[one.step])
             if problem is not None:
                 self._go_back(engine, one, f"{loss:.4g} at iteration {one.iteration}{problem}")

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.loaders import share_of
 from hydraloop.engine.messages import scalars_of
 from hydraloop.engine.report.optimizer_table import group_names
-from hydraloop.engine.stepping.accumulation import Share
 from hydraloop.hooks.shared.monitoring import direction, is_better
 
 
@@ -52,8 +50,6 @@ class RuntimeInfoHook(Hook):
         self._best: BestSeen | None = None
         self._losses: dict[str, float | Tensor] = {}
         self._logged: dict[str, float | Tensor] = {}  # the task's dict, which it fills in an iteration
-        self._share: Share | None = None
-        self._ranks = 1
 
     def before_run(self, engine: Engine) -> None:
         provide, progress = engine.messages.provide, engine.progress
@@ -70,8 +66,7 @@ class RuntimeInfoHook(Hook):
 
     def before_train(self, engine: Engine) -> None:
         """Provide the facts about the optimizer; restore the best validation of a resumed run."""
-        self._logged, self._share = getattr(engine.task, "logged", {}), share_of(engine.loaders.train)
-        self._ranks = engine.distributed.world_size
+        self._logged = getattr(engine.task, "logged", {})
         self._logged.clear()
         known, optimizer = engine.best, engine.optimizer
         if known is not None:
@@ -93,23 +88,14 @@ class RuntimeInfoHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Add the loss and the other scalars of this iteration; tensors stay on their device."""
-        losses, share = {"loss": outputs["loss"]}, 1.0  # checked and detached by the engine
-        if self._ranks > 1 and self._share is not None:
-            mine, of_all = self._share(batch_idx)
-            share = mine * self._ranks / of_all
-        engine.messages.add("loss", outputs["loss"], share=share)
+        losses = {"loss": outputs["loss"]}  # checked and detached by the engine
         if len(outputs) > 1:
-            for name, value in scalars_of(outputs):
-                if name not in self._logged:
-                    losses[name] = value
-                    engine.messages.add(name, value, share=share)
+            losses.update(scalars_of(outputs))
         if self._logged:
-            samples = engine.task.num_samples(batch) if self._share is None else self._share(batch_idx)[0]
-            for name, value in self._logged.items():
-                losses[name] = value
-                if samples:
-                    engine.messages.add(name, value, samples)
+            losses.update(self._logged)
             self._logged.clear()
+        for name, value in losses.items():
+            engine.messages.add(name, value, engine.loss_weights.get(name, engine.batch_samples))
         self._losses = losses
 
 

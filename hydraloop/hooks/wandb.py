@@ -64,6 +64,7 @@ class WandbLoggerHook(TrackerHook):
         system_metrics: bool = True,
         flush_timeout: float = 10.0,
         background: bool = False,
+        interval: int = 1,
     ) -> None:
         if mode not in _MODES:
             raise UserError(f"there is no mode {mode!r}", key="mode", remedy=f"Use one of {', '.join(_MODES)}.")
@@ -81,7 +82,7 @@ class WandbLoggerHook(TrackerHook):
             "checkpoints": checkpoints,
             "system_metrics": system_metrics,
         }
-        super().__init__(flush_timeout=flush_timeout, background=background, options=options)
+        super().__init__(flush_timeout=flush_timeout, background=background, interval=interval, options=options)
 
     def before_run(self, engine: Engine) -> None:
         """Start the follower, or report that W&B is disabled."""

@@ -52,14 +52,17 @@ def instantiate_callable(node: Any, key: str) -> Any:
 
     `_partial_` in the node decides otherwise. Arguments and errors: as `instantiate`.
     """
+    return instantiate(as_callable(node, key), key)
+
+
+def as_callable(node: Any, key: str) -> Any:
+    """Return a config node with `_partial_: true` if it names a function and does not say otherwise."""
     require_target(node, key)
-    if "_partial_" not in node and isinstance(node._target_, str):
-        target = _locate(node._target_, key)
-        if not inspect.isclass(target):
-            node = copy.deepcopy(node)  # keeps the parent, for interpolations
-            with open_dict(node):
-                node._partial_ = True
-    return instantiate(node, key)
+    if "_partial_" not in node and isinstance(node._target_, str) and not inspect.isclass(_locate(node._target_, key)):
+        node = copy.deepcopy(node)  # keeps the parent, for interpolations
+        with open_dict(node):
+            node._partial_ = True
+    return node
 
 
 def require_target(node: Any, key: str) -> None:

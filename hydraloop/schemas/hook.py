@@ -18,6 +18,8 @@ class HookConf:
     default_priority: ClassVar[int] = 50
     mount_points: ClassVar[Tuple[str, ...]]
     runs_after: ClassVar[Tuple[str, ...]] = ()
+    functions: ClassVar[Tuple[str, ...]] = ()
+    """Options that are functions: one that `_target_` names is given to the hook, not called."""
 
     _target_: str = MISSING
     priority: Optional[Union[int, str]] = None

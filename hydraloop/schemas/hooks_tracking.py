@@ -21,6 +21,10 @@ class _TrackerConf(HookConf):
     """Whether the process returns at the end of the run while a separate process sends the rest, for up to
     `flush_timeout`. False: at the end of a container or cluster job, that process would be killed. The jobs of a sweep
     never wait; the sweep waits at its end."""
+    interval: int = 1
+    """The records of every n-th iteration are sent, at least 1, by the rule of all intervals: 100 sends those of the
+    iterations 100, 200, …, as far as the logger makes them. The records of evaluations, and those of pictures and
+    histograms, are always sent. 1: all, because the logger has an interval already."""
 
 
 @dataclass

@@ -84,6 +84,8 @@ class EMAHookConf(HookConf):
         "before_test_epoch",
     )
 
+    functions: ClassVar[Tuple[str, ...]] = ("weight",)
+
     _target_: str = "hydraloop.hooks.EMAHook"
     ema_type: str = "exponential"
     """`exponential` (MMEngine's default), `stochastic` (a plain mean), `momentum_annealing`, `exp_momentum` or
@@ -114,6 +116,10 @@ class EMAHookConf(HookConf):
     warm_up: int = 100
     """`linear_momentum` begins with the share 1 / `warm_up` and grows to `momentum` if that is larger. At least 1; for
     this type only. MMDetection's default."""
+    weight: Any = None
+    """A custom formula, a node with `_target_`: a function of the number of updates that returns the share of the new
+    weights; or a function of the average and the weights, called for each tensor, that returns the new average. It
+    replaces `ema_type`, `momentum`, `warmup`, `gamma` and `warm_up`. Null: their formulas, which are the usual ones."""
 
 
 @dataclass

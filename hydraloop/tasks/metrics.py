@@ -92,7 +92,9 @@ class _Mean(SumMetric):
 
 
 class Accuracy(_Mean):
-    """The fraction of samples whose class is among the `top_k` highest outputs, 0..1 (micro average).
+    """The fraction of classes that are among the `top_k` highest outputs, 0..1 (micro average).
+
+    Every element of the targets counts once: each sample, or each pixel of a segmentation.
 
     Args:
         top_k: at least 1.
@@ -110,14 +112,14 @@ class Accuracy(_Mean):
         self.top_k = top_k
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: outputs `[N, C]` (logits or probabilities) and classes `[N]`."""
+        """Add a batch: outputs `[N, C, ...]` (logits or probabilities) and classes `[N, ...]`."""
         if self.top_k == 1:
-            correct = preds.argmax(1) == target
+            best = preds.argmax(1, keepdim=True)
         else:
             best = preds.topk(min(self.top_k, preds.shape[1]), dim=1).indices
-            correct = (best == target.unsqueeze(1)).any(1)
-        self.sums[0] += correct.sum()
-        self.sums[1] += target.shape[0]
+        _check_shapes(best[:, 0], target)
+        self.sums[0] += (best == target.unsqueeze(1)).sum()
+        self.sums[1] += target.numel()
 
 
 class BitsPerByte(_Mean):
@@ -144,7 +146,9 @@ class TokenAccuracy(_Mean):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: logits `[N, T, V]` and tokens `[N, T]`, without those of -100."""
-        self.sums[0] += (preds.argmax(-1) == target).sum()
+        best = preds.argmax(-1)
+        _check_shapes(best, target)
+        self.sums[0] += (best == target).sum()
         self.sums[1] += (target != IGNORED).sum()
 
 
@@ -201,9 +205,9 @@ class R2Score(SumMetric):
 
 
 def _check_shapes(preds: Tensor, target: Tensor) -> None:
-    """Require equal shapes, because broadcasting would make N x N errors of N."""
+    """Require equal shapes, because broadcasting would make N x N values of N."""
     if preds.shape != target.shape:
-        raise ValueError(f"outputs {list(preds.shape)} and targets {list(target.shape)} differ in shape")
+        raise ValueError(f"predictions {list(preds.shape)} and targets {list(target.shape)} differ in shape")
 
 
 # Metrics of torchmetrics whose states are lists (AUROC, SpearmanCorrCoef, …), on ranks without samples. ---------------

@@ -44,6 +44,8 @@ class Cursor:
     """Lines of the log that are processed."""
     refused: list[int] = field(default_factory=list)
     """Lines that the service has refused."""
+    left_out: int = 0
+    """Number of lines that `interval` has left out."""
     cuts: int = 0
     """Number of cuts of the log that the service knows of."""
     attempt: int = -1
@@ -60,7 +62,7 @@ class Cursor:
     @property
     def sent(self) -> int:
         """Number of records that the service has."""
-        return self.index - len(self.refused)
+        return self.index - len(self.refused) - self.left_out
 
     def save(self, run_dir: Path, name: str) -> None:
         """Write the cursor atomically."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Literal
 
+from hydraloop.engine.interval import Every
 from hydraloop.run import record_cuts
-from hydraloop.run.record_log import FILENAME, Position, Reader, Record
+from hydraloop.run.record_log import FILENAME, Position, Reader, Record, read_all
 from hydraloop.tracking.cursor import Cursor, sync_command
 from hydraloop.tracking.tracker import BusyError, Finish, GoneError, LostError, RefusedError, Tracker, UnusableError
 
@@ -44,6 +46,7 @@ class Follower:
     ) -> None:
         self._tracker, self._cursor, self._run_dir, self._name = tracker, cursor, run_dir, name
         self._told = told
+        self._is_due = Every(tracker.options.get("interval", 1)).due
         self._reader = Reader(run_dir / FILENAME, Position(cursor.offset, cursor.index))
         self._batch = BATCH
         self._opened = self._rewound = self._in_trouble = False
@@ -135,13 +138,16 @@ class Follower:
         records, after = self._reader.read(self._batch)
         if records:
             self._cursor.finished = self._cursor.complete = False
+            wanted = [record for record in records if self._wants(record)]
             try:
-                self._tracker.send(records)
+                if wanted:
+                    self._tracker.send(wanted)
             except RefusedError as error:
-                if len(records) > 1:  # find the record: halve the batch until it is alone
+                if len(wanted) > 1:  # find the record: halve the batch until it is alone
                     self._batch = len(records) // 2
                     return "following"
-                self._refuse(records[0], error)
+                self._refuse(wanted[0], error)
+            self._cursor.left_out += len(records) - len(wanted)
             self._batch = min(2 * self._batch, BATCH)
             self._reader.position = after
             self._cursor.offset, self._cursor.index = after.offset, after.index
@@ -161,6 +167,12 @@ class Follower:
             self._cursor.complete = True
             self._save()
         return "done"
+
+    def _wants(self, record: Record) -> bool:
+        """Return whether `interval` sends a record: of every n-th iteration, and all others (with objects, of an
+        evaluation, from before the first iteration)."""
+        of_iteration = record.mode == "train" and record.iteration > 0 and not record.objects
+        return not of_iteration or self._is_due(record.iteration)
 
     def _send_files(self) -> bool:
         """Send files for at most a second. Returns whether there may be more."""
@@ -210,6 +222,9 @@ class Follower:
         self._reader.position = place
         self._cursor.offset, self._cursor.index = place.offset, place.index
         self._cursor.refused = [line for line in self._cursor.refused if line < index]
+        if self._cursor.left_out:
+            before = islice(read_all(self._run_dir / FILENAME), index)
+            self._cursor.left_out = sum(not self._wants(record) for record in before)
 
     def _refuse(self, record: Record, error: RefusedError) -> None:
         level = logging.INFO if self._cursor.refused else logging.WARNING  # one warning a run

@@ -46,9 +46,11 @@ class TrackerHook(Hook):
         flush_timeout: seconds to send the rest after the run has ended, from 0 to 86,400 (a day).
         options: the subclass's options, as plain JSON.
         background: whether the process returns at the end of the run, while the follower continues.
+        interval: the records of every `interval`-th iteration are sent, at least 1. The records of evaluations and
+            those that announce objects (pictures, histograms) are always sent.
 
     Raises:
-        UserError: `flush_timeout` is negative or longer than a day.
+        UserError: `flush_timeout` is negative or longer than a day, or `interval` is below 1.
     """
 
     kind: ClassVar[str]
@@ -60,12 +62,16 @@ class TrackerHook(Hook):
     on_error = "warn"
     rank_zero_only = True
 
-    def __init__(self, *, flush_timeout: float, options: Mapping[str, Any], background: bool = False) -> None:
+    def __init__(
+        self, *, flush_timeout: float, options: Mapping[str, Any], background: bool = False, interval: int = 1
+    ) -> None:
         if not 0 <= flush_timeout <= _DAY:
             problem = f"{flush_timeout} is negative" if flush_timeout < 0 else f"{flush_timeout} is longer than a day"
             raise UserError(problem, key="flush_timeout", remedy=f"Use seconds, 0 or more, up to {_DAY}.")
         self._flush_timeout, self._background = flush_timeout, background
-        self._options = {**options, "flush_timeout": flush_timeout, "background": background}
+        if interval < 1:
+            raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 or more.")
+        self._options = {**options, "flush_timeout": flush_timeout, "background": background, "interval": interval}
         self._link: Link | None = None
         self._begun = self._logged = self._leaves = False
 
@@ -201,6 +207,8 @@ class TrackerHook(Hook):
         text = f"{sent:,} of {total:,} records sent"
         if cursor is not None and cursor.refused:
             text += f", {len(cursor.refused):,} refused"
+        if cursor is not None and cursor.left_out:
+            text += f", {cursor.left_out:,} left out by interval"
         if cursor is not None and cursor.finished and cursor.index == total:
             if cursor.complete:
                 return f"{text}, {cursor.where}" if cursor.where else text

@@ -133,6 +133,8 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
     there, where = (0, None) if cursor is None else (cursor.sent, cursor.where)
     text = f"{os.path.relpath(run_dir)}  {name}: {max(0, there - before):,} sent, "
     text += f"{there:,} of {count(run_dir / FILENAME):,} records there"
+    if cursor is not None and cursor.left_out:
+        text += f", {cursor.left_out:,} left out by interval"
     if problem is not None:
         text += f"; not all: {problem}"
     elif where is not None:

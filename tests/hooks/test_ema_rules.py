@@ -17,8 +17,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import hydraloop
+from hydraloop.errors import UserError
 from hydraloop.hooks.ema.averaging import DEFAULT_GAMMA, EMA_TYPES
 from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.shared.building import build_hooks
+from tests.config.composed import REPOSITORY
 from tests.hooks.test_ema import Recorder, check
 from tests.hooks.tiny_runs import engine_of
 
@@ -158,3 +162,91 @@ def test_gamma_is_the_types_own_by_default(tmp_path: Path) -> None:
         other, _ = averaged(tmp_path / f"{name}_other", ema_type=name, gamma=gamma / 10)
         assert torch.equal(default["0.weight"], given["0.weight"])
         assert not torch.equal(default["0.weight"], other["0.weight"])
+
+
+# A formula of the project (`weight`). -------------------------------------------------------------------------------
+
+
+def decaying(updates: int, power: float = 1.0) -> float:
+    """A function of the number of updates."""
+    return float((1 + updates) ** -power)
+
+
+class Halves:
+    """An object that is called with the number of updates."""
+
+    def __call__(self, updates: int) -> float:
+        return 0.5
+
+
+def smaller(average: Tensor, weights: Tensor) -> Tensor:
+    """A function of the average and the weights."""
+    return torch.minimum(average, weights)
+
+
+def in_place(average: Tensor, weights: Tensor, updates: int) -> None:
+    """The same, with the number of updates; it changes the average, as MMEngine's `avg_func`."""
+    average.lerp_(weights, 1 / (1 + updates))
+
+
+def too_large(updates: int) -> float:
+    return 1.5
+
+
+def takes_nothing() -> float:
+    return 0.5
+
+
+def from_config(*overrides: str) -> EMAHook:
+    """The hook that a command line makes."""
+    cfg = hydraloop.compose(["hooks=[ema]", *overrides], folder=REPOSITORY, trusted=["tests"])
+    hook = build_hooks(cfg, several=False)[0]["ema"]
+    assert isinstance(hook, EMAHook)
+    return hook
+
+
+def of(name: str) -> str:
+    return f"+hooks.ema.weight._target_={__name__}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule"),
+    [
+        ([of("decaying")], lambda average, new, updates: average + (new - average) / (1 + updates)),
+        (
+            [of("decaying"), "+hooks.ema.weight.power=0.5"],
+            lambda average, new, updates: average + (new - average) / math.sqrt(1 + updates),
+        ),
+        ([of("Halves")], lambda average, new, updates: (average + new) / 2),
+        ([of("smaller")], lambda average, new, updates: torch.minimum(average, new)),
+        ([of("in_place")], stochastic(1)),
+        (
+            [
+                "+hooks.ema.weight._target_=torch.optim.swa_utils.get_ema_avg_fn",
+                "+hooks.ema.weight.decay=0.75",
+                "+hooks.ema.weight._partial_=false",
+            ],
+            exponential(0.25),
+        ),
+    ],
+    ids=["updates", "with an option", "object", "average and weights", "in place", "torch's"],
+)
+def test_a_custom_formula_is_the_average(overrides: list[str], rule: Rule, tmp_path: Path) -> None:
+    ema, recorder = from_config(*overrides), Recorder()
+    engine_of(tmp_path, {"recorder": recorder, "ema": ema}, max_epochs=1).train()
+    averages = ema.state_dict()["averaged"]
+    assert averages
+    check(averages, by_mmengine(recorder.steps, rule, 1))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ([of("too_large")], r"^hooks.ema.weight: too_large\(1\) is 1.5, not a share from 0 to 1"),
+        ([of("takes_nothing")], r"^hooks.ema.weight: takes_nothing takes 0 arguments\n.*_partial_: false"),
+        ([of("Halves"), "hooks.ema.momentum=0.1"], r"^hooks.ema.weight: replaces momentum, which is set, too"),
+    ],
+)
+def test_a_formula_that_cannot_be_used_is_named(overrides: list[str], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=problem):
+        engine_of(tmp_path, {"ema": from_config(*overrides)}, max_epochs=1).train()

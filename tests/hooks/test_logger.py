@@ -32,7 +32,7 @@ from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.metrics import MeanAbsoluteError
 from hydraloop.tasks.task import Task
-from tests.helpers import at, failing, logged
+from tests.helpers import at, failing, logged, make_engine
 from tests.hooks.tiny_runs import Scripted, batches, engine_of
 from tests.ranks import on_ranks
 
@@ -93,6 +93,24 @@ def _engine(
         run_dir=tmp_path,
         **more,
     )
+
+
+class Summed(Task):
+    """A loss as (sum, count): batches are pairs of the sum and the count."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        total, count = batch
+        return {"loss": (total.sum() + 0 * self.model.weight.sum(), count.sum())}
+
+
+def test_the_loss_of_sums_and_counts_is_the_mean_over_all_terms_as_in_validation(tmp_path: Path) -> None:
+    """One term of 10, then 99 terms of 1: their mean is 1.09, and the mean of the two means is 5.5."""
+    data = [(torch.tensor([10.0]), torch.tensor([1])), (torch.tensor([99.0]), torch.tensor([99]))]
+    hooks = {"runtime_info": RuntimeInfoHook(), "logger": LoggerHook(interval=2)}
+    task = Summed(nn.Linear(1, 1))
+    make_engine(tmp_path, hooks, train=data, val=data, task=task, sanity_val_steps=0).train()
+    train, val = _lines(tmp_path)
+    assert (train["loss"], val["loss"]) == (pytest.approx(1.09), pytest.approx(1.09))
 
 
 def _lines(tmp_path: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckpointHook, LoggerHook, RollbackHook
+from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, LoggerHook, RollbackHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.tasks.task import Task
 from tests.helpers import at, differences
 from tests.hooks.tiny_runs import Stopper, batches, bits, engine_of, load, model
 from tests.ranks import on_ranks
@@ -98,6 +100,51 @@ def test_all_ranks_go_back_if_one_has_a_bad_loss(tmp_path: Path) -> None:
         for one, other in zip(found, expected, strict=True):
             assert one["left_out"] == {0: {8}}
             assert not list(differences({**one, "left_out": {}}, {**other, "left_out": {}}))
+
+
+class Given(Task):
+    """The loss is in the batch, as a sum and a count."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        total, count = batch
+        return {"loss": (total.sum() + 0 * sum(value.sum() for value in self.parameters()), count.sum())}
+
+
+class Shares(list[Any]):
+    """Batches of a rank, of which the fourth is a filler on rank 1."""
+
+    rank = 0
+
+    def samples_at(self, batch_idx: int) -> tuple[int, int]:
+        filler = batch_idx == 3
+        return (0 if filler and self.rank else 1), 2 - filler
+
+
+def weighted_on_rank(distributed: Distributed, run_dir: str) -> tuple[int, Any, list[Any]]:
+    """Rank 0 has one term and rank 1 has 99 of value 1; a term of 100 hardly changes the mean. A filler is NaN."""
+    terms = ([1.0, 1, 1, 1, 100, 1], [99.0, 99, 99, math.nan, 99, 99])[distributed.rank]
+    count = (1, 99)[distributed.rank]
+    train = Shares((torch.tensor([total]), torch.tensor([count])) for total in terms)
+    train.rank = distributed.rank
+    found = {
+        "runtime_info": RuntimeInfoHook(),
+        "check": CheckInvalidLossHook(interval=1),
+        "rollback": RollbackHook(window=4, interval=1),
+        "logger": LoggerHook(interval=1),
+        "checkpoint": CheckpointHook(by_epoch=False, interval=1),
+    }
+    options: dict[str, Any] = {"val": False, "distributed": distributed, "max_epochs": 1}
+    engine = engine_of(Path(run_dir), found, train=train, **options)
+    engine.task.__class__ = Given
+    engine.train()
+    return engine.progress.iteration, dict(engine.left_out), records(Path(run_dir)) if distributed.is_main else []
+
+
+def test_losses_of_ranks_count_by_their_terms_and_fillers_not_at_all(tmp_path: Path) -> None:
+    (iterations, left_out, losses), _ = on_ranks(2, weighted_on_rank, str(tmp_path))
+    assert (iterations, left_out) == (6, {})
+    expected = [1.0, 1.0, 1.0, 1.0, 1.99, 1.0]
+    assert losses == [str(("train", index + 1, loss)) for index, loss in enumerate(expected)]
 
 
 def test_a_bad_batch_in_a_later_epoch_of_a_run_by_epoch(tmp_path: Path) -> None:

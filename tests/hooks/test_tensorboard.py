@@ -65,6 +65,17 @@ def test_a_run_is_in_its_event_files(tmp_path: Path) -> None:
     assert summary == f"{lines} of {lines} records sent, tensorboard --logdir {tmp_path}/tensorboard"
 
 
+def test_an_interval_sends_every_nth_iteration_and_all_evaluations(tmp_path: Path) -> None:
+    engine = engine_with(tmp_path, TensorBoardLoggerHook(interval=6, histograms=4), max_epochs=3)
+    engine.train()
+    found = read(tmp_path)
+    steps = {tag: [event.step for event in found.Scalars(tag)] for tag in ("train/loss", "val/loss")}
+    assert steps == {"train/loss": [6, 12], "val/loss": [4, 8, 12]}
+    assert [event.step for event in found.Histograms("gradients/weight")] == [4, 8, 12], "they have their own interval"
+    told = engine.messages.read("tracked")["tensorboard"]
+    assert told == f"8 of 12 records sent, 4 left out by interval, tensorboard --logdir {tmp_path}/tensorboard"
+
+
 def test_a_validation_without_training_is_sent(tmp_path: Path) -> None:
     metrics = engine_with(tmp_path, TensorBoardLoggerHook()).validate()
     (event,) = read(tmp_path).Scalars("val/loss")
@@ -162,7 +173,8 @@ def test_without_histograms_it_is_not_called_in_an_iteration(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "key"), [({"histograms": 0}, "histograms"), ({"flush_timeout": -1.0}, "flush_timeout")]
+    ("options", "key"),
+    [({"histograms": 0}, "histograms"), ({"flush_timeout": -1.0}, "flush_timeout"), ({"interval": 0}, "interval")],
 )
 def test_options_that_are_refused(options: dict[str, Any], key: str) -> None:
     with pytest.raises(UserError) as caught:

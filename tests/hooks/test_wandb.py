@@ -38,7 +38,7 @@ def test_all_options_are_passed_to_the_follower() -> None:
     given: dict[str, Any] = {
         "mode": "offline", "project": "p", "entity": "e", "group": "g", "job_type": "j", "tags": ["t"],
         "notes": "n", "name": "n", "pictures": False, "log_code": True, "checkpoints": "all",
-        "system_metrics": False, "flush_timeout": 0.0, "background": True,
+        "system_metrics": False, "flush_timeout": 0.0, "background": True, "interval": 7,
     }  # fmt: skip
     assert WandbLoggerHook(**given)._options == given
     assert WandbLoggerHook()._options["mode"] == "auto"

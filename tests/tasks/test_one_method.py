@@ -79,7 +79,7 @@ def test_one_method_trains_validates_and_tests_with_the_same_names(tmp_path: Pat
     )
     engine.train()
     train, val, test = (json.loads(line) for line in (tmp_path / FILENAME).read_text().splitlines())
-    assert (train["loss"], train["largest"]) == ((5 + 25) / 2, (3 + 5) / 2)
+    assert (train["loss"], train["largest"]) == (pytest.approx((5 * 2 + 25) / 3), pytest.approx((3 * 2 + 5) / 3))
     assert {name: val[name] for name in ("mae", "loss", "largest")} == pytest.approx(
         {"mae": 10 / 3, "loss": (1 + 9 + 36) / 3, "largest": (2 * 3 + 6) / 3}
     )

@@ -49,8 +49,8 @@ TENSORBOARD = "hydraloop.tracking.tensorboard.TensorBoardTracker"
 class Listed(Tracker):
     """Stores the records that it is sent in a list, and raises given errors once each."""
 
-    def __init__(self, run: Run, memory: dict[str, Any] | None = None) -> None:
-        super().__init__({}, run, {} if memory is None else memory)
+    def __init__(self, run: Run, memory: dict[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(options, run, {} if memory is None else memory)
         self.opened = 0
         self.got: list[Record] = []
         self.finished: list[Finish] = []

@@ -8,19 +8,19 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
-from hydraloop.hooks import TensorBoardLoggerHook
+from hydraloop.hooks import MLflowLoggerHook, TensorBoardLoggerHook, WandbLoggerHook
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.run.result import Result
 from hydraloop.tracking import cursor as cursors
 from hydraloop.tracking import description, link, sync
 from hydraloop.tracking.cursor import Cursor, lock_of, wait_for_followers
-from hydraloop.tracking.hook import TrackerError, _ending
+from hydraloop.tracking.hook import TrackerError, TrackerHook, _ending
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, make_engine
 from tests.tracking.training import NAME, followers, training, until
@@ -47,6 +47,13 @@ def test_without_records_there_is_nothing_to_send(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"default_hooks\.logger") as raised:
         engine.train()
     assert raised.value.key == f"hooks.{NAME}"
+
+
+@pytest.mark.parametrize("kind", [MLflowLoggerHook, TensorBoardLoggerHook, WandbLoggerHook])
+def test_every_tracker_gives_the_follower_its_interval(kind: type[TrackerHook]) -> None:
+    """Followers and `sync` read it there; `tests/tracking/follower` has what they do with it."""
+    hook: Any = kind(interval=7)  # type: ignore[call-arg]
+    assert hook._options["interval"] == 7
 
 
 @pytest.mark.parametrize(

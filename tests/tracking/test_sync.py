@@ -49,6 +49,18 @@ def test_a_broken_file_is_one_runs_trouble(
         assert "not all: " in shown
 
 
+def test_sync_leaves_out_what_the_interval_does_and_an_option_changes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = _run(tmp_path / "a", options={"interval": 20})  # records at 10, 20 and 30
+    Result("finished").write(run_dir)
+    assert sync.send_all([tmp_path]) == 0
+    assert "tensorboard: 1 sent, 1 of 3 records there, 2 left out by interval" in capsys.readouterr().out
+    assert sync.send_all([tmp_path], sync.How(again=True, options={"tensorboard": {"interval": 15}})) == 0
+    events = EventAccumulator(str(run_dir / "tensorboard")).Reload().Scalars("train/loss")
+    assert [event.step for event in events] == [30]
+
+
 def test_whether_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tags = {"host": socket.gethostname()}
     own = started(os.getpid())

@@ -140,6 +140,7 @@ class FP16(Autocast):
         backoff_factor: the scale is multiplied by it after a skipped step; above 0, at most 0.99.
         growth_interval: consecutive good steps before the scale grows; 1 or more.
         min_scale: a lower scale ends the run; 1e-30 or more.
+        loss_scale: a fixed scale, 1e-30 .. 1e38; the other options are not used. None: the scale is adapted.
 
     Raises:
         UserError: torch has no autocast to float16 for the device, or an option is out of range.
@@ -157,6 +158,7 @@ class FP16(Autocast):
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         min_scale: float = 1e-4,
+        loss_scale: float | None = None,
     ) -> None:
         super().__init__(device)
         # A subnormal scale, or one lowered by almost nothing, could stay the same, and `step` would not see it.
@@ -166,17 +168,20 @@ class FP16(Autocast):
             ("growth_factor", growth_factor, 1 < growth_factor < math.inf, "above 1"),
             ("backoff_factor", backoff_factor, 0 < backoff_factor <= 0.99, "above 0, at most 0.99"),
             ("growth_interval", growth_interval, growth_interval >= 1, "1 or more"),
+            ("loss_scale", loss_scale, loss_scale is None or 1e-30 <= loss_scale <= 1e38, "from 1e-30 to 1e38"),
         ):
             if not within:
                 remedy = f"Use a number {allowed}."
                 raise UserError(f"{value} is out of range", key=f"precision.{option}", remedy=remedy)
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._min_scale = growth_interval, min_scale
+        self._fixed = loss_scale
         self.skipped = 0
         self._start(init_scale, good_steps=0)
 
     def _start(self, scale: float, *, good_steps: int) -> None:
-        """Make a scaler with this scale, after `good_steps` good steps at this scale."""
+        """Make a scaler with this scale, or the fixed one, after `good_steps` good steps at this scale."""
+        scale = scale if self._fixed is None else self._fixed
         self.scale = torch.tensor(scale, dtype=torch.float32).item()  # as the device will have it
         """The loss scale on the host; reading it does not synchronize."""
         self._scaler = torch.amp.GradScaler(
@@ -228,10 +233,14 @@ class FP16(Autocast):
         if self._has_gradients:
             before = self.scale
             self._scaler.update()
-            self.scale = self._scaler.get_scale()
-            if self.scale < before:
+            adapted = self._scaler.get_scale()
+            if self._fixed is None:
+                self.scale = adapted
+            else:
+                self._scaler.update(before)
+            if adapted < before:
                 self.skipped += 1
-                if self.scale < self._min_scale:
+                if self._fixed is None and adapted < self._min_scale:
                     raise UserError(
                         f"gradients are infinite or NaN even at a loss scale of {self.scale:.2g} ({self.skipped} steps "
                         "skipped); the loss may be, too, and every further step would be skipped",
@@ -249,7 +258,7 @@ class FP16(Autocast):
         return {"scale": self.scale, "good_steps": good_steps, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at the saved scale with this run's options; the state of another precision is ignored."""
+        """Continue at the saved or the fixed scale with this run's options; another precision's state is ignored."""
         if state:
             self._start(state["scale"], good_steps=state["good_steps"])
             self.skipped = state["skipped"]

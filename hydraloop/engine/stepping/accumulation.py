@@ -37,6 +37,18 @@ def mean_of(pair: Pair) -> Tensor:
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 
 
+def weighed(loss: Tensor | Pair, samples: int) -> tuple[Tensor, float | Tensor]:
+    """Return the mean loss of a batch and its weight in a mean over batches and ranks. No host sync.
+
+    Args:
+        loss: the mean over the samples, or the sum and number of losses.
+        samples: of this rank in the batch; 0 for a filler, whose weight is 0.
+    """
+    if isinstance(loss, Tensor):
+        return loss, samples
+    return mean_of(loss), loss[1] if samples else 0
+
+
 class Window:
     """The iterations since the last optimizer step.
 

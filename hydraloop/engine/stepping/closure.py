@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, optim
 
-from hydraloop.engine.stepping.accumulation import Pair, mean_of
+from hydraloop.engine.stepping.accumulation import Pair, mean_of, weighed
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,45 +46,82 @@ def _needs(optimizer: optim.Optimizer, wanted: bool | None) -> bool:
 
 
 class Closure:
-    """Takes steps with a function that repeats forward and backward."""
+    """Takes steps with a function that repeats forward and backward.
+
+    LBFGS calls it first for the loss and the gradients of the iteration, which the engine has already. SAM may call it
+    only after it has moved the weights. The first step shows which, by comparing the weights at the first call.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._asks_again: bool | None = None
+        """Whether the first call asks for what the engine has already; None before the first step."""
 
-    def step(self, optimizer: optim.Optimizer, batch_idx: int, batch: Any) -> bool:
-        """Take a step. The gradients are those of the first evaluation, whose values stay in the records."""
+    def step(self, optimizer: optim.Optimizer, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> bool:
+        """Take a step. Values in the records stay those of the iteration's own forward.
+
+        No host sync of its own, except in the first step.
+
+        Args:
+            outputs: of the iteration, whose gradients are computed and clipped.
+        """
         task = self._engine.task
         logged = dict(task.logged)
-        closure: Any = partial(self._evaluate, optimizer, batch_idx, batch)  # torch's types say that it returns a float
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters]
+        before = None if self._asks_again is not None else _copies(parameters, gradients)
+        mean = self._over_ranks(outputs["loss"], self._engine.loss_weights["loss"])
+        called = False
+
+        @torch.enable_grad()  # `step` runs without gradients
+        def closure() -> Any:  # torch's types say that it returns a float
+            nonlocal called
+            is_first, called = not called, True
+            if is_first and before is not None:
+                self._asks_again = all(map(torch.equal, before, _copies(parameters, gradients)))
+            if not is_first or not self._asks_again:
+                return self._evaluate(optimizer, batch_idx, batch)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient  # the optimizer may have removed it
+            return mean
+
         optimizer.step(closure)
         task.logged.clear()
         task.logged.update(logged)  # hooks hold the dict
         return True
 
-    @torch.enable_grad()  # `step` runs without gradients
     def _evaluate(self, optimizer: optim.Optimizer, batch_idx: int, batch: Any) -> Tensor:
         """Compute the gradients, clipped by the hooks, and return the mean loss over the samples of all ranks."""
         engine, window = self._engine, self._engine._window
         optimizer.zero_grad()
+        samples = engine.task.num_samples(batch)
         if window is not None:
-            window.begin(batch_idx, engine.task.num_samples(batch), 1)
+            window.begin(batch_idx, samples, 1)
         outputs: dict[str, Any] = engine.forward(batch)
         loss: Tensor | Pair = outputs["loss"]
-        mean = loss if isinstance(loss, Tensor) else mean_of(loss)
+        mean, weight = weighed(loss, engine.batch_samples)
         if window is None:
             engine.precision.backward(mean)
         else:
             engine.precision.backward(window.weigh(loss), window.tally_gradient())
             window.correct(optimizer)
-            mean = self._over_ranks(loss, window.mine)
         outputs["loss"] = mean.detach()
         for call in engine.stages.before_optimizer_step:
             call(engine, batch_idx, batch, outputs)
-        return mean.detach()
+        return self._over_ranks(outputs["loss"], weight)
 
-    def _over_ranks(self, loss: Tensor | Pair, mine: int) -> Tensor:
+    def _over_ranks(self, mean: Tensor, weight: float | Tensor) -> Tensor:
         """Return the mean loss of all ranks, the same on each: the optimizer's number of calls may depend on it."""
-        total, count = (loss * mine, mine) if isinstance(loss, Tensor) else loss
-        pair = torch.stack((total.detach(), torch.as_tensor(count, dtype=total.dtype, device=total.device)))
-        total, count = self._engine.distributed.sum(pair * (mine > 0))  # a filler batch counts as 0
+        ranks = self._engine.distributed
+        if ranks.world_size == 1:
+            return mean
+        if not self._engine.batch_samples:  # the loss of a filler batch may be NaN
+            mean = torch.zeros_like(mean)
+        mean = mean.reshape(())
+        count = torch.as_tensor(weight, dtype=mean.dtype, device=mean.device).reshape(())
+        total, count = ranks.sum(torch.stack((mean * count, count)))
         return mean_of((total, count))
+
+
+def _copies(parameters: list[Tensor], gradients: list[Tensor | None]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in (*parameters, *gradients) if tensor is not None]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.checks import no_gradient_error, no_loss_error
-from hydraloop.engine.stepping.accumulation import Pair, mean_of
+from hydraloop.engine.stepping.accumulation import Pair, weighed
 from hydraloop.engine.stepping.several import parts
 from hydraloop.errors import UserError
 
@@ -77,7 +77,8 @@ class Steps:
                     loss: Tensor | Pair = outputs["loss"]
                 except (KeyError, TypeError, IndexError):
                     raise no_loss_error(engine.task, outputs, step.name) from None
-                mean = loss if isinstance(loss, Tensor) else mean_of(loss)
+                engine.batch_samples = samples if window is None else window.mine
+                mean, engine.loss_weights[f"{step.name}/loss"] = weighed(loss, engine.batch_samples)
                 if not mean.requires_grad:
                     raise no_gradient_error(step.name)
                 engine.precision.backward(mean if window is None else window.weigh(loss))
@@ -91,7 +92,7 @@ class Steps:
             merged.update((f"{step.name}/{name}", value) for name, value in outputs.items())
             total = total + outputs["loss"]
         engine.step, engine.stepping = "", engine.optimizer
-        merged["loss"] = total
+        merged["loss"], engine.loss_weights["loss"] = total, engine.batch_samples
         progress.optimizer_step += engine.stepped
         progress.iteration += 1
         progress.samples += samples if window is None else window.samples

@@ -151,6 +151,17 @@ class Averaged:
         if averages:
             torch._foreach_copy_(averages, values)
 
+    def replace(self, formula: Callable[[Tensor, Tensor], Tensor | None]) -> None:
+        """Set every average to `formula(average, value)`; None: it has changed the average. Integers are copied."""
+        for averages, values in (self._floats, self._narrow):
+            for average, value in zip(averages, values, strict=True):
+                new = formula(average, value.to(average.dtype))
+                if new is not None:
+                    average.copy_(new)
+        averages, values = self._others
+        if averages:
+            torch._foreach_copy_(averages, values)
+
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Copy the averages into the model; at the end, also after an error, restore its values from a second copy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.averaging import DEFAULT_WARM_UP, Averaged, weighting
+from hydraloop.hooks.ema.formula import Formula
 from hydraloop.hooks.shared.option_checks import check_at_least
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ class EMAHook(Hook):
     """Averages the weights over optimizer steps and evaluates on the average; training is unchanged.
 
     The first update copies the weights. Each further update moves the average towards them, with a weight that depends
-    on `ema_type` (`averaging.py` has the formulas and sources). Before the first update, and with `weights=raw`,
-    validation and test use the raw weights. After it, the average is copied into the model's parameters (which keep
-    their identity) for each evaluation, and the raw weights are always restored. A step that fp16 skips is not an
-    update.
+    on `ema_type` (`averaging.py` has the formulas and sources), or by a custom formula, `weight` (`formula.py` has its
+    forms). Before the first update, and with `weights=raw`, validation and test use the raw weights. After it, the
+    average is copied into the model's parameters (which keep their identity) for each evaluation, and the raw weights
+    are always restored. A step that fp16 skips is not an update.
 
     Priority NORMAL, MMEngine's: before `checkpoint`, which saves the average of the same step. Cost: no host sync; an
     update is one foreach kernel over all parameters; memory for one more model, two during evaluation. State: the
@@ -51,6 +52,7 @@ class EMAHook(Hook):
         update_buffers: bool = False,
         gamma: float | None = None,
         warm_up: int = DEFAULT_WARM_UP,
+        weight: Callable[..., Any] | None = None,
     ) -> None:
         check_at_least(1, interval=interval)
         check_at_least(0, begin_epoch=begin_epoch, begin_iter=begin_iter)
@@ -66,6 +68,17 @@ class EMAHook(Hook):
         self._weight = weighting(
             ema_type, momentum=momentum, warmup=warmup, gamma=gamma, warm_up=warm_up, interval=interval
         )
+        self._formula = None if weight is None else Formula(weight)
+        replaced = {
+            "ema_type": ema_type != "exponential",
+            "momentum": momentum != 0.0002,
+            "warmup": not warmup,
+            "gamma": gamma is not None,
+            "warm_up": warm_up != DEFAULT_WARM_UP,
+        }
+        if weight is not None and any(replaced.values()):
+            also = ", ".join(name for name, is_set in replaced.items() if is_set)
+            raise UserError(f"replaces {also}, which is set, too", key="weight", remedy=f"Leave out {also} or weight.")
         self._by_epoch = by_epoch
         self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
         self._every = Every(interval, begin_epoch if by_epoch else begin_iter)
@@ -172,10 +185,12 @@ class EMAHook(Hook):
 
     def _update(self) -> None:
         averaged = self._of_model
-        if self.updates:
+        if not self.updates:
+            averaged.start()
+        elif self._formula is None:
             averaged.update(self._weight(self.updates))
         else:
-            averaged.start()
+            self._formula.update(averaged, self.updates, key=f"{self.key}.weight")
         self.updates += 1
 
     @contextmanager

@@ -12,7 +12,7 @@ from hydraloop.engine.checks import check_hook
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.hook_order import Slot, check_order, in_order, slot_of
 from hydraloop.errors import UserError
-from hydraloop.safety.instantiate import instantiate
+from hydraloop.safety.instantiate import as_callable, instantiate
 
 
 def build_hooks(
@@ -56,6 +56,9 @@ def build_hooks(
 
 def _build_hook(node: DictConfig, key: str, *, several: bool) -> tuple[Hook, int | str | None, OnError]:
     plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
+    for option in getattr(OmegaConf.get_type(node), "functions", ()):
+        if plain.get(option) is not None:
+            plain[option] = as_callable(plain[option], f"{key}.{option}")
     priority, on_error = plain.pop("priority", None), plain.pop("on_error", None)
     hook: Hook = instantiate(plain, key)
     check_hook(hook, f"{key}._target_")

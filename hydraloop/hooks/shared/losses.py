@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Ordered
 
@@ -21,8 +25,37 @@ class Seen:
     batch_idx: int
     """In the epoch, from 0."""
     loss: Tensor
-    step: str
+    step: str = ""
     """Of the task, if it has steps."""
+    weight: float | Tensor = 1.0
+    """This rank's share in the mean over the ranks, as in `Engine.loss_weights`."""
+
+
+def seen_in_backward(engine: Engine, batch_idx: int, outputs: Mapping[str, Any]) -> Seen:
+    """Return the loss in `after_backward`; of a filler batch, whose loss may be NaN, it is 0. No host sync."""
+    loss, weight = outputs["loss"], engine.loss_weights[f"{engine.step}/loss".lstrip("/")]
+    if not engine.batch_samples:
+        loss = torch.zeros_like(loss)
+    iteration = engine.progress.iteration + 1  # the counters move after the step
+    return Seen(iteration, engine.progress.epoch, batch_idx, loss, engine.step, weight)
+
+
+def means_of(seen: Sequence[Seen], ranks: Distributed) -> list[float]:
+    """Return the mean of each loss over the ranks, by weight. One host sync; with several ranks, one exchange between
+    the hosts."""
+    losses = torch.stack([one.loss.reshape(()).double() for one in seen])
+    means: list[float]
+    if ranks.world_size == 1:
+        means = losses.tolist()
+        return means
+    counts = [one.weight if isinstance(one.weight, Tensor) else None for one in seen]
+    ones = torch.ones_like(losses[0])
+    on_device = [ones if count is None else count.reshape(()).to(ones) for count in counts]
+    losses, weights = torch.stack((losses, torch.stack(on_device))).cpu()
+    weights *= torch.tensor([1.0 if isinstance(one.weight, Tensor) else one.weight for one in seen])
+    totals, weights = ranks.sum(torch.stack((losses * weights, weights)))
+    means = (totals / weights.clamp(min=1)).tolist()
+    return means
 
 
 def samples_of(engine: Engine, seen: Seen) -> list[int] | None:

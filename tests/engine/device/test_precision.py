@@ -125,6 +125,7 @@ def test_only_the_name_is_needed() -> None:
         ({"name": "fp16", "growth_interval": 0}, "precision.growth_interval", "1 or more"),
         ({"name": "fp16", "min_scale": 0.0}, "precision.min_scale", "1e-30"),
         ({"name": "fp16", "min_scale": 1e6}, "precision.init_scale", "from min_scale"),
+        ({"name": "fp16", "loss_scale": 0.0}, "precision.loss_scale", "1e-30"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_key(options: dict[str, Any], key: str, says: str) -> None:
@@ -290,6 +291,29 @@ def test_the_scale_grows_after_the_interval() -> None:
     assert scales == [8, 8, 4, 4, 4, 16, 16]
 
 
+@pytest.mark.parametrize("loss_scale", [512.0, 1000.1])
+def test_a_fixed_scale_never_changes_and_an_overflow_skips_its_step(loss_scale: float) -> None:
+    """Also at the interval after which a dynamic scale grows, below `min_scale`, and in a resumed run."""
+    options = {"name": "fp16", "loss_scale": loss_scale, "growth_interval": 2, "init_scale": 1024, "min_scale": 1024}
+    model, precision = linear(), make_precision(options, CPU)
+    optimizer = optim.SGD(model.parameters(), lr=0.01)
+    assert isinstance(precision, FP16)
+    fixed = precision.scale
+    assert fixed == pytest.approx(loss_scale)
+    factors = (1.0, 1.0, 1.0, float("inf"), 1.0, float("nan"), 1.0, 1.0, 1.0)
+    taken = []
+    for factor in factors:
+        taken.append(step(precision, model, optimizer, factor))
+        assert precision._scaler.get_scale() == precision.scale == fixed
+    assert taken == [factor == 1 for factor in factors]
+    assert precision.skipped == 2
+    resumed = make_precision({"name": "fp16", "loss_scale": 8.0}, CPU)
+    resumed.load_state_dict(precision.state_dict())
+    assert isinstance(resumed, FP16)
+    assert (resumed.scale, resumed.skipped) == (8, 2)
+    assert step(resumed, model, optimizer)
+
+
 @pytest.mark.parametrize("init_scale", [1000.1, 65536.1, 0.3])
 def test_a_scale_that_fp32_rounds_is_no_overflow(init_scale: float) -> None:
     model, precision = linear(), FP16(CPU, init_scale=init_scale)
@@ -353,6 +377,7 @@ def test_a_step_costs_one_host_sync_and_the_rest_none(implementation: dict[str, 
 
     _, optimizers_own = syncs_of(Precision(), 1.0)  # AdamW reads its step counters, which are the host's
     assert syncs_of(FP16(CPU), 1.0) == (0, optimizers_own + 1)
+    assert syncs_of(FP16(CPU, loss_scale=512), 1.0) == (0, optimizers_own + 1)
     assert syncs_of(FP16(CPU), float("inf")) == (0, 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,69 @@ def test_the_option_gives_a_closure_to_an_optimizer_that_does_not_require_one(tm
     engine = hydraloop.build(cfg, run_dir=tmp_path)
     engine.task.model.register_forward_hook(lambda *_: calls.append(engine.task.training))
     engine.train()
-    assert sum(calls) == 4
+    assert sum(calls) == 2
+
+
+class SAMOfTwo(SAM):
+    """A SAM that calls the closure for the first gradient, too."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.zero_grad()
+        closure()
+        super().step(closure)
+
+
+class DataSAM(optim.SGD):
+    """A SAM that needs the gradients, and moves the weights without a trace for autograd."""
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        moves = [0.1 * parameter.grad for parameter in parameters]
+        torch._foreach_add_([parameter.data for parameter in parameters], moves)
+        closure()
+        torch._foreach_sub_([parameter.data for parameter in parameters], moves)
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("make", "calls", "needs_gradients"),
+    [
+        (lambda parameters: optim.LBFGS(parameters, max_iter=1), 1, False),
+        (lambda parameters: SAM(parameters, lr=0.1), 2, True),
+        (lambda parameters: SAMOfTwo(parameters, lr=0.1), 2, False),
+        (lambda parameters: DataSAM(parameters, lr=0.1), 2, True),
+    ],
+    ids=["lbfgs", "sam", "sam of two", "data"],
+)
+def test_a_step_evaluates_as_often_as_a_loop_by_hand(
+    make: Any, calls: int, needs_gradients: bool, tmp_path: Path
+) -> None:
+    """So the statistics of BatchNorm move as often, too."""
+    task = Task(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), nn.MSELoss())
+    expected = copy.deepcopy(task.model)
+    optimizer = make(expected.parameters())
+    for inputs, targets in DATA:
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                loss = nn.functional.mse_loss(expected(inputs), targets)
+                torch.autograd.backward(loss)
+            return loss
+
+        if needs_gradients:
+            closure()
+        optimizer.step(closure)
+    engine = Engine(
+        task=task,
+        optimizer=make(task.parameters()),
+        loaders=Loaders(DATA),
+        settings=Settings(device="cpu", max_epochs=1, closures={"": True}),
+        run_dir=tmp_path,
+    )
+    engine.train()
+    assert int(task.model[1].num_batches_tracked) == calls * len(DATA)
+    torch.testing.assert_close(task.model.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", MADE)

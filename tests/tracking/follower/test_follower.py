@@ -5,27 +5,30 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
+from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import BATCH, Follower, described
-from hydraloop.tracking.tracker import Finish, UnusableError
+from hydraloop.tracking.tracker import Finish, LostError, UnusableError
 from tests.tracking.runs import TENSORBOARD, Listed, attempt, described_run, log_records
 
 NAME = "mine"
+HISTOGRAM = {"kind": "histogram", "name": "parameters", "path": "media/train/parameters.json"}
 FINISHED = Finish("finished")
 
 
 class Followed:
     """A follower of a run directory, as in a new process."""
 
-    def __init__(self, run_dir: Path, *attempts: int) -> None:
+    def __init__(self, run_dir: Path, *attempts: int, **options: Any) -> None:
         self.run = described_run(run_dir, *(attempt(number) for number in attempts or (0,)))
         self.cursor = Cursor.load(run_dir, NAME) or Cursor(TENSORBOARD, {})
-        self.tracker = Listed(self.run, self.cursor.memory)
+        self.tracker = Listed(self.run, self.cursor.memory, **options)
         self.told: list[str | None] = []
         self.follower = Follower(self.tracker, self.cursor, run_dir, NAME, self.told.append)
 
@@ -70,6 +73,31 @@ def test_another_process_goes_on_at_the_cursor(tmp_path: Path) -> None:
     assert again.drain(FINISHED) == "done"
     assert again.sent == []
     assert again.tracker.finished == [], "it knows already"
+
+
+def test_an_interval_leaves_out_records_of_iterations_and_moves_the_cursor(tmp_path: Path) -> None:
+    """Also in another process, for a record that is refused, and for one that the service has lost."""
+    log_records(tmp_path, BATCH + 5)  # at the iterations 10, 20, …
+    log = RecordLog(tmp_path / FILENAME)
+    log.append({"mode": "val", "epoch": 1, "iteration": 2055, "accuracy": 0.5})
+    log.append({"mode": "train", "epoch": 1, "iteration": 2055, "objects": [HISTOGRAM]})
+    log.close()
+    followed = Followed(tmp_path, interval=500)
+    followed.tracker.refuses = {99}
+    assert followed.drain() == "caught up"
+    assert followed.sent == [500, 1500, 2000, 2055, 2055]
+    log_records(tmp_path, 100, first=BATCH + 5)
+    later = Followed(tmp_path, interval=500)
+    assert later.drain(FINISHED) == "done"
+    assert later.sent == [2500, 3000]
+    stored = Cursor.load(tmp_path, NAME)
+    assert stored is not None
+    assert (stored.index, stored.refused, stored.sent, stored.left_out) == (BATCH + 107, [99], 7, BATCH + 107 - 8)
+    lost = Followed(tmp_path, interval=500)
+    lost.tracker.raises = [LostError(149)]
+    assert lost.drain(FINISHED) == "done"
+    assert lost.sent == [1500, 2000, 2055, 2055, 2500, 3000]
+    assert (lost.cursor.index, lost.cursor.sent) == (BATCH + 107, 7)
 
 
 def test_the_end_is_told_again_behind_later_records(tmp_path: Path) -> None:
