@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,6 +108,7 @@ def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
             *QUICK,
             HOOK,
             KEY,
+            "experiment_name=of-${oc.env:MY_SECRET_TOKEN}",
             *ordinary,
             f"+hooks.mine.url={url}",
             "default_hooks.checkpoint.published_keys=[meta,state_dict]",
@@ -127,12 +129,13 @@ def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
     assert whole.config.hooks.mine.api_key == "***"
     assert whole.config.hooks.mine.url == "https://me:***@host/"
     assert {name: OmegaConf.select(whole.config.hooks.mine, name) for name in ORDINARY} == ORDINARY
-    overrides = OmegaConf.load(whole.path / ".hydra" / "overrides.yaml")
+    overrides: Any = OmegaConf.to_container(OmegaConf.load(whole.path / ".hydra" / "overrides.yaml"))
     assert [line for line in overrides if "=" in line and line.split("=")[1] == "***"] == ["+hooks.mine.api_key=***"]
     assert "+hooks.mine.api_key=***" in overrides
     meta = torch.load(whole.path / "checkpoints" / whole.checkpoints[0], weights_only=True)["meta"]
     kept = OmegaConf.create(meta["config"]).hooks.mine
     assert kept.api_key == "***"
+    assert meta["experiment_name"] == "of-***"
     assert {name: OmegaConf.select(kept, name) for name in ORDINARY} == ORDINARY
     assert "connecting with ***" in whole.log
     assert "going to ***@host/" in whole.log  # a password in a URL is known, too
