@@ -15,7 +15,8 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
-from hydraloop.safety.secrets import looks_secret, mask_text, masked, name_secrets, remember
+from hydraloop.safety.secret_names import may_be_secret, name_secrets
+from hydraloop.safety.secrets import mask_text, masked, remember
 
 try:
     from yaml import CDumper as Dumper  # four times faster
@@ -87,7 +88,7 @@ def mask_files(paths: Iterable[Path]) -> None:
         if not path.is_file():
             continue
         text = path.read_text(encoding="utf-8")
-        if mask_text(text) == text and not any(map(looks_secret, _NAME.findall(text.replace(_NO_NAMES, "\n")))):
+        if mask_text(text) == text and not any(map(may_be_secret, _NAME.findall(text.replace(_NO_NAMES, "\n")))):
             continue  # usually; thirty times faster than parsing the YAML
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         hidden = masked(found)

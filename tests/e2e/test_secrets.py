@@ -68,10 +68,16 @@ ORDINARY = {
     "attention_token": "cls",
     "prompt_token": "<image>",
     "num_tokens": 5,
+    "start_token": "<s>",
     "password_strength.minimum": "good",
     "password_strength.words": ["password", "secret"],
 }
 """Options that are not secrets, although their names look like it."""
+SECRET = {
+    **{name: f"hunter2-{name}" for name in ("bot_token", "pwd", "passphrase", "dsn", "connection_string", "ssh_key")},
+    "my_token": "hunter2-0123456789",
+    "notify": "https://hooks.slack.com/services/T0/B0/hunter2",
+}
 
 
 @pytest.fixture
@@ -101,7 +107,7 @@ def digest(secret: str) -> str:
 
 def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
     url = "https://me:hunter2-url@host/"
-    ordinary = [f"+hooks.mine.{name}={json.dumps(value)}" for name, value in ORDINARY.items()]
+    options = [f"+hooks.mine.{name}={json.dumps(value)}" for name, value in {**ORDINARY, **SECRET}.items()]
     _commit_then_change(project, CHANGED, "password: uncommitted\n")
     commands = [
         [
@@ -109,7 +115,7 @@ def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
             HOOK,
             KEY,
             "experiment_name=of-${oc.env:MY_SECRET_TOKEN}",
-            *ordinary,
+            *options,
             f"+hooks.mine.url={url}",
             "default_hooks.checkpoint.published_keys=[meta,state_dict]",
         ],
@@ -130,7 +136,8 @@ def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
     assert whole.config.hooks.mine.url == "https://me:***@host/"
     assert {name: OmegaConf.select(whole.config.hooks.mine, name) for name in ORDINARY} == ORDINARY
     overrides: Any = OmegaConf.to_container(OmegaConf.load(whole.path / ".hydra" / "overrides.yaml"))
-    assert [line for line in overrides if "=" in line and line.split("=")[1] == "***"] == ["+hooks.mine.api_key=***"]
+    shown = [f"+hooks.mine.{name}=***" for name in ("api_key", *SECRET) if name != "notify"]
+    assert [line for line in overrides if "=" in line and line.split("=")[1] == "***"] == shown
     assert "+hooks.mine.api_key=***" in overrides
     meta = torch.load(whole.path / "checkpoints" / whole.checkpoints[0], weights_only=True)["meta"]
     kept = OmegaConf.create(meta["config"]).hooks.mine
@@ -172,13 +179,13 @@ def test_a_run_with_a_secret_in_its_data_is_found_again(project: Project) -> Non
 
 TEAM = """
 # @package _global_
-secrets: [dsn]
+secrets: [pin]
 hooks:
   mine:
     _target_: my_project.service.Service
     api_key: none
-    dsn: hunter2-of-the-team
-    main_dsn: 2 words of hunter2
+    pin: hunter2-of-the-team
+    main_pin: 2 words of hunter2
 """
 SPEAKING = '''
 from __future__ import annotations
@@ -193,15 +200,15 @@ log = logging.getLogger(__name__)
 class Speaking(Service):
     """Prints what it was given, and fails with it."""
 
-    def __init__(self, *, dsn: str, main_dsn: str, **options) -> None:
+    def __init__(self, *, pin: str, main_pin: str, **options) -> None:
         super().__init__(**options)
-        self.dsn, self.main_dsn = dsn, main_dsn
+        self.pin, self.main_pin = pin, main_pin
 
     def after_train(self, engine) -> None:
-        log.info("with %s and %s", self.dsn, self.main_dsn)
+        log.info("with %s and %s", self.pin, self.main_pin)
         engine.log_record({"note": "done"})
         if engine.error is None and self.url == "fail":
-            raise RuntimeError(f"no entry with {self.dsn}")
+            raise RuntimeError(f"no entry with {self.pin}")
 '''
 
 
@@ -209,9 +216,9 @@ class Speaking(Service):
 def test_names_of_the_option_secrets_are_masked_everywhere(project: Project) -> None:
     project.write("my_project/speaking.py", SPEAKING)
     project.write("conf/team/team.yaml", TEAM.replace("service.Service", "speaking.Speaking"))
-    trackers = ["hooks=[mlflow,tensorboard]", "+hooks.mlflow.tags.dsn=hunter2-of-mlflow"]
-    typed = ["secrets=[dsn]", "+hooks.mine._target_=my_project.speaking.Speaking", "+hooks.mine.api_key=none"]
-    typed += ["+hooks.mine.main_dsn=hunter2-a,hunter2-b", "+hooks.mine.dsn=hunter2-one,hunter2-two"]
+    trackers = ["hooks=[mlflow,tensorboard]", "+hooks.mlflow.tags.pin=hunter2-of-mlflow"]
+    typed = ["secrets=[pin]", "+hooks.mine._target_=my_project.speaking.Speaking", "+hooks.mine.api_key=none"]
+    typed += ["+hooks.mine.main_pin=hunter2-a,hunter2-b", "+hooks.mine.pin=hunter2-one,hunter2-two"]
     done = project.many(
         [
             [*QUICK, "+team=team", *trackers],
@@ -224,10 +231,10 @@ def test_names_of_the_option_secrets_are_masked_everywhere(project: Project) -> 
     assert leaks(project) == []
     whole, failed = project.runs
     assert "with *** and ***" in whole.log
-    assert whole.config.secrets == ["dsn"]
-    assert (whole.config.hooks.mine.dsn, whole.config.hooks.mine.main_dsn) == ("***", "***")
+    assert whole.config.secrets == ["pin"]
+    assert (whole.config.hooks.mine.pin, whole.config.hooks.mine.main_pin) == ("***", "***")
     assert failed.result["error"].endswith("RuntimeError: no entry with ***")
-    assert [job.config.secrets for job in project.jobs] == [["dsn"]] * 4
+    assert [job.config.secrets for job in project.jobs] == [["pin"]] * 4
 
 
 @pytest.mark.slow  # two processes that import torch
