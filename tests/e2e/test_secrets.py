@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.e2e.projects import Project, Run
+from tests.e2e.projects import Done, Project, Run
 
 TYPED, FROM_ENVIRONMENT = "hunter2/hunter2", "correct-horse-9"
 HOOKS = '''
@@ -252,3 +252,48 @@ def test_no_file_of_a_run_of_two_ranks_has_a_secret(project: Project) -> None:
         assert mode == "0o40700"  # what the ranks are given, secrets and all, is their user's alone
         assert not Path(folder).exists()
     assert json.loads((run.path / "result.json").read_text())["status"] == "failed"
+
+
+LISTENING = """
+from pathlib import Path
+
+from hydraloop.launch import torchrun
+
+from my_project.service import Service
+
+
+class Listening(Service):
+    def before_run(self, engine) -> None:
+        super().before_run(engine)
+        (engine.run_dir / f"store{engine.distributed.rank}").write_bytes(torchrun._store().get("job"))
+"""
+
+
+@pytest.mark.slow  # four processes that import torch
+def test_the_store_of_torchrun_has_no_secret_and_grants_no_trust(project: Project) -> None:
+    """Anybody on the network can read that store, and write to it."""
+    project.write("my_project/listening.py", LISTENING)
+    project.write("train.py", 'import hydraloop\n\nhydraloop.main(trusted=["json"])\n')
+    line = [*QUICK, "+hooks.mine._target_=my_project.listening.Listening"]
+    line += ["+hooks.mine.coder._target_=json.JSONDecoder", "+hooks.mine.url=ab://me:${hooks.mine.api_key}@host"]
+
+    def train(*options: str) -> Done:
+        launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py")
+        return project.python(*launcher, *line, *options, MY_SECRET_TOKEN=FROM_ENVIRONMENT)
+
+    done = train("+hooks.mine.api_key=${oc.env:MY_SECRET_TOKEN}", "+hooks.mine.fail=true")
+    assert done.code == 1
+    assert "no entry with ***" in done.err
+    run = project.run
+    for rank in (0, 1):
+        assert seen(run, rank)[:2] == [digest(FROM_ENVIRONMENT), digest(f"ab://me:{FROM_ENVIRONMENT}@host")]
+        job = json.loads(json.loads((run.path / f"store{rank}").read_text()))
+        assert (job["folders"], job["trusted"], job["logging"]) == ([], [], None)
+        assert "JSONDecoder" in job["config"]
+    assert leaks(project) == []
+    refused = train(KEY)
+    assert refused.code == 1
+    assert "hunter2" not in refused.text
+    assert refused.err.count("error: hooks.mine.api_key: ") == 1
+    assert "'++hooks.mine.api_key=${oc.env:" in refused.err
+    assert len(project.runs) == 1
