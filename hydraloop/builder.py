@@ -34,6 +34,7 @@ from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.resume import Resumed, lock_of, settle_on_main
+from hydraloop.safety.secrets import mask_text
 from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.tasks.building import build_task, prepare_model
@@ -156,7 +157,7 @@ def connected(cfg: DictConfig) -> Distributed:
 
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:
     engine = {entry.name: cfg.engine[entry.name] for entry in fields(Settings) if entry.name in cfg.engine}
-    metadata = {"experiment_name": cfg.experiment_name, "config": masked_yaml(cfg, resolve=True)}
+    metadata = {"experiment_name": mask_text(cfg.experiment_name), "config": masked_yaml(cfg, resolve=True)}
     if "data.train" not in parts.names:
         metadata["batch_size_per_rank"] = loader_options(cfg.data, "train")[0]["batch_size"]
     return Settings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import multiprocessing.process
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,6 +164,15 @@ def _children_of_multiprocessing() -> None:
     assert "_children.add(self)" in inspect.getsource(multiprocessing.process.BaseProcess.start)
 
 
+def _raw_environment() -> None:
+    raw: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+    before = dict(raw)
+    os.environ["SET_FOR_A_TEST"] = "x"
+    assert raw != before
+    del os.environ["SET_FOR_A_TEST"]
+    assert raw == before
+
+
 CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
     _hydras_callbacks: ["hydra._internal.callbacks"],
@@ -181,6 +191,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _wandbs_rows_and_inputs: ["_interface", "_log_artifact"],
     _mlflows_newest_schema: ["_get_latest_schema_revision"],
     _children_of_multiprocessing: ["_children"],
+    _raw_environment: ["_data"],
     _optimizers_without_dynamo: ["torch._dynamo", "torch._compile", "_use_grad"],
 }
 """The names that each check covers."""

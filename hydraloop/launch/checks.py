@@ -9,12 +9,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.launch import torchrun
+from hydraloop.run.config_yaml import check_secrets
 from hydraloop.validate import check_strategy
 
 
 def check(cfg: DictConfig) -> None:
-    """Check `distributed` and the devices of this machine. Imports torch for several processes only."""
+    """Check `distributed`, secrets, and the devices of this machine. Imports torch for several processes only."""
     check_options(cfg)
+    if torchrun.is_several():
+        check_secrets(cfg)
     options = cfg.distributed
     if several(cfg) or options.backend != "auto":
         _check_machine(options, str(cfg.engine.device), _processes(options))

@@ -16,6 +16,7 @@ from typing import Literal, Self
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run import atomic
 from hydraloop.run.result import describe, outcome
+from hydraloop.safety.secrets import mask_text
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 """mistake: `UserError`. error: another exception. killed: ended without an exception. lost: another rank has ended and
@@ -140,8 +141,12 @@ class Failure:
         return RankError(self.message, self.trace, was_killed=self.number == signal.SIGKILL)
 
     def to_json(self) -> str:
-        """Return one line of text."""
-        return json.dumps(asdict(self))
+        """Return one line of text, with secrets masked."""
+        texts = {name: None if text is None else mask_text(text) for name, text in self._texts().items()}
+        return json.dumps({**asdict(self), **texts})
+
+    def _texts(self) -> dict[str, str | None]:
+        return {"message": self.message, "remedy": self.remedy, "trace": self.trace}
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from hydraloop.run.config_yaml import dumped, plain, resolved
+from hydraloop.run.config_yaml import dumped, plain, resolved, without_secrets
 from hydraloop.run.environment import command
 from hydraloop.run.resume import Resumed, newest_checkpoint
 from hydraloop.safety import typed_options as typed
@@ -31,7 +31,7 @@ class Job:
     began: float
     """Seconds since 1970. This job has written every later checkpoint in the run directory."""
     folders: list[str] = field(default_factory=list)
-    """Folders whose Python files a config may name."""
+    """Folders whose Python files a config may name. Empty in a `public` job, as is `trusted`."""
     trusted: list[str] = field(default_factory=list)
     """Packages that a config may name."""
     typed: list[str] = field(default_factory=list)
@@ -71,6 +71,18 @@ class Job:
             sys_path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
             command=command(),
         )
+
+    def public(self, cfg: DictConfig) -> Self:
+        """Return the same job without secrets, and without what a config may name: others can read it, and change it.
+
+        Args:
+            cfg: as given to `of`.
+
+        Raises:
+            UserError: a secret is not in the environment.
+        """
+        config = dumped(without_secrets(cfg))
+        return replace(self, config=config, folders=[], trusted=[], logging=None, sys_path=[], command=[])
 
     def resumed(self) -> Resumed:
         """Return the run directory, and where the run continues."""

@@ -153,7 +153,7 @@ class Jobs:
         try:
             job = Job.of(cfg, resumed, folders=[self.project], trusted=self.trusted)
             if torchrun.is_several():
-                return self.leader.lead(job, close)
+                return self.leader.lead(job, job.public(cfg), close)
             options = cfg.distributed
             return elastic.launch(job, processes=options.nproc_per_node, max_restarts=options.max_restarts)
         except BaseException as error:

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 from dataclasses import dataclass, replace
-from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
@@ -19,7 +18,6 @@ from hydraloop.run.config_yaml import remember_config
 from hydraloop.run.result import INTERRUPTED, describe
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import typed_options as typed
-from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +48,6 @@ def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:
     """Build and train as one of several ranks. After a failure, notify the other ranks, then return it."""
     training = Training()
     handler.is_closing, handler.is_saving = training.is_closing, training.is_saving
-    for folder in job.folders:
-        ALLOWLIST.trust_folder(Path(folder))
-    ALLOWLIST.trust(job.trusted)
-    ALLOWLIST.advice = IN_MAIN
     try:
         _train(training, job)
     except BaseException as error:

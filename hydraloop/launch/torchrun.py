@@ -1,7 +1,8 @@
 """Trains as one of the ranks that torchrun has started, or another launcher with the same environment variables.
 
 Rank 0 does what a single process does: it composes and checks the config and creates the run directory. Then it sends
-the job to the other ranks through the store that all ranks share. They wait for it and read no config files.
+the job to the other ranks through the store that all ranks share. They wait for it and read no config files. They
+resolve secrets that are interpolated, and a config may name what their own `main()` trusts.
 """
 
 from __future__ import annotations
@@ -79,19 +80,20 @@ class Leader:
         self._ended: Ended | None = None
         self._launcher = os.getppid()
 
-    def lead(self, job: Job, close: Callable[[Ended], None]) -> Ended:
+    def lead(self, job: Job, public: Job, close: Callable[[Ended], None]) -> Ended:
         """Send the job to the other ranks and train with them. Returns how the job ended.
 
         Signals are still handled when this has returned: torchrun sends one as soon as another rank has failed, when
         the error may not have been reported yet.
 
         Args:
+            public: the same job, without secrets. Torchrun's store has no password.
             close: called from another thread if the main thread does not return within `termination.GRACE` seconds
                 after a signal, for example from a collective without the other ranks.
         """
         store = _store()
         remember(Path(job.run_dir), job.resumed().checkpoint)
-        self._send(store, job.to_json())
+        self._send(store, public.to_json())
 
         def last(number: int) -> None:
             if self._ended is None:

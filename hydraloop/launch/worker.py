@@ -34,6 +34,7 @@ def main(folder: Path, launcher: int) -> None:
     from hydraloop.launch.termination import TerminationHandler, leave
     from hydraloop.run import lock
     from hydraloop.run.environment import set_command
+    from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 
     torchrun.keep_quiet()
     job, rank = Job.from_json(text), int(os.environ["RANK"])
@@ -51,6 +52,10 @@ def main(folder: Path, launcher: int) -> None:
 
     handler = TerminationHandler(last, orphaned, parent=launcher).start()
     set_command(job.command)
+    for trusted in job.folders:
+        ALLOWLIST.trust_folder(Path(trusted))
+    ALLOWLIST.trust(job.trusted)
+    ALLOWLIST.advice = IN_MAIN
     failed = train(job, rank, handler)
     if failed is not None:
         failed.write(error_file)

@@ -15,7 +15,8 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
-from hydraloop.safety.secrets import looks_secret, mask_text, masked, name_secrets, remember
+from hydraloop.safety.secret_names import may_be_secret, name_secrets
+from hydraloop.safety.secrets import mask_text, masked, remember
 
 try:
     from yaml import CDumper as Dumper  # four times faster
@@ -54,6 +55,47 @@ def resolved(cfg: DictConfig) -> Any:
         ) from error
 
 
+def check_secrets(cfg: DictConfig) -> None:
+    """Refuse a config with a secret that is not interpolated, for ranks of torchrun. The node `hydra` is left out.
+
+    Raises:
+        UserError: names the key of the secret.
+    """
+    written: Any = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)
+    written.pop("hydra", None)
+    _interpolated(written, masked(written), written, "")
+
+
+def without_secrets(cfg: DictConfig) -> Any:
+    """Return a config as `resolved` does, but with the interpolation instead of each secret that is interpolated.
+
+    Raises:
+        UserError: as `resolved` and `check_secrets`.
+    """
+    plain = resolved(cfg)
+    return _interpolated(plain, masked(plain), OmegaConf.to_container(cfg, resolve=False, enum_to_str=True), "")
+
+
+def _interpolated(value: Any, hidden: Any, written: Any, key: str) -> Any:
+    """Return `value`, in which `hidden` differs at each secret, with what is `written` there."""
+    if value == hidden:
+        return value
+    if isinstance(written, str) and "${" in written and mask_text(written) == written:
+        return written
+    if isinstance(value, Mapping):
+        below = {name: (hidden[name], written[name], f"{key}.{name}".lstrip(".")) for name in value}
+        return {name: _interpolated(value[name], *below[name]) for name in value}
+    if isinstance(value, list):
+        below_list = zip(value, hidden, written, strict=True)
+        return [_interpolated(*item, f"{key}.{index}") for index, item in enumerate(below_list)]
+    variable = re.sub(r"\W+", "_", key).upper()
+    raise UserError(
+        "its value is a secret, and others on the network can read what torchrun's ranks are sent",
+        key=key,
+        remedy=f"Set {variable} to it on each machine, and write '++{key}=${{oc.env:{variable}}}'.",
+    )
+
+
 def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:
     """Return a config as YAML, with secrets masked.
 
@@ -87,7 +129,7 @@ def mask_files(paths: Iterable[Path]) -> None:
         if not path.is_file():
             continue
         text = path.read_text(encoding="utf-8")
-        if mask_text(text) == text and not any(map(looks_secret, _NAME.findall(text.replace(_NO_NAMES, "\n")))):
+        if mask_text(text) == text and not any(map(may_be_secret, _NAME.findall(text.replace(_NO_NAMES, "\n")))):
             continue  # usually; thirty times faster than parsing the YAML
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         hidden = masked(found)

@@ -1,9 +1,10 @@
 """Mask secrets in configs, overrides, command lines, messages and patches before they are written. Imports no torch.
 
 A value is a secret if its name ends with words that say so (`looks_secret`), if it is the password or the signature in
-a URL, or if it is a known secret. Known are the values that `remember` was given with such a name, and those of
-environment variables with such a name. The value itself is not examined, with these exceptions: None, bools and
-interpolations are never secrets, and a number whose name ends with `token` is an id.
+a URL or the path of a webhook, or if it is a known secret. Known are the values that `remember` was given with such a
+name, and those of environment variables with such a name. The value itself is not examined, with these exceptions:
+None, bools and interpolations are never secrets, and a number whose name ends with `token` is an id. Most names that
+end with `_token` are ordinary (`pad_token`), so a text of such a name must also look like a key.
 
 All patterns take linear time: no match starts inside a word, and repetitions are possessive or bounded.
 """
@@ -17,21 +18,27 @@ import re
 import shlex
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
+
+from hydraloop.safety.secret_names import (
+    Rule,
+    is_value,
+    looks_secret,
+    may_be_secret,
+    name_secrets,
+    names_a_secret,
+    never,
+    rule_of,
+    secret_names,
+)
 
 MASK = "***"
 
-_SECRET_NAME = re.compile(
-    r"(.*_)?(passwords?|passwd|secrets?|credentials?|apikeys?|auth|bearer|cookies?|jwt|pat|webhooks?|session_id"
-    r"|webhook_url|(access|api|private|secret)_keys?|(access|api|auth|bearer|refresh|hf|github|wandb)_token)|token"
-)
-"""The ends of names that say so, in words: `pad_token`, `sort_key` and `author` are not among them."""
 _SHORTEST = 8
 """Characters of a known secret that is searched for in text. A shorter one may be part of ordinary words."""
 _LONGEST_WORD = 15
 """Letters of a value in a config that may be an ordinary word, and is not searched for in text."""
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PLAIN = re.compile(r"|\?\?\?|\*\*\*|(?i:none|null|true|false)|\$\{.*\}", re.DOTALL)
 """Strings that are never secrets."""
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
@@ -44,7 +51,12 @@ _SIGNED = re.compile(
 )
 """The part of a presigned URL with which anybody can use it. In messages, such a URL may be without its host, and its
 `&` is `&amp;` in XML and `\\u0026` in some JSON."""
-_HINTS = "pass|secret|credential|key|token|auth(?!or)|bearer|cookie|jwt|pat(?![a-z])|webhook|session"
+_WEB = re.compile(
+    r"(?<![a-z0-9+.-])https?://(?P<host>[^\s/\"'<>\\]{1,200}+)/(?P<path>[^\s\"'<>\\`,;)}\]]{1,2000}+)", re.IGNORECASE
+)
+_HOOK = re.compile(r"(?<![^/])(?:(?:web)?hooks?[a-z0-9]{0,2}/|bot(?=\d+:))")
+_HOOKS_KEY = re.compile(r"(?<![\w-])(?=[A-Za-z_-]*\d)[\w-]{12,}")
+"""A webhook has such a part after `_HOOK` in its path. The address of a page about webhooks has none."""
 _OPTION = "secrets"
 """The option of the config with names of secrets."""
 _NAME = re.compile(
@@ -58,55 +70,7 @@ _SETTINGS = re.compile(r"diff --git .*\.(?:ya?ml|json|toml|ini|cfg|env)\"?\n")
 
 _known: tuple[str, ...] = ()
 """Values that `remember` was given, in every form. Replaced and never changed, because other threads read it."""
-_names: tuple[str, ...] = ()
-"""Names of secrets that the config adds."""
-_hint = re.compile(_HINTS, re.IGNORECASE)
-"""Is found in each text with the name of a secret."""
 _lock = threading.Lock()
-
-
-def name_secrets(names: Iterable[object]) -> None:
-    """Set the names that the option `secrets` adds. Values whose names end with the words of one of them are masked.
-
-    Args:
-        names: those that have no letters are ignored.
-    """
-    global _names, _hint
-    found = tuple(name for name in names if isinstance(name, str) and _words(name))
-    with _lock:
-        if found == _names:
-            return  # what `looks_secret` has found stays true
-        _names = found
-        _hint = re.compile("|".join([_HINTS, *(_words(name)[-1] for name in _names)]), re.IGNORECASE)
-        looks_secret.cache_clear()
-
-
-def secret_names() -> list[str]:
-    """Return the names that the option `secrets` adds."""
-    return list(_names)
-
-
-@functools.lru_cache(maxsize=8192)
-def looks_secret(key: str) -> bool:
-    """Return whether a name ends with words that name a secret: `db_password`, `wandb_api_key`, `hfToken`, `token`.
-
-    Args:
-        key: a name in a config (also dotted), in the environment or on a command line (`--api-key`).
-    """
-    words = _words(key)
-    added = any(words[-len(own) :] == own for own in map(_words, _names))
-    return added or _SECRET_NAME.fullmatch("_".join(words)) is not None
-
-
-def _words(key: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(re.split(r"[./:@]", key)[-1])]
-
-
-def _secret_types(key: str) -> tuple[type, ...]:
-    """Return the types of values that are secrets under a name: for `token` only strings, since a number is an id."""
-    if not looks_secret(key):
-        return ()
-    return (str,) if _words(key)[-1] == "token" else (str, int, float)
 
 
 def masked(config: Any) -> Any:
@@ -118,32 +82,31 @@ def masked(config: Any) -> Any:
     Args:
         config: a plain container, resolved or not.
     """
-    return _masked(config, tuple(_known_values()), ())
+    return _masked(config, _known_values(), never)
 
 
-def _masked(node: Any, known: Sequence[str], types: tuple[type, ...]) -> Any:
-    """Mask a node, in which values of `types` are secrets."""
+def _masked(node: Any, known: Sequence[str], rule: Rule) -> Any:
     if isinstance(node, Mapping):
-        return {name: _masked(value, known, _types_below(name, value, types)) for name, value in node.items()}
+        return {name: _masked(value, known, _secret_below(name, value, rule)) for name, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_masked(item, known, types) for item in node]
-    if _is_secret(node, types):
+        return [_masked(item, known, rule) for item in node]
+    if _is_secret(node, rule):
         return MASK
     return _mask_override(node, known) if isinstance(node, str) else node
 
 
-def _types_below(name: object, value: Any, above: tuple[type, ...]) -> tuple[type, ...]:
-    """Return the types of values that are secrets in an entry of a mapping, by its name or by `above`."""
-    if above and not str(name).startswith("_"):
+def _secret_below(name: object, value: Any, above: Rule) -> Rule:
+    """Return which values are secrets in an entry of a mapping, by its name or by `above`."""
+    if above is not never and not str(name).startswith("_"):
         return above
-    if name == _OPTION and isinstance(value, list) and all(item in _names for item in value):
-        return ()
-    types = _secret_types(str(name))
-    return types if int in types or not isinstance(value, Mapping) else ()
+    if name == _OPTION and isinstance(value, list) and all(item in secret_names() for item in value):
+        return never
+    found = rule_of(str(name))
+    return found if found is is_value or not isinstance(value, Mapping) else never
 
 
-def _is_secret(value: Any, types: tuple[type, ...]) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool) and not _PLAIN.fullmatch(str(value))
+def _is_secret(value: Any, rule: Rule) -> bool:
+    return rule(value) and not isinstance(value, bool) and not _PLAIN.fullmatch(str(value))
 
 
 def mask_text(text: str) -> str:
@@ -158,10 +121,10 @@ def mask_text(text: str) -> str:
 def mask_patch(diff: str) -> str:
     """Return a git diff with each secret replaced by `***`.
 
-    In code, only known secrets, and passwords and signatures in URLs, are masked, because a patch with `token=***` does
-    not apply. Settings files (YAML, JSON, TOML, ini, .env) are masked like other text.
+    In code, only known secrets, and secrets in URLs, are masked, because a patch with `token=***` does not apply.
+    Settings files (YAML, JSON, TOML, ini, .env) are masked like other text.
     """
-    known = tuple(_known_values())
+    known = _known_values()
     files = re.split(r"(?m)^(?=diff --git )", diff)
     return "".join(_mask_text(one, known) if _SETTINGS.match(one) else _mask_known(one, known) for one in files)
 
@@ -170,29 +133,56 @@ def _mask_known(text: str, known: Iterable[str]) -> str:
     for value in known:
         if value in text:
             text = text.replace(value, MASK)
-    text = _SIGNED.sub(rf"\1={MASK}", text) if "=" in text else text
-    return _URL.sub(rf"\1{MASK}@", text) if "://" in text else text
+    if "=" in text and ("?" in text or "&" in text or "u0026" in text):
+        text = _SIGNED.sub(rf"\1={MASK}", text)
+    if "://" in text:
+        text = _URL.sub(rf"\1{MASK}@", text)
+        text = _without(text, _webhooks(text))
+    return text
+
+
+def _webhooks(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the span of the secret part of each URL of a webhook: anybody who knows the URL can send."""
+    for found in _WEB.finditer(text) if "hook" in text or "bot" in text else ():
+        host, start = found["host"].lower(), found.start("path")
+        if not host.startswith("hooks.") and "webhook" not in host:
+            hook = _HOOK.search(found["path"])
+            if hook is None or _HOOKS_KEY.search(found["path"], hook.end()) is None:
+                continue
+            start += hook.end()
+        yield start, found.end()
+
+
+def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    """Return a text with spans replaced by `***`."""
+    parts, done = [], 0
+    for start, end in spans:
+        parts += [text[done:start], MASK]
+        done = end
+    return "".join([*parts, text[done:]])
 
 
 def _mask_text(text: str, known: Iterable[str], *, colon: bool = True) -> str:
     text = _mask_known(text, known)
-    if not _hint.search(text):
-        return text
-    parts, done = [], 0
+    return _without(text, _named(text, colon=colon)) if names_a_secret(text) else text
+
+
+def _named(text: str, *, colon: bool) -> Iterator[tuple[int, int]]:
+    """Yield the span of each value after the name of a secret."""
+    done = 0
     for found in _NAME.finditer(text):
-        if found.start() >= done and looks_secret(found["name"]):
+        if found.start() >= done and may_be_secret(found["name"]):
             span = _value(text, found, colon=colon)
             if span is not None:
-                parts += [text[done : span[0]], MASK]
+                yield span
                 done = span[1]
-    return "".join([*parts, text[done:]])
 
 
 def _value(text: str, name: re.Match[str], *, colon: bool) -> tuple[int, int] | None:
     """Return the span of the value after the name of a secret; None without a value, or if it is not a secret."""
     quoted = _QUOTED.match(text, name.end())
     if quoted is not None:
-        return None if _PLAIN.fullmatch(quoted["value"]) else quoted.span("value")
+        return quoted.span("value") if _is_secret(quoted["value"], rule_of(name["name"])) else None
     blank = name["separator"][-1].isspace()
     if "=" in name["separator"]:
         is_value = not blank  # `token = next(tokens)` is code
@@ -208,24 +198,23 @@ def _value(text: str, name: re.Match[str], *, colon: bool) -> tuple[int, int] | 
 
 
 def _stays(name: str, value: str) -> bool:
-    """Return whether a value without quotes is not a secret, although its name is that of one."""
-    is_number = _NUMBER.fullmatch(value) is not None
-    return _PLAIN.fullmatch(value) is not None or (is_number and int not in _secret_types(name))
+    """Return whether a value without quotes is not a secret, although its name may be that of one."""
+    return not _is_secret(0 if _NUMBER.fullmatch(value) else value, rule_of(name))
 
 
 def mask_overrides(overrides: Iterable[str]) -> list[str]:
     """Return overrides as typed, `+hooks.mine.api_key=…`, with each secret replaced by `***`."""
-    known = tuple(_known_values())
+    known = _known_values()
     return [_mask_override(line, known) for line in overrides]
 
 
 def _mask_override(line: str, known: Sequence[str]) -> str:
     found = _OVERRIDE.fullmatch(line)
-    if found is not None and found["name"] == _OPTION and set(_listed(found["value"])) <= set(_names):
+    if found is not None and found["name"] == _OPTION and set(_listed(found["value"])) <= set(secret_names()):
         return line
-    if found is None or not looks_secret(found["name"]):
-        return _mask_text(line, known, colon=found is not None and found["value"][0] in "{[")
-    return line if _stays(found["name"], found["value"]) else found["key"] + MASK
+    if found is not None and not _stays(found["name"], found["value"]):
+        return found["key"] + MASK
+    return _mask_text(line, known, colon=found is not None and found["value"][0] in "{[")
 
 
 def mask_command(arguments: Sequence[str]) -> str:
@@ -234,10 +223,13 @@ def mask_command(arguments: Sequence[str]) -> str:
     Args:
         arguments: as in `sys.argv`: overrides, and flags whose value is the next argument (`--api-key …`).
     """
-    shown, secret, known = [], False, tuple(_known_values())
+    shown: list[str] = []
+    rule: Rule = never
+    known = _known_values()
     for line in arguments:
-        shown.append(MASK if secret and not line.startswith("-") else _mask_override(line, known))
-        secret = line.startswith("--") and "=" not in line and looks_secret(line)
+        is_secret = not line.startswith("-") and rule(line)
+        shown.append(MASK if is_secret else _mask_override(line, known))
+        rule = rule_of(line) if line.startswith("--") and "=" not in line else never
     return shlex.join(shown).replace(f"'{MASK}'", MASK)
 
 
@@ -249,7 +241,7 @@ def remember(config: Any) -> None:
             searched for in text; they are masked only after their name.
     """
     global _known
-    found = {form for value in _secrets(config, ()) for form in _forms(value)}
+    found = {form for value in _secrets(config, never) for form in _forms(value)}
     with _lock:
         _known = tuple(found.union(_known))
 
@@ -261,7 +253,8 @@ def remember_overrides(overrides: Iterable[str]) -> None:
         if found["name"] == _OPTION:
             name_secrets(_listed(found["value"]))
     for found in parts:
-        if found["name"] != _OPTION and not _stays(found["name"], found["value"]):
+        is_id = _NUMBER.fullmatch(found["value"]) and _stays(found["name"], found["value"])
+        if found["name"] != _OPTION and not is_id:
             remember({found["name"]: found["value"].strip("'\"")})
 
 
@@ -270,16 +263,17 @@ def _listed(value: str) -> list[str]:
     return re.findall(r"[^\[\]\s,'\"]+", value)
 
 
-def _secrets(node: Any, types: tuple[type, ...]) -> Iterator[str]:
+def _secrets(node: Any, rule: Rule) -> Iterator[str]:
     if isinstance(node, Mapping):
         for name, value in node.items():
-            yield from _secrets(value, _types_below(name, value, types))
+            yield from _secrets(value, _secret_below(name, value, rule))
     elif isinstance(node, list | tuple):
         for item in node:
-            yield from _secrets(item, types)
+            yield from _secrets(item, rule)
     else:
         values = [found[2] for found in _URL.finditer(node)] if isinstance(node, str) else []
-        values += [str(node)] if _is_secret(node, types) else []
+        values += [node[start:end] for start, end in _webhooks(node)] if isinstance(node, str) else []
+        values += [str(node)] if _is_secret(node, rule) else []
         words = [value for value in values if value.isalpha() and len(value) <= _LONGEST_WORD]
         yield from (value for value in values if value not in words and _is_searchable(value))
 
@@ -296,11 +290,33 @@ def _forms(value: str) -> frozenset[str]:
     return frozenset((value, quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]))
 
 
-def _known_values() -> list[str]:
+class _Known(NamedTuple):
+    """All known secrets, and what they were found in."""
+
+    remembered: tuple[str, ...]
+    names: Sequence[str]
+    environment: Mapping[Any, Any]
+    values: tuple[str, ...]
+
+
+_found = _Known((), (), {}, ())
+
+
+def _known_values() -> tuple[str, ...]:
     """Return all known secrets, the longest first, since one may contain another."""
-    found = set(_known)
-    for name, value in os.environ.items():
+    global _found
+    last, remembered, names = _found, _known, secret_names()
+    raw = getattr(os.environ, "_data", os.environ)  # to compare the public mapping takes 30 us, and this 1 us
+    if last.remembered is not remembered or last.names != names or last.environment != raw:
+        environment = dict(raw)
+        values = {*remembered, *_of_environment(environment)}
+        last = _found = _Known(remembered, names, environment, tuple(sorted(values, key=len, reverse=True)))
+    return last.values
+
+
+def _of_environment(environment: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the secrets of environment variables in every form."""
+    for name, value in zip(map(os.fsdecode, environment), map(os.fsdecode, environment.values()), strict=True):
         named = looks_secret(name) or name.upper().endswith("_TOKEN")  # MLFLOW_TRACKING_TOKEN, AWS_SESSION_TOKEN
         if named and _is_searchable(value) and not (value.startswith("/") and os.path.exists(value)):
-            found |= _forms(value)
-    return sorted(found, key=len, reverse=True)
+            yield from _forms(value)

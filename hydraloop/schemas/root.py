@@ -52,7 +52,7 @@ class Config:
     weights: str = "averaged"
     """`averaged`: `load_from`, validation and test use the averaged weights if there are any. `raw`: never."""
     secrets: List[str] = field(default_factory=list)
-    """Names of keys whose values are secrets: `[dsn]` masks `dsn` and `db_dsn` as `***` in the terminal, in files and
+    """Names of keys whose values are secrets: `[pin]` masks `pin` and `db_pin` as `***` in the terminal, in files and
     at trackers. Passwords, tokens, API keys, cookies and similar are always masked. Empty: only those."""
     init: InitConf = field(default_factory=InitConf)
     task: Any = MISSING

@@ -30,7 +30,8 @@ from hydraloop.run.environment import command, git_commit, versions
 from hydraloop.run.integrity import shards_of
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.result import FILENAME as RESULT_FILE
-from hydraloop.safety.secrets import mask_command, mask_text, masked, secret_names
+from hydraloop.safety.secret_names import secret_names
+from hydraloop.safety.secrets import mask_command, mask_text, masked
 from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from typing import Any
 from hydraloop.run.environment import shown
 from hydraloop.run.processes import started
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import mask_text, masked, secret_names
+from hydraloop.safety.secret_names import secret_names
+from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking.spawning import LEFT, MARGIN, Child, ForkServer, fork_server
 from hydraloop.tracking.tracker import FOLDER, Finish
 

@@ -29,7 +29,8 @@ import psutil
 
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.uncollected import uncollected
-from hydraloop.safety.secrets import mask_text, name_secrets, remember
+from hydraloop.safety.secret_names import name_secrets
+from hydraloop.safety.secrets import mask_text, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, is_free, lock_of, sign
 from hydraloop.tracking.follower import Follower, described

@@ -24,7 +24,8 @@ from filelock import Timeout
 
 from hydraloop.run.processes import is_alive
 from hydraloop.run.record_log import FILENAME, count
-from hydraloop.safety.secrets import MASK, mask_text, masked, name_secrets, remember
+from hydraloop.safety.secret_names import name_secrets
+from hydraloop.safety.secrets import MASK, mask_text, masked, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, hook_names, lock_of, run_dirs
 from hydraloop.tracking.follower import Follower, described

@@ -6,12 +6,13 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.e2e.projects import Project, Run
+from tests.e2e.projects import Done, Project, Run
 
 TYPED, FROM_ENVIRONMENT = "hunter2/hunter2", "correct-horse-9"
 HOOKS = '''
@@ -67,10 +68,16 @@ ORDINARY = {
     "attention_token": "cls",
     "prompt_token": "<image>",
     "num_tokens": 5,
+    "start_token": "<s>",
     "password_strength.minimum": "good",
     "password_strength.words": ["password", "secret"],
 }
 """Options that are not secrets, although their names look like it."""
+SECRET = {
+    **{name: f"hunter2-{name}" for name in ("bot_token", "pwd", "passphrase", "dsn", "connection_string", "ssh_key")},
+    "my_token": "hunter2-0123456789",
+    "notify": "https://hooks.slack.com/services/T0/B0/hunter2",
+}
 
 
 @pytest.fixture
@@ -100,14 +107,15 @@ def digest(secret: str) -> str:
 
 def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
     url = "https://me:hunter2-url@host/"
-    ordinary = [f"+hooks.mine.{name}={json.dumps(value)}" for name, value in ORDINARY.items()]
+    options = [f"+hooks.mine.{name}={json.dumps(value)}" for name, value in {**ORDINARY, **SECRET}.items()]
     _commit_then_change(project, CHANGED, "password: uncommitted\n")
     commands = [
         [
             *QUICK,
             HOOK,
             KEY,
-            *ordinary,
+            "experiment_name=of-${oc.env:MY_SECRET_TOKEN}",
+            *options,
             f"+hooks.mine.url={url}",
             "default_hooks.checkpoint.published_keys=[meta,state_dict]",
         ],
@@ -127,12 +135,14 @@ def test_no_file_of_a_run_has_a_secret(project: Project) -> None:
     assert whole.config.hooks.mine.api_key == "***"
     assert whole.config.hooks.mine.url == "https://me:***@host/"
     assert {name: OmegaConf.select(whole.config.hooks.mine, name) for name in ORDINARY} == ORDINARY
-    overrides = OmegaConf.load(whole.path / ".hydra" / "overrides.yaml")
-    assert [line for line in overrides if "=" in line and line.split("=")[1] == "***"] == ["+hooks.mine.api_key=***"]
+    overrides: Any = OmegaConf.to_container(OmegaConf.load(whole.path / ".hydra" / "overrides.yaml"))
+    shown = [f"+hooks.mine.{name}=***" for name in ("api_key", *SECRET) if name != "notify"]
+    assert [line for line in overrides if "=" in line and line.split("=")[1] == "***"] == shown
     assert "+hooks.mine.api_key=***" in overrides
     meta = torch.load(whole.path / "checkpoints" / whole.checkpoints[0], weights_only=True)["meta"]
     kept = OmegaConf.create(meta["config"]).hooks.mine
     assert kept.api_key == "***"
+    assert meta["experiment_name"] == "of-***"
     assert {name: OmegaConf.select(kept, name) for name in ORDINARY} == ORDINARY
     assert "connecting with ***" in whole.log
     assert "going to ***@host/" in whole.log  # a password in a URL is known, too
@@ -169,13 +179,13 @@ def test_a_run_with_a_secret_in_its_data_is_found_again(project: Project) -> Non
 
 TEAM = """
 # @package _global_
-secrets: [dsn]
+secrets: [pin]
 hooks:
   mine:
     _target_: my_project.service.Service
     api_key: none
-    dsn: hunter2-of-the-team
-    main_dsn: 2 words of hunter2
+    pin: hunter2-of-the-team
+    main_pin: 2 words of hunter2
 """
 SPEAKING = '''
 from __future__ import annotations
@@ -190,15 +200,15 @@ log = logging.getLogger(__name__)
 class Speaking(Service):
     """Prints what it was given, and fails with it."""
 
-    def __init__(self, *, dsn: str, main_dsn: str, **options) -> None:
+    def __init__(self, *, pin: str, main_pin: str, **options) -> None:
         super().__init__(**options)
-        self.dsn, self.main_dsn = dsn, main_dsn
+        self.pin, self.main_pin = pin, main_pin
 
     def after_train(self, engine) -> None:
-        log.info("with %s and %s", self.dsn, self.main_dsn)
+        log.info("with %s and %s", self.pin, self.main_pin)
         engine.log_record({"note": "done"})
         if engine.error is None and self.url == "fail":
-            raise RuntimeError(f"no entry with {self.dsn}")
+            raise RuntimeError(f"no entry with {self.pin}")
 '''
 
 
@@ -206,9 +216,9 @@ class Speaking(Service):
 def test_names_of_the_option_secrets_are_masked_everywhere(project: Project) -> None:
     project.write("my_project/speaking.py", SPEAKING)
     project.write("conf/team/team.yaml", TEAM.replace("service.Service", "speaking.Speaking"))
-    trackers = ["hooks=[mlflow,tensorboard]", "+hooks.mlflow.tags.dsn=hunter2-of-mlflow"]
-    typed = ["secrets=[dsn]", "+hooks.mine._target_=my_project.speaking.Speaking", "+hooks.mine.api_key=none"]
-    typed += ["+hooks.mine.main_dsn=hunter2-a,hunter2-b", "+hooks.mine.dsn=hunter2-one,hunter2-two"]
+    trackers = ["hooks=[mlflow,tensorboard]", "+hooks.mlflow.tags.pin=hunter2-of-mlflow"]
+    typed = ["secrets=[pin]", "+hooks.mine._target_=my_project.speaking.Speaking", "+hooks.mine.api_key=none"]
+    typed += ["+hooks.mine.main_pin=hunter2-a,hunter2-b", "+hooks.mine.pin=hunter2-one,hunter2-two"]
     done = project.many(
         [
             [*QUICK, "+team=team", *trackers],
@@ -221,10 +231,10 @@ def test_names_of_the_option_secrets_are_masked_everywhere(project: Project) -> 
     assert leaks(project) == []
     whole, failed = project.runs
     assert "with *** and ***" in whole.log
-    assert whole.config.secrets == ["dsn"]
-    assert (whole.config.hooks.mine.dsn, whole.config.hooks.mine.main_dsn) == ("***", "***")
+    assert whole.config.secrets == ["pin"]
+    assert (whole.config.hooks.mine.pin, whole.config.hooks.mine.main_pin) == ("***", "***")
     assert failed.result["error"].endswith("RuntimeError: no entry with ***")
-    assert [job.config.secrets for job in project.jobs] == [["dsn"]] * 4
+    assert [job.config.secrets for job in project.jobs] == [["pin"]] * 4
 
 
 @pytest.mark.slow  # two processes that import torch
@@ -242,3 +252,48 @@ def test_no_file_of_a_run_of_two_ranks_has_a_secret(project: Project) -> None:
         assert mode == "0o40700"  # what the ranks are given, secrets and all, is their user's alone
         assert not Path(folder).exists()
     assert json.loads((run.path / "result.json").read_text())["status"] == "failed"
+
+
+LISTENING = """
+from pathlib import Path
+
+from hydraloop.launch import torchrun
+
+from my_project.service import Service
+
+
+class Listening(Service):
+    def before_run(self, engine) -> None:
+        super().before_run(engine)
+        (engine.run_dir / f"store{engine.distributed.rank}").write_bytes(torchrun._store().get("job"))
+"""
+
+
+@pytest.mark.slow  # four processes that import torch
+def test_the_store_of_torchrun_has_no_secret_and_grants_no_trust(project: Project) -> None:
+    """Anybody on the network can read that store, and write to it."""
+    project.write("my_project/listening.py", LISTENING)
+    project.write("train.py", 'import hydraloop\n\nhydraloop.main(trusted=["json"])\n')
+    line = [*QUICK, "+hooks.mine._target_=my_project.listening.Listening"]
+    line += ["+hooks.mine.coder._target_=json.JSONDecoder", "+hooks.mine.url=ab://me:${hooks.mine.api_key}@host"]
+
+    def train(*options: str) -> Done:
+        launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py")
+        return project.python(*launcher, *line, *options, MY_SECRET_TOKEN=FROM_ENVIRONMENT)
+
+    done = train("+hooks.mine.api_key=${oc.env:MY_SECRET_TOKEN}", "+hooks.mine.fail=true")
+    assert done.code == 1
+    assert "no entry with ***" in done.err
+    run = project.run
+    for rank in (0, 1):
+        assert seen(run, rank)[:2] == [digest(FROM_ENVIRONMENT), digest(f"ab://me:{FROM_ENVIRONMENT}@host")]
+        job = json.loads(json.loads((run.path / f"store{rank}").read_text()))
+        assert (job["folders"], job["trusted"], job["logging"]) == ([], [], None)
+        assert "JSONDecoder" in job["config"]
+    assert leaks(project) == []
+    refused = train(KEY)
+    assert refused.code == 1
+    assert "hunter2" not in refused.text
+    assert refused.err.count("error: hooks.mine.api_key: ") == 1
+    assert "'++hooks.mine.api_key=${oc.env:" in refused.err
+    assert len(project.runs) == 1

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import UserError
 from hydraloop.launch.checks import check, check_single_run
+from hydraloop.run.config_yaml import without_secrets
 from hydraloop.schemas.distributed import DistributedConf
 
 RANK_0_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
@@ -73,6 +74,21 @@ def test_more_processes_than_gpus() -> None:
         assert f"{count + 2} processes would share {count} GPU" in error.problem
     else:
         assert error.problem.startswith("this machine has no cuda")
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_under_torchrun_a_secret_must_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELSEWHERE", "abc")
+    mine = {"api_key": "${oc.env:ELSEWHERE}", "dsn": "ab://me:${oc.env:ELSEWHERE}@host", "urls": ["a", "ab://me:abc@h"]}
+    cfg = OmegaConf.merge(config(), {"hooks": {"mine": mine}})
+    with pytest.raises(UserError, match="others on the network can read") as caught:
+        check(cfg)  # type: ignore[arg-type]
+    assert caught.value.key == "hooks.mine.urls.1"
+    cfg.hooks.mine.urls = []
+    check(cfg)  # type: ignore[arg-type]
+    sent = without_secrets(cfg)  # type: ignore[arg-type]
+    assert sent["hooks"]["mine"] == {**mine, "urls": []}
+    assert sent["distributed"]["nproc_per_node"] == 1
 
 
 @pytest.mark.usefixtures("torchrun")

@@ -56,6 +56,11 @@ def test_an_error_may_be_its_own_cause() -> None:
     assert Failure.of(error, 0).kind == "error"
 
 
+@pytest.mark.parametrize("error", [ValueError("api_key=abc"), UserError("x", remedy="Write token=abc.")])
+def test_what_other_ranks_can_read_has_no_secret(error: Exception) -> None:
+    assert "abc" not in Failure.of(raised(error), 1).to_json()
+
+
 def test_the_error_of_a_rank_keeps_its_traceback() -> None:
     outcome = Failure.from_json(Failure.of(raised(ValueError("x")), 1, trained=True).to_json())
     error = outcome.error()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -43,6 +44,9 @@ SECRETS = """
     --api-key WANDB_API_KEY hooks.mine.api_key hydra.job.env_set.HF_TOKEN +hooks@mine.token
     bearer cookie cookies sessionCookie jwt JWT session_id sessionId webhook slack_webhook webhook_url auth basic_auth
     pat github_pat githubPAT hooks.mine.pat
+    bot_token slack_token SLACK_BOT_TOKEN gitlabToken deploy_token session_token telegram.bot_token private_token
+    pwd db_pwd dbPwd DB_PWD passphrase ssh_passphrase dsn SENTRY_DSN connection_string connectionString conn_str
+    account_key AccountKey ssh_key wandb_key encryption_key webhook_uri
 """
 NO_SECRETS = """
     gt_key key my_key keys sort_key primary_key image_key public_key key_dim query_key_value attention_token
@@ -51,6 +55,8 @@ NO_SECRETS = """
     api_key_file private_key_path secret_name passwordless keyboard monkey donkey AWS_ACCESS_KEY_ID
     PWD forward_pass bypass credentials_file lr optimizer.lr _target_ 0 ... seed
     author authors co_author path data.path patterns pattern patience patch pats_count session session_ids_file id
+    start_token bos_token image_token classToken user_token OLDPWD env_set.PWD pwd_length passphrase_file dsn_pool
+    connection connection_timeout ssh_key_file account_key_id connection_strength bot_token_count
     run_id webhook_timeout url auth_method cookiecutter bearer_count spatial authored jwt_algorithm
 """
 
@@ -63,38 +69,39 @@ def test_a_name_is_that_of_a_secret_by_the_words_at_its_end() -> None:
 
 def test_names_of_the_option_secrets_are_masked_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     config: dict[str, Any] = {
-        "secrets": ["dsn", "account-id"],
-        "hooks": {"mine": {"dsn": "ab://host/5", "main_dsn": "12345678-9", "dsn_pool": 5, "secrets": ["abc"]}},
-        "more": [{"accountId": 123456789, "dsn": None}],
+        "secrets": ["pin", "account-id"],
+        "hooks": {"mine": {"pin": "ab://host/5", "main_pin": "12345678-9", "pin_pool": 5, "secrets": ["abc"]}},
+        "more": [{"accountId": 123456789, "pin": None}],
     }
-    assert masked(config)["hooks"]["mine"]["dsn"] == "ab://host/5"
+    assert masked(config)["hooks"]["mine"]["pin"] == "ab://host/5"
     masking.name_secrets(config["secrets"])
     remember(config)
     assert masked(config) == {
-        "secrets": ["dsn", "account-id"],
-        "hooks": {"mine": {"dsn": "***", "main_dsn": "***", "dsn_pool": 5, "secrets": ["***"]}},
-        "more": [{"accountId": "***", "dsn": None}],
+        "secrets": ["pin", "account-id"],
+        "hooks": {"mine": {"pin": "***", "main_pin": "***", "pin_pool": 5, "secrets": ["***"]}},
+        "more": [{"accountId": "***", "pin": None}],
     }
-    assert mask_text("secrets: [dsn, account-id] 12345678-9 123456789 dsn=x, n=1") == (
-        "secrets: [dsn, account-id] *** *** dsn=***, n=1"
+    assert mask_text("secrets: [pin, account-id] 12345678-9 123456789 pin=x, n=1") == (
+        "secrets: [pin, account-id] *** *** pin=***, n=1"
     )
-    typed = ["secrets=[dsn,account-id]", "+hooks.mine.dsn=ab", "+hooks.mine.secrets=[a]", "seed=1"]
-    assert mask_overrides(typed) == [typed[0], "+hooks.mine.dsn=***", "+hooks.mine.secrets=***", "seed=1"]
-    assert mask_command(typed) == "'secrets=[dsn,account-id]' '+hooks.mine.dsn=***' '+hooks.mine.secrets=***' seed=1"
-    monkeypatch.setenv("MY_DSN", "in-the-environment")
+    typed = ["secrets=[pin,account-id]", "+hooks.mine.pin=ab", "+hooks.mine.secrets=[a]", "seed=1"]
+    assert mask_overrides(typed) == [typed[0], "+hooks.mine.pin=***", "+hooks.mine.secrets=***", "seed=1"]
+    assert mask_command(typed) == "'secrets=[pin,account-id]' '+hooks.mine.pin=***' '+hooks.mine.secrets=***' seed=1"
+    monkeypatch.setenv("MY_PIN", "in-the-environment")
     assert mask_text("x in-the-environment") == "x ***"
 
 
 def test_names_that_were_typed_hold_for_the_whole_command_line() -> None:
-    remember_overrides(["+hooks.mine.dsn=12345678-9", "++secrets=['dsn', x]"])
-    assert mask_text("dsn: a, 12345678-9, dsn=b") == "dsn: ***, ***, dsn=***"
-    assert masking.secret_names() == ["dsn", "x"]
+    remember_overrides(["+hooks.mine.pin=12345678-9", "++secrets=['pin', x]"])
+    assert mask_text("pin: a, 12345678-9, pin=b") == "pin: ***, ***, pin=***"
+    assert masking.secret_names() == ["pin", "x"]
 
 
 ORDINARY: dict[str, Any] = {
     "gt_key": "masks",
     "model": {"attention_token": "cls", "prompt_token": "<image>", "token_embedding": {"init": "normal"}},
     "tokenizer": {"pad_token": "<pad>", "eos_token": "</s>", "num_tokens": 5, "kind": "bpe"},
+    "task": {"start_token": "<|reserved_special_token_0|>", "end_token": "end-of-the-text", "class_token": "a" * 20},
     "transform": {"key": "image", "keys": ["image", "label"], "sort_key": "name", "primary_key": "id"},
     "password_strength": {"_target_": "m.Strength", "minimum": "good", "words": ["password", "secret"]},
     "secret_santa_rate": "high",
@@ -162,6 +169,12 @@ def test_a_config_keeps_its_structure() -> None:
         ("password=-1.5e3", "password=***"),
         ("+mine={password: 5, token: 5}", "+mine={password: ***, token: 5}"),
         ("+mine.url=redis://:pw@host", "+mine.url=redis://:***@host"),
+        ("+mine.my_token=glx-0123456789abcdef", "+mine.my_token=***"),
+        ("+mine.my_token='glx-0123456789abcdef',glx-0123456789abcdef", "+mine.my_token=***"),
+        ("+mine={my_token: glx-0123456789abcdef}", "+mine={my_token: ***}"),
+        ("+mine.url=https://hooks.slack.com/services/T0/B0/abc", "+mine.url=https://hooks.slack.com/***"),
+        ("task.pad_token=x?sig=abc", "task.pad_token=x?sig=***"),
+        *((same, same) for same in ("task.start_token=<s>", "task.start_token=[UNK12345678901234]")),
         *((same, same) for same in ("token=5", "api_key=null", "+a.token=${oc.env:X}", "hooks=[ema]", "~hooks.ema")),
         *((same, same) for same in ("optimizer.lr=1e-3", "++hooks.mine.key=a", "a.greater_keys=[accuracy]", "x=")),
     ],
@@ -214,6 +227,14 @@ def test_a_command_line() -> None:
         ("'https://h/x?X-Goog-Signature=0ab1'", "'https://h/x?X-Goog-Signature=***'"),
         ("https://h/x?Expires=1&Signature=%2Ba/b%3D", "https://h/x?Expires=1&Signature=***"),
         ("https://h/x?sv=1&sig=%2Ba%3D (403)", "https://h/x?sv=1&sig=*** (403)"),
+        ("pwd=abc; my_token=glx-0123456789abcdef, start_token=bos", "pwd=***; my_token=***, start_token=bos"),
+        ('{"my_token": "glx-0123456789abcdef", "end_token": "</s>"}', '{"my_token": "***", "end_token": "</s>"}'),
+        ("AccountName=me;AccountKey=abc==;EndpointSuffix=x", "AccountName=me;AccountKey=***;EndpointSuffix=x"),
+        ("to https://hooks.slack.com/services/T0/B0/abc, 3 times", "to https://hooks.slack.com/***, 3 times"),
+        ("https://discord.com/api/webhooks/123456789012/a-b_c1", "https://discord.com/api/webhooks/***"),
+        ("<https://me.webhook.office.com/webhookb2/a@b/x>", "<https://me.webhook.office.com/***>"),
+        ("https://chat.example.com/hooks/9kxf3ryo1jds7a (404)", "https://chat.example.com/hooks/*** (404)"),
+        ("https://api.telegram.org/bot123456:AAE-xyz0123456789/send?a=1", "https://api.telegram.org/bot***"),
         (r'{"url": "/x?n=1\u0026X-Amz-Signature=0ab1"}', r'{"url": "/x?n=1\u0026X-Amz-Signature=***"}'),
     ],
 )
@@ -234,6 +255,8 @@ def test_secrets_in_text(text: str, expected: str) -> None:
         "token = tokenizer.encode(text)",
         'f"https://{user}:{password}@host"',
         "http://localhost:8080/x",
+        "see https://example.com/docs/webhooks/getting-started and https://host/hydraloop/hooks/wandb.py#L120",
+        "OLDPWD=/home/me PWD=/home/me",
         'f"{url}?sig={sig}&signature=%(signature)s", a?sig_size=4&design=5',
         "x = 1;signature=inspect.signature(f); sig=signature",
         "if token == 'abc' or key != 'd':",
@@ -260,10 +283,26 @@ def test_the_environments_secrets_are_found_anywhere(monkeypatch: pytest.MonkeyP
     assert masked({"a": "a/b c'd\"e", "b": ["a/b c'd\"e"]}) == {"a": "***", "b": ["***"]}
 
 
+def test_variables_that_are_set_during_the_run_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's hook may log in and set one."""
+    text = "first-value second-value"
+    assert mask_text(text) == text
+    os.environ["LATE_TOKEN"] = "first-value"
+    assert mask_text(text) == "*** second-value"
+    os.environ["LATE_TOKEN"] = "second-value"
+    assert mask_text(text) == "first-value ***"
+    del os.environ["LATE_TOKEN"]
+    assert mask_text(text) == text
+
+
 def test_remembered_secrets_are_found_anywhere() -> None:
     remember({"a": {"api_key": "hunter2hunter2"}, "url": "ab://me:in-a-url@host", "b": {"tokens": ["some-thing"]}})
     remember({"sort_key": "filename", "key": "some words", "token": "short", "password": "password", "n": 3})
     remember({"secrets": [{"x": "in-a-list"}]})
+    remember({"notify": {"url": "https://hooks.slack.com/services/T0/B0/abc"}})
+    assert mask_text("host='hooks.slack.com': no answer from /services/T0/B0/abc") == (
+        "host='hooks.slack.com': no answer from /***"
+    )
     remember_overrides(["+hooks.mine.api_key='an override'", "--api-key=an-argument", "seed=123456789", "words"])
     same = "filename some words some-thing short password 123456789"
     assert (
@@ -339,6 +378,9 @@ def test_the_longest_is_masked_first() -> None:
         "&a=" * 66_000,
         "?" + "&sig" * 50_000,
         "?&" + "a-" * 100_000,
+        "https://a/hooks/" * 12_000,
+        "https://a/hook/" + "a-" * 100_000,
+        "connection" * 20_000,
         "\n+ token: a" + " b" * 100_000,
     ],
     ids=lambda text: re.sub(r"\s", "_", text[:12]),

@@ -28,6 +28,7 @@ from hydraloop.engine.distributed.ddp import average, unused_error, wrap_in_ddp
 from hydraloop.engine.distributed.fsdp import FSDPOptions, hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run.result import describe
+from hydraloop.safety.secrets import mask_text
 
 _FAILED = "failed"
 """The key in the store for the error of the rank that failed first."""
@@ -268,7 +269,7 @@ class ProcessGroup(Distributed):
         if isinstance(error, PeerError):
             return
         try:
-            self._store.compare_set(_FAILED, "", json.dumps([self.rank, describe(error)]))
+            self._store.compare_set(_FAILED, "", json.dumps([self.rank, mask_text(describe(error))]))
         except (RuntimeError, OSError):  # the launching process has the store
             self.orphaned = True
 
