@@ -73,7 +73,8 @@ def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
     for section in _MADE:
         for key, name, value in _leaves(hydra.get(section), f"hydra.{section}", section):
             swept = key.startswith("hydra.sweeper.params.")  # these become overrides
-            if key not in typed and _interpolates(value, anywhere=swept or name == "_target_"):
+            refused = _interpolates(value, anywhere=swept or name == "_target_") and key not in typed
+            if refused and not _is_job_name(key, value, hydra.get("job")):
                 raise _not_written(key)
             if name == "_target_":
                 _check_target(value, key)
@@ -107,6 +108,12 @@ def _leaves(node: Any, key: str, name: str) -> Iterator[tuple[str, str, Any]]:
 def _interpolates(value: Any, *, anywhere: bool) -> bool:
     """Return whether a value is an interpolation, which may become a section, or (`anywhere`) has one in it."""
     return isinstance(value, str) and "${" in value and (anywhere or _WHOLE.fullmatch(value) is not None)
+
+
+def _is_job_name(key: str, value: Any, job: Any) -> bool:
+    """Return whether a value is the name that submitit's launcher gives its jobs, and is a text as it is written."""
+    is_text = isinstance(job, dict) and "${" not in str(job.get("name"))
+    return key == "hydra.launcher.name" and value == "${hydra.job.name}" and is_text
 
 
 def _not_written(key: str) -> UserError:
