@@ -78,6 +78,7 @@ def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
                 raise _not_written(key)
             if name == "_target_":
                 _check_target(value, key)
+    _check_shapes(hydra)
     for section in _LOGGING:
         for key, name, value in _leaves(hydra.get(section), f"hydra.{section}", section):
             if name == "filename":
@@ -91,6 +92,19 @@ def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
                 _check_factory(value, key)
             elif str(value).startswith(("ext://", "cfg://")) and value not in _STREAMS:
                 raise UserError(f"{value} is refused", key=key, remedy=f"Use {' or '.join(_STREAMS)}.")
+
+
+def _check_shapes(hydra: dict[str, Any]) -> None:
+    """Refuse values at which Hydra would fail with an assertion or without a key."""
+    verbose = hydra.get("verbose", False)
+    names = verbose if isinstance(verbose, list) else [verbose]
+    if not isinstance(verbose, bool) and not all(isinstance(name, str) for name in names):
+        remedy = "Use true, false or names of loggers: hydra.verbose=[hydraloop]"
+        raise UserError(f"{verbose!r} does not name loggers", key="hydra.verbose", remedy=remedy)
+    for name, node in (hydra.get("callbacks") or {}).items():
+        if node is not None and not isinstance(node, dict):
+            key = f"hydra.callbacks.{name}"
+            raise UserError(f"{node!r} is not a callback", key=key, remedy=f"Name a class: +{key}._target_=…")
 
 
 def _leaves(node: Any, key: str, name: str) -> Iterator[tuple[str, str, Any]]:
