@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from hydraloop.cli import arguments, resume_command
 from hydraloop.cli.compose import opened
+from hydraloop.cli.console import end_with_reader
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan
 from hydraloop.cli.hydra_targets import check_search_path
@@ -109,6 +110,9 @@ class _App:
         args = arguments.read(argv)
         remember_overrides(args.overrides)
         environment.set_command([*environment.script(), *arguments.config_flags(args)])
+        shows = arguments.is_for_hydra(args) or args.cfg is not None
+        if shows or args.help or args.dry_run:
+            end_with_reader()
         if args.overrides[:1] == [resume_command.NAME]:
             return self._resume(args)
         name = args.config_name or self.name
@@ -141,7 +145,7 @@ class _App:
         from hydraloop.cli import hydra_run
 
         flags = arguments.flags(argv, args, folder)
-        if arguments.is_for_hydra(args) or args.cfg is not None:
+        if shows:
             return hydra_run.show([*flags, *overrides], folder, name)
         return jobs.run_sweep(command, flags, folder, name)
 

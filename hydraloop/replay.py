@@ -36,7 +36,7 @@ from hydraloop.hooks.shared.losses import Seen, samples_of
 from hydraloop.parts import Parts
 from hydraloop.run import attempts, changes
 from hydraloop.run.checkpoint_files import first_intact
-from hydraloop.run.config_yaml import plain
+from hydraloop.run.config_yaml import loaded, plain
 from hydraloop.run.directory import check_holds_run, checkpoint_folders
 from hydraloop.run.environment import versions
 from hydraloop.run.record_log import FILENAME, read_all
@@ -209,8 +209,9 @@ class Replay:
 def _redirect(hooks: DictConfig, run_dir: Path, folder: Path) -> None:
     """Let custom hooks that were given a path in the run directory write to another folder, also in a moved run."""
     old = [re.escape(json.dumps(str(run_dir.resolve()))[1:-1])]
-    with suppress(OSError, KeyError, TypeError):  # a run that was started from Python
-        runtime: Any = OmegaConf.select(OmegaConf.load(run_dir / attempts.RECORDS / "hydra.yaml"), "hydra.runtime")
+    with suppress(KeyError, TypeError):  # a run that was started from Python
+        file = run_dir / attempts.RECORDS / "hydra.yaml"
+        runtime: Any = OmegaConf.select(loaded(file, file), "hydra.runtime") if file.exists() else None
         began_in = runtime["output_dir"], os.path.relpath(runtime["output_dir"], runtime["cwd"])
         absolute, relative = (re.escape(json.dumps(path)[1:-1]) for path in began_in)
         old += [absolute, rf'(?<=")(?:\./)?{relative}']

@@ -52,6 +52,7 @@ _ABOVE_0 = {
     "distributed.timeout": "Use more than 0.",
     "distributed.bucket_cap_mb": "Use more than 0, or null.",
 }
+_OF_HYDRA = re.compile(r"\$\{hydra[:.]")
 _SECRET = re.compile(r"\w*[A-Za-z][\w-]*")
 _CHOICES = {
     "distributed.strategy": STRATEGIES,
@@ -71,7 +72,7 @@ def validate(cfg: DictConfig, *, trains: bool = False) -> None:
     """
     _check_keys(cfg)
     with hydra_config(cfg) if "hydra" in cfg else nullcontext():
-        _check_interpolations(cfg)
+        check_interpolations(cfg)
         _check_values(cfg)
         _check_data(cfg, trains=trains)
         _check_targets(cfg, trains=trains)
@@ -180,11 +181,16 @@ def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConf
         yield from _sections(node, f"{key}.")
 
 
-def _check_interpolations(node: DictConfig, prefix: str = "") -> None:
+def check_interpolations(node: DictConfig, prefix: str = "") -> None:
+    """Refuse interpolations that do not resolve.
+
+    Args:
+        prefix: of the keys of the node: `hydra.`.
+    """
     for name, raw in node.items_ex(resolve=False):
         key = f"{prefix}{name!s}"
         # ${hydra:runtime.output_dir} and the like have a value once the job runs.
-        if key == "hydra" or OmegaConf.is_missing(node, name) or (isinstance(raw, str) and "${hydra:" in raw):
+        if key == "hydra" or OmegaConf.is_missing(node, name) or (isinstance(raw, str) and _OF_HYDRA.search(raw)):
             continue
         try:
             value = node[name]
@@ -195,7 +201,7 @@ def _check_interpolations(node: DictConfig, prefix: str = "") -> None:
                 remedy="Name a key that exists (or set the variable), or write a value.",
             ) from error
         if isinstance(value, DictConfig):
-            _check_interpolations(value, f"{key}.")
+            check_interpolations(value, f"{key}.")
 
 
 def check_sweep_options(master: DictConfig) -> None:

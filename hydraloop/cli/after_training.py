@@ -50,7 +50,7 @@ class Command:
         if request.command == "export":
             exports.check_format(request.format)
         if request.command != "evaluate":
-            predictions.check_folder(self._output)
+            predictions.check_output(self._output)
         if request.command == "predict":
             predictions.check_suffix(self._output)
         self._found = find(request.run, request.checkpoint, request.overrides)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from hydra.core.override_parser.types import Override
-from omegaconf import MISSING, DictConfig
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
@@ -19,7 +19,7 @@ from hydraloop.errors import UserError
 from hydraloop.run.config_yaml import remember_names
 from hydraloop.safety.typed_options import keys_of
 from hydraloop.schemas.root import Config
-from hydraloop.validate import validate
+from hydraloop.validate import check_interpolations, validate
 
 if TYPE_CHECKING:
     from hydraloop.sweeps.planning import Plan
@@ -129,6 +129,8 @@ def check_hydra_node(cfg: DictConfig, lines: Sequence[str]) -> None:
     keys = keys_of(lines)
     hydra_targets.check_hydra(cfg, keys)
     config_file_limits.check_limits(cfg, keys)
+    for key in ("run", "sweep", "job.env_set"):  # the whole node would take 10 ms
+        check_interpolations(OmegaConf.select(cfg.hydra, key), f"hydra.{key}.")
 
 
 def explained(compose: Callable[[Sequence[str]], T], lines: Sequence[str], composer: Composer) -> T:

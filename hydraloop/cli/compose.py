@@ -38,14 +38,16 @@ class Composer:
         """Return the config of one job, with the node `hydra`.
 
         Raises:
-            UserError: the search path has a package that is not trusted.
+            UserError: the search path has a package that is not trusted, or a variable of `hydra.job.env_copy` is not
+                set.
             Exception: what Hydra raises.
         """
         found = self._last.get(key := tuple(overrides))
         if found is None:  # composing takes about 100 ms, also if it fails
             try:
                 check_search_path(self._name, overrides)
-                found = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
+                with _variables_set():
+                    found = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
             except Exception as error:
                 found = error
             self._last = dict([*self._last.items(), (key, found)][-2:])
@@ -57,7 +59,8 @@ class Composer:
         """Return what Hydra composes for a sweep before its jobs: without the values that are swept."""
         check_search_path(self._name, overrides)
         loader = GlobalHydra.instance().config_loader()
-        return loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
+        with _variables_set():
+            return loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
 
     def options(self, group: str) -> list[str]:
         """Return the options of a config group."""
@@ -77,6 +80,19 @@ class Composer:
     def _listed(self, group: str, kind: ObjectType) -> list[str]:
         sources = GlobalHydra.instance().config_loader().get_sources()
         return sorted({name for source in sources if source.is_group(group) for name in source.list(group, kind)})
+
+
+@contextmanager
+def _variables_set() -> Iterator[None]:
+    """Refuse a variable of `hydra.job.env_copy` that is not set, for which Hydra raises a KeyError."""
+    try:
+        yield
+    except KeyError as error:
+        name = error.args[0]
+        remedy = f"Set it in the shell: export {name}=… Or leave it out."
+        raise UserError(
+            f"the environment variable {name} is not set", key="hydra.job.env_copy", remedy=remedy
+        ) from error
 
 
 class _ExtraFolder(SearchPathPlugin):

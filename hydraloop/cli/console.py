@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -92,6 +93,11 @@ class _FileErrors:
             print(
                 f"warning: {self._name} cannot be written: {error}; messages are in the terminal only", file=sys.stderr
             )
+
+
+def end_with_reader() -> None:
+    """End this process without a message when the reader of its output ends (`| head`). For what only prints."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def ensure() -> None:

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import UserError
 from hydraloop.run import changes, code_patch, record_log
 from hydraloop.run.checkpoint_files import newest_intact
-from hydraloop.run.config_yaml import plain
+from hydraloop.run.config_yaml import loaded, plain
 from hydraloop.run.directory import check_holds_run, checkpoint_folders, config_file
 from hydraloop.run.result import FILENAME as RESULT_FILE
 
@@ -53,7 +53,7 @@ def compare(a: Path, b: Path) -> dict[str, list[str]]:
     """Return the differences of two runs as lines, by section.
 
     Raises:
-        UserError: a directory has no run.
+        UserError: a directory has no run, or a config that cannot be read.
     """
     for run_dir in (a, b):
         check_holds_run(run_dir)
@@ -92,11 +92,11 @@ def _between(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
 
 def _configs(*run_dirs: Path) -> list[Any]:
     """Return the configs, resolved if each of them resolves here."""
-    configs = [OmegaConf.create() if file is None else OmegaConf.load(file) for file in map(config_file, run_dirs)]
+    configs = [OmegaConf.create() if file is None else loaded(file, file) for file in map(config_file, run_dirs)]
     try:
         return [plain(cfg) for cfg in configs]
     except OmegaConfBaseException:
-        return [OmegaConf.to_container(cfg, resolve=False) for cfg in configs if isinstance(cfg, DictConfig)]
+        return [OmegaConf.to_container(cfg, resolve=False) for cfg in configs]
 
 
 def _patched(a: Path, b: Path) -> list[str]:

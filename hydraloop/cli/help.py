@@ -55,8 +55,24 @@ Examples
   {command} distributed.nproc_per_node=2                     two processes; torchrun works too
   {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
   {command} resume outputs/<run> engine.max_epochs=30        continue a run with its options
-  python -m hydraloop evaluate outputs/<run>                 a finished run; also predict, export and replay
 """
+
+COMMANDS = """\
+Commands for runs and sweeps
+  python -m hydraloop resume <run>     continue a run with its saved config
+  python -m hydraloop evaluate <run>   print the metrics of a finished run; --help lists the arguments
+  python -m hydraloop predict <run>    write its predictions
+  python -m hydraloop export <run>     write its model
+  python -m hydraloop replay <run> iteration=<n>
+                                       rebuild it at an iteration, and compare it with its records
+  python -m hydraloop diff <run> <run> print what differs between two runs
+  python -m hydraloop status <folder>  print how a sweep or a run is doing
+  python -m hydraloop attach <folder>  show it until it ends
+  python -m hydraloop results <sweep>  print its results, and write results.csv and results.json
+  python -m hydraloop logs <folder> [job]
+                                       print what a job, a run or a controller has printed; -f follows it
+  python -m hydraloop stop <folder>    let it save and end, and end all of its processes
+  python -m hydraloop sync <folder>    send trackers the records that they do not have"""
 
 
 def format_plan(cfg: DictConfig) -> str:
@@ -95,6 +111,7 @@ def format_help(composer: Composer, command: str) -> str:
         _options("Options of FSDP2 (distributed.fsdp.wrap=[Block])", FSDPConf),
         _options("Weights to start a part of the model from (init.checkpoint=…)", InitConf),
         _EXAMPLES.format(command=command),
+        COMMANDS,
     ]
     return "\n".join(parts).rstrip()
 

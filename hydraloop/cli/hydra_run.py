@@ -40,13 +40,14 @@ def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
         callbacks.on_run_start(config=cfg, config_name=name)
         returned = JobReturn()
         try:
-            returned = run_job(
-                task_function=_masked(job),
-                config=cfg,
-                job_dir_key="hydra.run.dir",
-                job_subdir_key=None,
-                hydra_context=hydra_versions.context(GlobalHydra.instance().config_loader(), callbacks),
-            )
+            with hydra_versions.log_configured():
+                returned = run_job(
+                    task_function=_masked(job),
+                    config=cfg,
+                    job_dir_key="hydra.run.dir",
+                    job_subdir_key=None,
+                    hydra_context=hydra_versions.context(GlobalHydra.instance().config_loader(), callbacks),
+                )
         finally:
             callbacks.on_run_end(config=cfg, config_name=name, job_return=returned)
         _ = returned.return_value  # raises the job's error

@@ -73,10 +73,12 @@ def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
     for section in _MADE:
         for key, name, value in _leaves(hydra.get(section), f"hydra.{section}", section):
             swept = key.startswith("hydra.sweeper.params.")  # these become overrides
-            if key not in typed and _interpolates(value, anywhere=swept or name == "_target_"):
+            refused = _interpolates(value, anywhere=swept or name == "_target_") and key not in typed
+            if refused and not _is_job_name(key, value, hydra.get("job")):
                 raise _not_written(key)
             if name == "_target_":
                 _check_target(value, key)
+    _check_shapes(hydra)
     for section in _LOGGING:
         for key, name, value in _leaves(hydra.get(section), f"hydra.{section}", section):
             if name == "filename":
@@ -90,6 +92,19 @@ def check_hydra(cfg: DictConfig, typed: Collection[str] = ()) -> None:
                 _check_factory(value, key)
             elif str(value).startswith(("ext://", "cfg://")) and value not in _STREAMS:
                 raise UserError(f"{value} is refused", key=key, remedy=f"Use {' or '.join(_STREAMS)}.")
+
+
+def _check_shapes(hydra: dict[str, Any]) -> None:
+    """Refuse values at which Hydra would fail with an assertion or without a key."""
+    verbose = hydra.get("verbose", False)
+    names = verbose if isinstance(verbose, list) else [verbose]
+    if not isinstance(verbose, bool) and not all(isinstance(name, str) for name in names):
+        remedy = "Use true, false or names of loggers: hydra.verbose=[hydraloop]"
+        raise UserError(f"{verbose!r} does not name loggers", key="hydra.verbose", remedy=remedy)
+    for name, node in (hydra.get("callbacks") or {}).items():
+        if node is not None and not isinstance(node, dict):
+            key = f"hydra.callbacks.{name}"
+            raise UserError(f"{node!r} is not a callback", key=key, remedy=f"Name a class: +{key}._target_=…")
 
 
 def _leaves(node: Any, key: str, name: str) -> Iterator[tuple[str, str, Any]]:
@@ -107,6 +122,12 @@ def _leaves(node: Any, key: str, name: str) -> Iterator[tuple[str, str, Any]]:
 def _interpolates(value: Any, *, anywhere: bool) -> bool:
     """Return whether a value is an interpolation, which may become a section, or (`anywhere`) has one in it."""
     return isinstance(value, str) and "${" in value and (anywhere or _WHOLE.fullmatch(value) is not None)
+
+
+def _is_job_name(key: str, value: Any, job: Any) -> bool:
+    """Return whether a value is the name that submitit's launcher gives its jobs, and is a text as it is written."""
+    is_text = isinstance(job, dict) and "${" not in str(job.get("name"))
+    return key == "hydra.launcher.name" and value == "${hydra.job.name}" and is_text
 
 
 def _not_written(key: str) -> UserError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,15 @@ def check_suffix(path: Path) -> None:
         )
 
 
-def check_folder(path: Path) -> None:
-    """Refuse a file in a folder that does not exist, and a folder."""
+def check_output(path: Path) -> None:
+    """Refuse a file in a folder that does not exist, a folder, and a file that exists."""
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent}", key=_KEY, remedy="Create it, or name another file.")
     if path.is_dir():
         raise UserError(f"{path} is a folder", key=_KEY, remedy="Name a file in it, or another one.")
+    if path.exists():
+        free = next(other for n in count(2) if not (other := path.with_stem(f"{path.stem}_{n}")).exists())
+        raise UserError(f"{path} exists", key=_KEY, remedy=f"Name another file: output={shlex.quote(str(free))}")
 
 
 def write(path: Path, parts: Parts) -> None:

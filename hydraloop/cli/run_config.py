@@ -14,7 +14,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from hydraloop.cli import arguments
 from hydraloop.errors import UserError, suggestion
 from hydraloop.run.attempts import RECORDS
-from hydraloop.run.config_yaml import remember_config, resolved
+from hydraloop.run.config_yaml import loaded, remember_config, resolved
 from hydraloop.run.directory import CONFIG, config_file
 from hydraloop.schemas.root import Config
 
@@ -33,13 +33,14 @@ def config_of(
         saved: the config of a checkpoint, used instead, as YAML.
 
     Raises:
-        UserError: the config does not fit this version, or an override does not fit the config.
+        UserError: the config cannot be read or does not fit this version, or an override does not fit the config.
     """
     file = config_file(run_dir)
     if file is None:
         raise UserError(f"{run_dir} has no {RECORDS}/{CONFIG}", key="run", remedy="Name another run.")
+    config = loaded(file, file) if saved is None else loaded(saved, f"the config in a checkpoint of {run_dir}")
     try:
-        cfg = _typed(OmegaConf.load(file) if saved is None else OmegaConf.create(saved))
+        cfg = _typed(config)
     except OmegaConfBaseException as error:
         raise UserError(
             f"the config of {run_dir} does not fit this version of hydraloop: {str(error).splitlines()[0]}",
@@ -49,7 +50,7 @@ def config_of(
     OmegaConf.set_struct(cfg, True)
     for override in arguments.parse(overrides):
         _apply(override, cfg)
-    _fill(cfg, cache(lambda: OmegaConf.create(meta().get("config", ""))))
+    _fill(cfg, cache(lambda: loaded(meta().get("config", ""), f"the config in a checkpoint of {run_dir}")))
     cfg = _typed(resolved(cfg))
     remember_config(cfg)
     return cfg

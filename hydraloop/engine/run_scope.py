@@ -32,11 +32,15 @@ log = logging.getLogger(__name__)
 def locked(engine: Engine) -> Iterator[None]:
     """Hold the lock of the run directory in the body. Until it is acquired, no file is written and no hook called.
 
+    The directory is created if it does not exist.
+
     Raises:
+        OSError: the directory cannot be created.
         UserError: there is no optimizer; or another process trains in the directory, and other ranks get a `PeerError`.
     """
     _ = engine.optimizer
     if engine.lock is None:
+        engine.run_dir.mkdir(parents=True, exist_ok=True)
         yield
         return
     try:

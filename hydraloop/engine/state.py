@@ -66,7 +66,7 @@ class EngineState(LogsRecords):
         on_error: by name; by default from the classes.
         schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
         settings: the options.
-        run_dir: for this run's files.
+        run_dir: for this run's files; `train` creates it.
         seed: of the run; the caller seeds the generators.
         distributed: the ranks; None: a single process.
         precision: None: fp32.

@@ -73,9 +73,10 @@ class Jobs:
         """
         launch_checks.check_single_run()
         trackers = SweepTrackers(command.axes, 0 if command.plan is None else command.plan.axes.count)
+        lines, typed = command.overrides, command.typed  # a launcher pickles the job, and cannot pickle the plan
 
         def job(cfg: DictConfig, run_dir: Path) -> float | None:
-            self._begin_process(command)
+            self._begin_process(lines)
             with ExitStack() as lock:
                 try:
                     launch_checks.check(cfg)
@@ -85,7 +86,7 @@ class Jobs:
                     self.reports.start_job()
                     self.reports.end_job(error)
                     raise
-                return self.train(cfg, run_dir, None, typed=command.typed)
+                return self.train(cfg, run_dir, None, typed=typed)
 
         with ExitStack() as locks:
             directory, overrides = settle_sweep(command, locks)
@@ -99,11 +100,11 @@ class Jobs:
                 trackers.end(directory)
                 self.reports.print_sweep(interrupted=trackers.ended == "interrupted")
 
-    def _begin_process(self, command: Command) -> None:
+    def _begin_process(self, overrides: Sequence[str]) -> None:
         """Prepare this process, which a launcher may have started. A method: joblib would copy globals of a closure."""
         ALLOWLIST.trust_folder(self.project)
         ALLOWLIST.trust(self.trusted)
-        remember_overrides(command.overrides)
+        remember_overrides(overrides)
 
     def train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None, *, typed: Sequence[str]) -> float | None:
         """Train in this process, or in several, as Hydra's job. The directory is locked, and has Hydra's records.

@@ -28,6 +28,25 @@ _NO_NAMES = "\nsecrets: []\n"
 """The default of the option `secrets`. It is not a secret."""
 
 
+def loaded(source: Path | str, name: object) -> DictConfig:
+    """Return the config in a file or a text of YAML.
+
+    Args:
+        name: of the file or the text, for the error.
+
+    Raises:
+        UserError: it is no YAML, has a tag of another object than a path, or is not a mapping.
+    """
+    try:
+        config = OmegaConf.load(source) if isinstance(source, Path) else OmegaConf.create(source)
+        if not isinstance(config, DictConfig):
+            raise ValueError("it is not a mapping")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problem = f"{name} cannot be read: {' '.join(str(error).split())}"
+        raise UserError(problem, remedy="Restore the file, or name another run.") from error
+    return config
+
+
 def plain(value: Any) -> Any:
     """Return a value for JSON: configs resolved, tuples as lists, NaN and infinity as strings."""
     if OmegaConf.is_config(value):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import hydra
@@ -14,6 +14,8 @@ from hydra.core.utils import configure_log as hydra_configure_log
 from hydra.types import HydraContext
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hydraloop.errors import UserError
 
 IS_1_3 = hydra.__version__.startswith("1.3")
 
@@ -88,9 +90,26 @@ def configure_log(config: DictConfig | None, verbose: bool | str | list[str]) ->
     Args:
         config: `hydra.job_logging`; None: Hydra's default.
         verbose: `hydra.verbose`.
+
+    Raises:
+        UserError: Python's logging refuses the config.
     """
     listed = OmegaConf.create(verbose) if isinstance(verbose, list) else verbose
-    hydra_configure_log(cast(Any, config), listed, **_whitelist())
+    with log_configured():
+        hydra_configure_log(cast(Any, config), listed, **_whitelist())
+
+
+@contextmanager
+def log_configured() -> Iterator[None]:
+    """Raise an error of Python's logging about its config as the user's mistake."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith(("Unable to configure ", "Unsupported version")):
+            raise
+        cause = "" if error.__cause__ is None else f": {error.__cause__}"
+        remedy = "Change it there or in hydra.hydra_logging, or leave it out."
+        raise UserError(f"{error}{cause}", key="hydra.job_logging", remedy=remedy) from error
 
 
 def register_resolver(name: str, resolver: Callable[[], str]) -> None:

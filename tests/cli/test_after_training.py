@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hydraloop.cli.predictions import check_folder, write
+from hydraloop.cli.predictions import check_output, write
 from hydraloop.data import Digits
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.errors import UserError
@@ -166,6 +166,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "evaluate run data.tset=null": ("data.tset: there is no such option", "Did you mean test?"),
     "predict run output=x.csv": ("output: x.csv is neither JSON lines", "Use x.jsonl or .npz."),
     "predict run output=nope/x.npz": ("output: there is no folder nope", "Create it"),
+    "predict run output=run/metrics.jsonl": ("output: run/metrics.jsonl exists", "output=run/metrics_2.jsonl\n"),
+    "export run --format pt2 output=train.py": ("output: train.py exists", "Name another file: output=train_2.py\n"),
     "export run --format onnx": ("--format: onnx needs onnx and onnxscript", "pip install onnx onnxscript"),
     "export branching --format pt2": ("--format: Branching cannot be exported as a graph", "--format safetensors"),
 }
@@ -195,7 +197,7 @@ def test_a_mistake_is_one_message(line: str, trained: Project) -> None:
 
 def test_a_folder_is_refused_before_anything_is_predicted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^output: .* is a folder\n"):
-        check_folder(tmp_path)
+        check_output(tmp_path)
 
 
 def test_an_output_with_the_name_of_the_position_is_refused(tmp_path: Path) -> None:

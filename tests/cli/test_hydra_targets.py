@@ -111,6 +111,17 @@ def test_interpolations_are_refused_unless_they_are_typed(sections: dict[str, An
     check_hydra(config(hydra_logging={"root": {"level": "${now:%S}"}}), {"hydra.hydra_logging.root.level"})
 
 
+def test_the_name_of_a_launchers_jobs_may_be_that_of_the_program_as_written() -> None:
+    cfg = config(launcher={"name": "${hydra.job.name}"})
+    cfg.hydra.job.name = "train"
+    check_hydra(cfg)
+    for value in (LATER, "${evil}"):
+        cfg.hydra.job.name = value
+        with pytest.raises(UserError, match="an interpolation is refused here") as caught:
+            check_hydra(cfg)
+        assert caught.value.key == "hydra.launcher.name"
+
+
 def test_a_trusted_target_passes() -> None:
     cfg = config(
         callbacks={"x": {"_target_": "torch.hub.load"}}, job_logging=handler(**{"()": "logging.config.listen"})

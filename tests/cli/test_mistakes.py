@@ -101,6 +101,13 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "engine.max_iters=0": ("engine.max_iters", "Use 1 or more, or null for max_epochs."),
     "engine.peak_tflops=0": ("engine.peak_tflops", "null"),
     "seed=-1": ("seed", "Use 0"),
+    "hydra.job.env_copy=[NOPE]": ("hydra.job.env_copy", "export NOPE="),
+    "-m seed=1,2 hydra.job.env_copy=[NOPE]": ("hydra.job.env_copy", "export NOPE="),
+    "hydra.verbose=[a,5]": ("hydra.verbose", "true, false or names of loggers"),
+    "+hydra.callbacks.x=5": ("hydra.callbacks.x", "_target_"),
+    "hydra.run.dir=${nope}": ("hydra.run.dir", "Name a key that exists"),
+    "-m seed=1,2 hydra.sweep.dir=${nope}": ("hydra.sweep.dir", "Name a key that exists"),
+    "++hydra.job.env_set.A=${nope}": ("hydra.job.env_set.A", "Name a key that exists"),
     "weights=rw": ("weights", "Use averaged or raw."),
 }
 MORE_MISTAKES: dict[str, tuple[str, str]] = {

@@ -86,7 +86,13 @@ def test_the_order_is_not_checked_where_the_user_says_so() -> None:
             command.compose_job(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)
 
 
-def test_help_names_groups_options_flags_and_examples() -> None:
+COMMANDS = (
+    *("resume", "evaluate", "predict", "export", "replay", "diff"),
+    *("status", "attach", "results", "logs", "stop", "sync"),
+)
+
+
+def test_help_names_groups_options_flags_examples_and_commands() -> None:
     from hydraloop.cli.help import format_help
 
     with composer() as opened:
@@ -104,6 +110,7 @@ def test_help_names_groups_options_flags_and_examples() -> None:
         "  optimizer=null",
         "resume=auto",
         "hooks=ema,profiler",
+        *(f"\n  python -m hydraloop {name} " for name in COMMANDS),
     ):
         assert part in text, part
     groups = {line.strip() for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")}

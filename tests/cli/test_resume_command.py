@@ -64,6 +64,17 @@ def test_mistakes(words: list[str], message: str, run: Path) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["seed: !unknown 1", "seed: !!python/object/apply:os.getcwd []", "[1", "[1]"])
+def test_a_config_that_cannot_be_read_is_named(text: str, run: Path, tmp_path: Path) -> None:
+    file = tmp_path / ".hydra" / "config.yaml"
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        check(str(tmp_path))
+    assert str(caught.value).startswith(f"{file} cannot be read: ")
+    assert caught.value.remedy == "Restore the file, or name another run."
+
+
 def test_a_run_with_objects_from_python_is_continued_from_python(run: Path, tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     shutil.copy(run / ".hydra" / "config.yaml", tmp_path / ".hydra")

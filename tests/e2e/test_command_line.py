@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -290,6 +294,20 @@ def test_what_they_print(project: Project) -> None:
     assert str(project.path / "conf") in search.out
     assert completed.code == 2
     assert "the config 'other' does not exist" in completed.err
+
+
+def test_a_reader_that_ends_is_no_error(project: Project) -> None:
+    """`| head`. The pipe has no reader from the beginning."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    lines = (["--help"], ["--cfg", "job"], ["--dry-run"], ["--info"], ["resume", "--help"])
+    commands = [[sys.executable, "train.py", *line] for line in lines]
+    processes = [
+        subprocess.Popen(line, cwd=project.path, stdout=writer, stderr=subprocess.PIPE, text=True) for line in commands
+    ]
+    os.close(writer)
+    assert [process.communicate(timeout=60)[1] for process in processes] == [""] * len(lines)
+    assert {process.returncode for process in processes} == {-signal.SIGPIPE}
 
 
 @pytest.mark.slow

@@ -222,6 +222,16 @@ def test_hydras_own_flags_are_checked_by_argparse(project: Project) -> None:
     assert "Traceback" not in done.text
 
 
+@pytest.mark.parametrize("section", ["job_logging", "hydra_logging"])
+def test_a_section_that_pythons_logging_refuses(section: str, project: Project) -> None:
+    done = project.train(f"hydra.{section}.root.level=FOO")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "error: hydra.job_logging: Unable to configure root logger: Unknown level: 'FOO'\n"
+        "  Change it there or in hydra.hydra_logging, or leave it out.\n"
+    )
+
+
 def test_an_unwritable_directory_for_outputs(project: Project) -> None:
     (project.path / "outputs").write_text("a file where the folder should be")
     done = project.train()

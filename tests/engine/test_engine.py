@@ -214,6 +214,19 @@ def test_a_loader_that_does_not_yield_its_length_is_a_clear_message(tmp_path: Pa
     assert "__len__" in str(caught.value)
 
 
+def test_a_run_directory_that_does_not_exist_is_created(tmp_path: Path) -> None:
+    make_engine(tmp_path / "new" / "run").train()
+    assert (tmp_path / "new" / "run" / "result.json").exists()
+
+
+def test_a_run_directory_that_is_a_file_is_found_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    engine = make_engine(tmp_path / "file")
+    with pytest.raises(FileExistsError):
+        engine.train()
+    assert engine.progress.iteration == 0
+
+
 def test_without_training_data_or_with_an_empty_loader(tmp_path: Path) -> None:
     task = tiny_task()
     optimizer = torch.optim.SGD(task.parameters())
