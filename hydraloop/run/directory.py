@@ -21,6 +21,8 @@ from hydraloop.run.attempts import RECORDS
 from hydraloop.run.checkpoint_files import RUN_DIR_FILE
 from hydraloop.run.config_yaml import masked_yaml
 from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.projects import remember
 
 OUTPUTS = Path("outputs")
 """Runs of one job, as `outputs/<date>/<time>-<id>`."""
@@ -80,11 +82,16 @@ def config_file(run_dir: Path) -> Path | None:
 def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, recorded: bool = False) -> None:
     """Write the config, unless it is written already, and the checkpoint folders, for a later `resume=`.
 
+    A new run is also recorded as one of the projects whose Python files are trusted.
+
     Args:
         out_dirs: of the run's checkpoint hooks, if they are set.
         resumed: the run continues what an earlier process started.
         recorded: the process that launched this one has written the config.
     """
+    if not resumed:
+        for project in ALLOWLIST.folders:
+            remember(Path(project), run_dir)
     records = run_dir / RECORDS
     begun = (records / CONFIG).exists()
     if not begun or not (recorded or created_by_hydra(run_dir)):

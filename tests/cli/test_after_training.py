@@ -167,7 +167,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "predict run output=x.csv": ("output: x.csv is neither JSON lines", "Use x.jsonl or .npz."),
     "predict run output=nope/x.npz": ("output: there is no folder nope", "Create it"),
     "export run --format onnx": ("--format: onnx needs onnx and onnxscript", "pip install onnx onnxscript"),
-    "export branching --format pt2": ("--format: Branching cannot be exported as a graph", "--format safetensors"),
+    "export branching --format pt2 --trusted .": (
+        "--format: Branching cannot be exported as a graph",
+        "--format safetensors",
+    ),
 }
 LINES = [pytest.param(line, marks=pytest.mark.slow) if "branching" in line else line for line in MISTAKES]
 
@@ -230,7 +233,7 @@ def test_a_refusal_has_the_command_that_works(trained: Project) -> None:
     )
     assert refused.code == 1
     assert refused.err.startswith(f"error: task.model._target_: a config may not instantiate {__name__}.Net")
-    found = re.search(r"run `python (.*)`\. Classes in the working directory", refused.err)
+    found = re.search(r"run `python (.*)`\. Classes in the folder of the project", refused.err)
     assert found is not None
     assert found[1].endswith("split=val --trusted tests,timm")
     done = trained.python(*found[1].split())
