@@ -28,12 +28,12 @@ from hydraloop.validate import validate
 NAME = "resume"
 BASE = "hydraloop"
 """The primary config, which has no options of the user."""
-HELP = """usage: resume RUN [KEY=VALUE …] [--dry-run] [--pdb] [--trusted PACKAGES]
+HELP = """usage: resume RUN [KEY=VALUE …] [--dry-run] [--pdb] [--trusted PACKAGES] [--trusted-links]
 
 Continue a run with its saved config. RUN is a run directory, outputs/<date>/<run>, or a checkpoint file in it.
 KEY=VALUE changes an option, and +KEY=VALUE adds one. The run prints each change.
 PACKAGES, such as timm,peft, may be named by the config; a dot stands for the files in the working directory. Only
-`python -m hydraloop resume` takes them."""
+`python -m hydraloop resume` takes them. --trusted-links follows links that lead out of the run directory."""
 
 
 def trusted(argv: Sequence[str]) -> tuple[Path, list[str], list[str]]:
@@ -68,7 +68,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
     is_other = args.multirun or args.cfg is not None or arguments.is_for_hydra(args) or arguments.config_flags(args)
     if is_other or not args.overrides[1:]:
         raise UserError(
-            "it takes a run directory, overrides, --dry-run and --pdb",
+            "it takes a run directory, overrides, --dry-run, --pdb and --trusted-links",
             key=NAME,
             remedy="Write resume outputs/<date>/<run> engine.max_epochs=4.",
         )
@@ -100,7 +100,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
         cfg.hydra.overrides.task = lines
     check_hydra_node(cfg, hydra_lines)
     validate(cfg)
-    return Command(lines, cfg)
+    return Command(lines, cfg, follows_links=args.trusted_links)
 
 
 def _meta(checkpoint: Path | None) -> Mapping[str, Any]:

@@ -6,9 +6,10 @@ folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,6 +103,34 @@ def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed:
     for path in map(Path.resolve, out_dirs):
         with (records / _FOLDERS).open("a", encoding="utf-8") as file:
             file.write(f"{path.relative_to(within) if path.is_relative_to(within) else path}\n")
+
+
+def check_links(directory: Path, *, key: str) -> None:
+    """Refuse links in a directory that lead out of it: a resumed run would write there, and may come from anywhere.
+
+    The directory itself, and those above it, may be links.
+
+    Raises:
+        UserError: there is such a link; names `key`.
+    """
+    inside = directory.resolve()
+    for link in _links(directory):
+        target = Path(os.path.realpath(link))
+        if not target.is_relative_to(inside):
+            raise UserError(
+                f"{link} is a link to {target}, outside of {directory}",
+                key=key,
+                remedy="Remove the link. If you trust all links there, add --trusted-links to the command.",
+            )
+
+
+def _links(directory: Path | str) -> Iterator[str]:
+    with suppress(OSError), os.scandir(directory) as entries:  # a missing one, or one that cannot be read
+        for entry in entries:
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir():
+                yield from _links(entry.path)
 
 
 def refuse_held(directory: Path, *, key: str, remedy: str) -> None:

@@ -133,10 +133,11 @@ def check_command(
     """
     lines, is_sweep = command_line.read(args, composer)
     if is_sweep:
-        return check(lines, composer, trains=trains, check_job=check_job)
+        command = check(lines, composer, trains=trains, check_job=check_job)
+        return replace(command, follows_links=args.trusted_links)
     cfg = command_line.compose_job(lines, composer, trains=trains)
     check_job(cfg)
-    return Command(lines, cfg)
+    return Command(lines, cfg, follows_links=args.trusted_links)
 
 
 def check(

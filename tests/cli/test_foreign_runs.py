@@ -1,4 +1,4 @@
-"""The commands for finished runs: in a folder where an archive was unpacked, and in the project that has trained."""
+"""Runs from other people: their archives run no code, and resuming them writes nothing outside of the run."""
 
 from __future__ import annotations
 
@@ -86,3 +86,63 @@ def test_a_file_beside_a_run_in_outputs_is_not_of_the_project(trained: Project) 
     done = command(trained, "evaluate", RUN, "task.model._target_=outputs.unpacked.Net")
     assert "a config may not instantiate outputs.unpacked.Net" in done.err
     assert not (trained.path / "owned").exists()
+
+
+# Links. --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(trained: Project, tmp_path: Path) -> Path:
+    """A run of someone else, whose config names only classes of hydraloop. Beside it is the user's file `profile`."""
+    shutil.copytree(trained.path / RUN, tmp_path / "run")
+    config = tmp_path / "run" / ".hydra" / "config.yaml"
+    config.write_text(config.read_text().replace("evil.Net", "hydraloop.models.SmallCNN"))
+    (tmp_path / "profile").write_text("export PATH\n")
+    return tmp_path / "run"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "words"),
+    [
+        ("metrics.jsonl", "profile", ["-m", "hydraloop", "resume", "RUN", "engine.max_epochs=9"]),
+        ("train.log", "profile", ["train.py", "resume", "RUN", "engine.max_epochs=9"]),
+        ("checkpoints", "folder", ["train.py", "resume=RUN", "engine.max_epochs=9"]),
+        (".lock", "new", ["train.py", "resume=auto", "hydra.run.dir=RUN", "engine.max_epochs=9"]),
+        ("metrics.jsonl", "profile", ["-c", "import hydraloop as h; h.build(h.compose(['resume=RUN']))"]),
+    ],
+)
+def test_no_link_leads_a_resumed_run_to_other_files(
+    foreign: Path, trained: Project, name: str, target: str, words: list[str]
+) -> None:
+    link = foreign / name
+    if link.is_dir():
+        link.rename(foreign.parent / target)
+    link.unlink(missing_ok=True)
+    link.symlink_to(foreign.parent / target)
+    before = files(foreign.parent)
+    done = trained.python(*(word.replace("RUN", str(foreign)) for word in words))
+    assert files(foreign.parent) == before
+    assert done.code != 0
+    assert f"{link} is a link to {foreign.parent / target}, outside of {foreign}" in done.err
+    assert "--trusted-links" in done.err
+
+
+def test_links_inside_a_run_and_above_it_are_followed(foreign: Path, trained: Project, tmp_path: Path) -> None:
+    (foreign / "newest.jsonl").symlink_to("metrics.jsonl")
+    (tmp_path / "above").symlink_to(tmp_path)
+    done = trained.python("-m", "hydraloop", "resume", str(tmp_path / "above" / "run"), "engine.max_epochs=3")
+    assert done.code == 0, done.text
+
+
+def test_links_are_followed_if_that_is_typed(foreign: Path, trained: Project) -> None:
+    (foreign / "metrics.jsonl").rename(foreign.parent / "records")
+    (foreign / "metrics.jsonl").symlink_to("../records")
+    before = (foreign.parent / "records").read_text()
+    command = ("-m", "hydraloop", "resume", str(foreign), "engine.max_epochs=3", "--trusted-links")
+    done = trained.python(*command)
+    assert done.code == 0, done.text
+    assert len((foreign.parent / "records").read_text()) > len(before)
