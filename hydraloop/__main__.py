@@ -15,6 +15,9 @@ if sys.argv[1:2] == ["diff"]:
     end_with_reader()
     sys.exit(diff(sys.argv[2:]))
 
+if sys.argv[1:2] and sys.argv[1] in ("evaluate", "predict", "export", "replay", "resume") and not sys.flags.safe_path:
+    del sys.path[0]  # the working directory, from which nothing is imported until it is trusted
+
 if sys.argv[1:2] and sys.argv[1] in ("status", "attach", "logs", "results", "stop"):
     from hydraloop.sweeps.commands import main as sweeps
 
@@ -25,11 +28,15 @@ if sys.argv[1:2] and sys.argv[1] in ("evaluate", "predict", "export", "replay"):
 
     sys.exit(after_training(sys.argv[1:]))
 
-if (
-    sys.argv[1:2] != ["resume"]
-    and not Path("conf").is_dir()
-    and not any(text.startswith(("--config-path", "-cp")) for text in sys.argv[1:])
-):
+if sys.argv[1:2] == ["resume"]:
+    from hydraloop.app import main
+    from hydraloop.cli.resume_command import trusted
+
+    folder, packages, sys.argv[1:] = trusted(sys.argv[1:])
+    main(folder=folder, trusted=packages)
+    sys.exit()
+
+if not Path("conf").is_dir() and not any(text.startswith(("--config-path", "-cp")) for text in sys.argv[1:]):
     from hydraloop.cli.help import COMMANDS
 
     usage = f"""{COMMANDS}

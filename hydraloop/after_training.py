@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from hydraloop.launch import elastic, torchrun
 from hydraloop.launch.checks import check_debugger
 from hydraloop.launch.termination import terminable
 from hydraloop.run.uncollected import uncollected
-from hydraloop.safety.allowlist import ALLOWLIST, Advice
+from hydraloop.safety import working_directory
 from hydraloop.safety.secrets import remember_overrides
 
 if TYPE_CHECKING:
@@ -45,16 +44,9 @@ _ARGUMENTS = {
 def main(argv: Sequence[str]) -> int:
     """Run a command. Returns the exit code: 0, 1 after an error message, 128 + n after signal n; argparse: 2."""
     args = _parser(argv[0]).parse_intermixed_args(argv[1:])
-    trusted = [package for given in args.trusted for package in given.split(",")]
     remember_overrides(args.overrides)
     _log_warnings()
-    ALLOWLIST.trust_folder(Path.cwd())
-    ALLOWLIST.trust(trusted)
-    ALLOWLIST.advice = Advice(
-        lambda names: f"run `{_with_trusted(argv, names)}`.",
-        "the working directory",
-        "Run the command in the folder of the project that trained the run, or install the package.",
-    )
+    working_directory.trust(argv, args.run, args.trusted)
     if torchrun.is_several():
         torchrun.keep_quiet()
     ranks: list[Distributed] = []
@@ -118,7 +110,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     own = ", ".join(f"{key}={values}" for key, values in _ARGUMENTS[name].items())
     what = f"{own}; or changes of the run's config, such as data.test.root=/data"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])
-    what = "packages whose classes the config may name, such as timm,peft. Files in the working directory are trusted"
+    what = "packages whose classes the config may name, such as timm,peft; a dot for the files in the working directory"
     parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGES", help=what)
     what = "weights, or the graph of the model (torch.export, ONNX)"
     formats = ("safetensors", "pt2", "onnx")
@@ -136,16 +128,6 @@ def _log_warnings() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(MaskingFormatter("warning: %(message)s"))
     logging.basicConfig(level=logging.WARNING if torchrun.rank() == 0 else logging.CRITICAL, handlers=[handler])
-
-
-def _with_trusted(argv: Sequence[str], packages: Sequence[str]) -> str:
-    """Return the command line that trusts these packages."""
-    kept = [
-        text
-        for before, text in zip(["", *argv], argv, strict=False)
-        if before != "--trusted" and not text.startswith("--trusted")
-    ]
-    return shlex.join(["python", "-m", "hydraloop", *kept, "--trusted", ",".join(packages)])
 
 
 def _reports(error: BaseException, distributed: Distributed | None = None) -> bool:

@@ -55,7 +55,7 @@ def main(
     gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run
     ALLOWLIST.trust_folder(folder)
     ALLOWLIST.trust(trusted)
-    ALLOWLIST.advice = IN_MAIN
+    ALLOWLIST.advice = ALLOWLIST.advice or IN_MAIN
     if torchrun.is_several():
         torchrun.keep_quiet()
     if torchrun.rank() > 0:

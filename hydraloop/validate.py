@@ -104,20 +104,35 @@ def check_strategy(strategy: str, *, several: bool) -> None:
 
 
 def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
-    """Refuse a trace of a hook that would overwrite a file outside the run directory, unless its path was typed.
+    """Refuse a trace of a hook or of torch.compile that could be outside the run directory, unless it was typed.
 
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
     """
-    folder = run_dir.resolve()
+    from hydraloop.tracking.description import flattened  # 10 ms, which other commands do without
+
+    folder, keys = run_dir.resolve(), typed.keys(cfg)
     for key in (f"{group}.{name}.json_trace_path" for group in HOOK_GROUPS for name in cfg[group]):
         path = OmegaConf.select(cfg, key)
         inside = path is None or (folder / str(path)).resolve().is_relative_to(folder)
-        if key not in typed.keys(cfg) and not (inside and str(path or ".json").endswith((".json", ".json.gz"))):
+        if key not in keys and not (inside and str(path or ".json").endswith((".json", ".json.gz"))):
             raise UserError(
                 f"{path} may be a file outside the run directory, or not a trace",
                 key=key,
                 remedy="In a config file, name one in the run directory that ends in .json or .json.gz: trace.json. "
                 f"Any other path must be typed on the command line: {key}=…",
+            )
+    sections = {name: OmegaConf.to_container(cfg[name], resolve=True) for name in (*HOOK_GROUPS, "engine")}
+    for key, value in flattened(sections).items():
+        owner = re.sub(r"(\.\d+)?\._target_$", "", key)
+        is_handler = key.endswith("._target_") and str(value).endswith(".tensorboard_trace_handler")
+        is_compilers = key.startswith("engine.compile.options.") and "trace" in key.split(".")
+        if (is_handler or is_compilers) and not {owner, key} & {*keys}:
+            raise UserError(
+                "in a config file, this is refused, because it writes files outside the run directory",
+                key=owner,
+                remedy=f"Use tb_trace, or type it: {owner}=…"
+                if is_handler
+                else "Leave it out, and begin the command with TORCH_COMPILE_DEBUG=1",
             )
 
 

@@ -109,6 +109,12 @@ def _interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_record_in_the_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Record the projects of tests in a temporary folder."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
 def _environment_unchanged() -> Iterator[None]:
     before = _environment()

@@ -34,6 +34,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     parser: argparse.ArgumentParser = get_args_parser()
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--pdb", action="store_true")
+    parser.add_argument("--trusted-links", action="store_true")
     args = parser.parse_intermixed_args(argv)  # also takes `key=a -m key=b`
     if args.experimental_rerun is not None:
         raise UserError(
@@ -71,7 +72,7 @@ def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[s
     for argument in argv:
         if argument in overrides:
             overrides.remove(argument)
-        else:
+        elif argument != "--trusted-links":  # Hydra resumes no run
             found.append(argument)
     return found if args.config_path is None else [*found, "--config-path", str(folder.absolute())]
 

@@ -43,6 +43,8 @@ class Command:
     """The keys that are swept."""
     plan: Plan | None = None
     """The jobs of a sweep."""
+    follows_links: bool = False
+    """Whether links that lead out of the directory of a run or sweep are followed."""
 
     @property
     def typed(self) -> list[str]:

@@ -1,7 +1,8 @@
 """Refuse options in config files that could run code or overwrite files.
 
-A config can come from anywhere, but a command line only from the user. So environment variables outside a list, and
-files outside the run directory, are accepted only if their key is typed: `++hydra.job.env_set.NAME=value`.
+A config can come from anywhere, but a command line only from the user. So environment variables and parameters of
+submitit outside a list, and files outside the run directory, are accepted only if their key is typed:
+`++hydra.job.env_set.NAME=value`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import PureWindowsPath
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError
+from hydraloop.safety.allowlist import ALLOWLIST
 
 _VARIABLES = """
     CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES
@@ -41,6 +43,18 @@ library."""
 ENVIRONMENT = frozenset(_VARIABLES.split())
 """Variables that a config may set: exact names, none of which names a program, library, folder or address."""
 
+_PARAMETERS = """
+    cluster name timeout_min slurm_time slurm_signal_delay_s slurm_partition slurm_account slurm_qos slurm_constraint
+    mem_gb slurm_mem slurm_mem_per_gpu slurm_mem_per_cpu cpus_per_task slurm_cpus_per_gpu
+    gpus_per_node slurm_gpus_per_node slurm_gpus_per_task slurm_gres
+    nodes slurm_nodelist slurm_exclude slurm_exclusive
+"""
+_SUBMITIT = frozenset(_PARAMETERS.split())
+"""Parameters that a config may give submitit: time, partition, memory, CPUs, GPUs, nodes and account. Others can run
+commands or send mail."""
+_SUBMITIT_VALUE = re.compile(r"[\w.,:=+@*&|()\[\]/-]+")
+"""Without line breaks, which submitit would write into the job's shell script, and without interpolations."""
+
 _OUTPUT_DIR = re.compile(r"\$\{hydra[.:]runtime\.output_dir\}/")
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _JOB_NAME = re.compile(r"\$\{hydra[.:]job\.name\}")
@@ -61,6 +75,28 @@ def check_limits(cfg: DictConfig, typed: Collection[str]) -> None:
     if "hydra.output_subdir" not in typed:
         _check_output_subdir(hydra.get("output_subdir"))
     _check_sweep_subdir(hydra.get("sweep"))
+
+
+def check_submitit(cfg: DictConfig, typed: Collection[str]) -> None:
+    """Refuse parameters of submitit that could run commands, unless they were typed or submitit is trusted.
+
+    Args:
+        cfg: of a sweep.
+        typed: keys that the command line sets.
+    """
+    if "submitit" in ALLOWLIST.packages:
+        return
+    section = "sweep.submitit"
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    sweep = raw.get("sweep")  # an interpolation, as written, is refused below
+    for key, value in _values(sweep.get("submitit") if isinstance(sweep, dict) else sweep, section):
+        is_harmless = key.removeprefix(f"{section}.") in _SUBMITIT and _SUBMITIT_VALUE.fullmatch(str(value))
+        if key not in typed and not (value is None or is_harmless):
+            raise UserError(
+                f"a config file may not set this to {value!r}, which could run a command",
+                key=key,
+                remedy=f"Type it on the command line: {key}=…. To trust all parameters, {ALLOWLIST.remedy('submitit')}",
+            )
 
 
 def check_file(path: object, key: str, job: Any) -> None:
@@ -88,6 +124,15 @@ def check_file(path: object, key: str, job: Any) -> None:
             remedy="In a config file, name one in the run directory that ends in .log: "
             f"${{hydra.runtime.output_dir}}/name.log. Any other path must be typed on the command line: {key}=…",
         )
+
+
+def _values(node: object, key: str) -> Iterator[tuple[str, object]]:
+    """Yield (key, value as written) of each value in nested mappings."""
+    if not isinstance(node, dict):
+        yield key, node
+        return
+    for name, value in node.items():
+        yield from _values(value, f"{key}.{name!s}")
 
 
 def _check_environment(job: Any, typed: Collection[str]) -> None:

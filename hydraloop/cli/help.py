@@ -36,6 +36,7 @@ _FLAGS = """\
 Flags
   --dry-run             print the composed config and the order of hooks; trains nothing, imports no torch
   --pdb                 after an error of a run, open Python's debugger where it was raised (single process)
+  --trusted-links       resume a run or a sweep whose directory has links that lead out of it
   -m, --multirun        a sweep: one job for each combination of the values in key=a,b,c
   --cfg job             print the composed config (--resolve: with interpolations resolved)
   -cn, -cp, -cd NAME    another primary config, another config folder, an additional one

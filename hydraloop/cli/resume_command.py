@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+import hydraloop
 from hydraloop.cli import arguments
 from hydraloop.cli.command import Command, check_hydra_node
 from hydraloop.cli.compose import Composer
@@ -18,6 +19,7 @@ from hydraloop.cli.run_config import config_of
 from hydraloop.errors import UserError
 from hydraloop.run.checkpoint_files import newest_intact
 from hydraloop.run.directory import checkpoint_folders, config_file, holds_run, run_of
+from hydraloop.safety import working_directory
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
 from hydraloop.safety.typed_options import keys_of
@@ -26,10 +28,31 @@ from hydraloop.validate import validate
 NAME = "resume"
 BASE = "hydraloop"
 """The primary config, which has no options of the user."""
-HELP = """usage: resume RUN [KEY=VALUE …] [--dry-run] [--pdb]
+HELP = """usage: resume RUN [KEY=VALUE …] [--dry-run] [--pdb] [--trusted PACKAGES] [--trusted-links]
 
 Continue a run with its saved config. RUN is a run directory, outputs/<date>/<run>, or a checkpoint file in it.
-KEY=VALUE changes an option, and +KEY=VALUE adds one. The run prints each change."""
+KEY=VALUE changes an option, and +KEY=VALUE adds one. The run prints each change.
+PACKAGES, such as timm,peft, may be named by the config; a dot stands for the files in the working directory. Only
+`python -m hydraloop resume` takes them. --trusted-links follows links that lead out of the run directory."""
+
+
+def trusted(argv: Sequence[str]) -> tuple[Path, list[str], list[str]]:
+    """Decide what `python -m hydraloop resume …` trusts.
+
+    Args:
+        argv: from `resume` on.
+
+    Returns:
+        The folder whose Python files are trusted, the packages that are trusted, and the arguments without
+        `--trusted`. If the working directory is not trusted: the folder of hydraloop, whose files are refused by name.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--trusted", action="append", default=[])
+    args, rest = parser.parse_known_args(argv)
+    named = Path(next((word for word in rest[1:] if not word.startswith("-")), ""))  # a missing one is reported later
+    run_dir = run_of(named) if named.exists() else None
+    here = working_directory.trust(argv, run_dir or named, args.trusted)
+    return Path.cwd() if here else Path(hydraloop.__file__).parent, ALLOWLIST.packages, rest
 
 
 def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
@@ -45,7 +68,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
     is_other = args.multirun or args.cfg is not None or arguments.is_for_hydra(args) or arguments.config_flags(args)
     if is_other or not args.overrides[1:]:
         raise UserError(
-            "it takes a run directory, overrides, --dry-run and --pdb",
+            "it takes a run directory, overrides, --dry-run, --pdb and --trusted-links",
             key=NAME,
             remedy="Write resume outputs/<date>/<run> engine.max_epochs=4.",
         )
@@ -77,7 +100,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
         cfg.hydra.overrides.task = lines
     check_hydra_node(cfg, hydra_lines)
     validate(cfg)
-    return Command(lines, cfg)
+    return Command(lines, cfg, follows_links=args.trusted_links)
 
 
 def _meta(checkpoint: Path | None) -> Mapping[str, Any]:

@@ -38,7 +38,8 @@ def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks:
         locks: gets the lock of the directory.
 
     Raises:
-        UserError: the directory cannot be written, is locked, or holds a run, or there is nothing to resume.
+        UserError: the directory cannot be written, is locked, holds a run or has links to other places, or there is
+            nothing to resume.
     """
     cfg = command.cfg
     with hydra_config(cfg):
@@ -52,6 +53,8 @@ def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks:
 
     found = find(named)
     key = _KEY if cfg.resume is None else "resume"
+    if not command.follows_links:
+        run_directory.check_links(found.run_dir or directory, key=key)
     locks.enter_context(
         RunLock(found.run_dir or directory, key=key, wait=cfg.resume == "auto" or restarted is not None)
     )

@@ -6,9 +6,10 @@ folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from hydraloop.run.attempts import RECORDS
 from hydraloop.run.checkpoint_files import RUN_DIR_FILE
 from hydraloop.run.config_yaml import masked_yaml
 from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.projects import remember
 
 OUTPUTS = Path("outputs")
 """Runs of one job, as `outputs/<date>/<time>-<id>`."""
@@ -80,11 +83,16 @@ def config_file(run_dir: Path) -> Path | None:
 def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, recorded: bool = False) -> None:
     """Write the config, unless it is written already, and the checkpoint folders, for a later `resume=`.
 
+    A new run is also recorded as one of the projects whose Python files are trusted.
+
     Args:
         out_dirs: of the run's checkpoint hooks, if they are set.
         resumed: the run continues what an earlier process started.
         recorded: the process that launched this one has written the config.
     """
+    if not resumed:
+        for project in ALLOWLIST.folders:
+            remember(Path(project), run_dir)
     records = run_dir / RECORDS
     begun = (records / CONFIG).exists()
     if not begun or not (recorded or created_by_hydra(run_dir)):
@@ -95,6 +103,34 @@ def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed:
     for path in map(Path.resolve, out_dirs):
         with (records / _FOLDERS).open("a", encoding="utf-8") as file:
             file.write(f"{path.relative_to(within) if path.is_relative_to(within) else path}\n")
+
+
+def check_links(directory: Path, *, key: str) -> None:
+    """Refuse links in a directory that lead out of it: a resumed run would write there, and may come from anywhere.
+
+    The directory itself, and those above it, may be links.
+
+    Raises:
+        UserError: there is such a link; names `key`.
+    """
+    inside = directory.resolve()
+    for link in _links(directory):
+        target = Path(os.path.realpath(link))
+        if not target.is_relative_to(inside):
+            raise UserError(
+                f"{link} is a link to {target}, outside of {directory}",
+                key=key,
+                remedy="Remove the link. If you trust all links there, add --trusted-links to the command.",
+            )
+
+
+def _links(directory: Path | str) -> Iterator[str]:
+    with suppress(OSError), os.scandir(directory) as entries:  # a missing one, or one that cannot be read
+        for entry in entries:
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir():
+                yield from _links(entry.path)
 
 
 def refuse_held(directory: Path, *, key: str, remedy: str) -> None:

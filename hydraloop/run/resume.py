@@ -17,6 +17,7 @@ from hydraloop.run.config_yaml import plain
 from hydraloop.run.directory import (
     CONFIG,
     OUTPUTS,
+    check_links,
     checkpoint_folders,
     created_by_hydra,
     new,
@@ -94,6 +95,7 @@ def settle_on_main(cfg: DictConfig, run_dir: Path | None, distributed: Distribut
     if distributed.is_main:
         settled = settle(cfg, run_dir)
         if settled.run_dir is not None:
+            check_links(settled.run_dir, key="run_dir" if cfg.resume is None else "resume")
             with lock_of(cfg, settled.run_dir):  # refused before anything is written; training takes it again
                 settled = settle(cfg, settled.run_dir if run_dir is None else run_dir)
         found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hydraloop.errors import UserError, suggestion
+from hydraloop.safety.projects import RUN_FOLDERS
 from hydraloop.safety.public_targets import PACKAGES, REFUSED, is_offered, is_public, needs_no_object, within
 
 _NOT_A_PROJECT = ("site-packages", "dist-packages")
@@ -69,8 +70,9 @@ class Allowlist:
         """How the user can trust a package, for messages. None: by an argument of `compose`."""
 
     def trust_folder(self, folder: Path) -> None:
-        """Allow the Python files under the caller's folder, except virtual environments in it."""
+        """Allow the Python files under the caller's folder, except virtual environments and runs in it."""
         self._folders.add(folder.resolve())
+        self._untrusted.update(folder.resolve() / name for name in RUN_FOLDERS)
 
     def distrust(self, folder: Path) -> None:
         """Refuse the Python files under a folder, also if it is in a trusted folder: a run may come from anywhere."""

@@ -16,11 +16,13 @@ from hydraloop.cli import arguments
 from hydraloop.cli import command as command_line
 from hydraloop.cli.command import Command
 from hydraloop.cli.compose import Composer
+from hydraloop.cli.config_file_limits import check_submitit
 from hydraloop.cli.explain import COMPOSING_ERRORS
 from hydraloop.errors import UserError
 from hydraloop.run.changes import differences
 from hydraloop.run.config_yaml import plain
 from hydraloop.safety.secrets import mask_overrides, masked
+from hydraloop.safety.typed_options import keys_of
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.grid import GridComposer
@@ -131,10 +133,11 @@ def check_command(
     """
     lines, is_sweep = command_line.read(args, composer)
     if is_sweep:
-        return check(lines, composer, trains=trains, check_job=check_job)
+        command = check(lines, composer, trains=trains, check_job=check_job)
+        return replace(command, follows_links=args.trusted_links)
     cfg = command_line.compose_job(lines, composer, trains=trains)
     check_job(cfg)
-    return Command(lines, cfg)
+    return Command(lines, cfg, follows_links=args.trusted_links)
 
 
 def check(
@@ -151,6 +154,7 @@ def check(
     """
     master = command_line.compose_sweep(lines, composer)
     check_sweep_options(master)
+    check_submitit(master, keys_of(lines))
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
     typed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
     axes = select(

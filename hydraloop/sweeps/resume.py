@@ -11,6 +11,7 @@ from pathlib import Path
 from hydraloop.cli.run_directories import is_constant
 from hydraloop.errors import UserError
 from hydraloop.run.changes import differences
+from hydraloop.run.directory import check_links
 from hydraloop.run.lock import RunLock
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.description import FILENAME, Description
@@ -26,13 +27,16 @@ _PATIENCE = 10.0
 """Seconds that a controller waits for another one that widens the same sweep."""
 
 
-def settle(path: Path, description: Description, plan: Plan, *, named: bool) -> tuple[SweepDirectory, Axes]:
+def settle(
+    path: Path, description: Description, plan: Plan, *, named: bool, follows_links: bool = False
+) -> tuple[SweepDirectory, Axes]:
     """Return the directory of a sweep, a new one or the one that `sweep.resume` names, and its jobs, not masked.
 
     Args:
         path: `hydra.sweep.dir`.
         description: of a new sweep.
         named: whether the command line names the directory.
+        follows_links: whether a resumed sweep may have links that lead out of its directory.
 
     Raises:
         UserError: there is nothing to resume, or it is another sweep; or a new directory is in use.
@@ -41,7 +45,7 @@ def settle(path: Path, description: Description, plan: Plan, *, named: bool) -> 
     if wanted is None:
         return SweepDirectory.create(path, description), plan.axes
     if wanted == "auto" and not (named or is_constant(plan.master.hydra.sweep)):
-        return _continued(_newest(description, plan), description, plan)
+        return _continued(_newest(description, plan), description, plan, follows_links=follows_links)
     if wanted == "auto":
         try:
             directory = SweepDirectory.create(path, description)
@@ -55,12 +59,14 @@ def settle(path: Path, description: Description, plan: Plan, *, named: bool) -> 
     if named and found.resolve() != path.resolve():
         remedy = f"Leave hydra.sweep.dir out: {_KEY}={found}"
         raise UserError(f"a resumed sweep continues in its directory, {found}", key="hydra.sweep.dir", remedy=remedy)
-    return _continued(found, description, plan)
+    return _continued(found, description, plan, follows_links=follows_links)
 
 
-def _continued(path: Path, description: Description, plan: Plan) -> tuple[SweepDirectory, Axes]:
+def _continued(path: Path, description: Description, plan: Plan, *, follows_links: bool) -> tuple[SweepDirectory, Axes]:
     """Return a sweep with the jobs of this command line, which it gets if they are new."""
     SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
+    if not follows_links:
+        check_links(path, key=_KEY)
     with RunLock(path, key=_KEY, patience=_PATIENCE):
         directory = SweepDirectory.load(path, key=_KEY)
         old, new = directory.description, _same_jobs(directory.description, description, plan)

@@ -59,7 +59,9 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
     hydra_versions.configure_log(plan.master.hydra.hydra_logging, plan.master.hydra.verbose)
     prepare_handlers()
     named = "hydra.sweep.dir" in command.typed
-    directory, axes = resume.settle(_path(command), _description(command, plan), plan, named=named)
+    directory, axes = resume.settle(
+        _path(command), _description(command, plan), plan, named=named, follows_links=command.follows_links
+    )
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     options, lines = plan.options, Lines(directory)

@@ -169,7 +169,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "predict run output=run/metrics.jsonl": ("output: run/metrics.jsonl exists", "output=run/metrics_2.jsonl\n"),
     "export run --format pt2 output=train.py": ("output: train.py exists", "Name another file: output=train_2.py\n"),
     "export run --format onnx": ("--format: onnx needs onnx and onnxscript", "pip install onnx onnxscript"),
-    "export branching --format pt2": ("--format: Branching cannot be exported as a graph", "--format safetensors"),
+    "export branching --format pt2 --trusted .": (
+        "--format: Branching cannot be exported as a graph",
+        "--format safetensors",
+    ),
 }
 LINES = [pytest.param(line, marks=pytest.mark.slow) if "branching" in line else line for line in MISTAKES]
 
@@ -232,7 +235,7 @@ def test_a_refusal_has_the_command_that_works(trained: Project) -> None:
     )
     assert refused.code == 1
     assert refused.err.startswith(f"error: task.model._target_: a config may not instantiate {__name__}.Net")
-    found = re.search(r"run `python (.*)`\. Classes in the working directory", refused.err)
+    found = re.search(r"run `python (.*)`\. Classes in the folder of the project", refused.err)
     assert found is not None
     assert found[1].endswith("split=val --trusted tests,timm")
     done = trained.python(*found[1].split())

@@ -88,6 +88,12 @@ EXPERIMENTS = {
         "default_hooks:\n  profiler:\n    _target_: hydraloop.hooks.ProfilerHook\n    profile_times: 1\n"
         "    json_trace_path: ${oc.env:NCCL_ALGO,trace.json}\n"
     ),
+    "hooks.profiler.on_trace_ready": (
+        "defaults:\n  - override /hooks: [profiler]\nhooks:\n  profiler:\n    profile_times: 9\n    by_epoch: false\n"
+        "    on_trace_ready:\n      - _target_: torch.profiler.profiler.tensorboard_trace_handler\n"
+        "        dir_name: evil_traces\n"
+    ),
+    "engine.compile.options.trace.enabled": "engine:\n  compile: {options: {trace.enabled: true}}\n",
 }
 WITHOUT_A_RUN = "hydra."
 """Start of the keys of which the mistake is found before there is a run directory."""
@@ -118,7 +124,10 @@ def test_refused(key: str, refused: tuple[Project, dict[str, Done]]) -> None:
 
 def test_what_is_refused_leaves_nothing(refused: tuple[Project, dict[str, Done]]) -> None:
     project, done = refused
-    assert not {"executed", "evil_log.py", "evil_trace.py", "evil_trace.json"} & project.files
+    assert (
+        not {"executed", "evil_log.py", "evil_trace.py", "evil_trace.json", "evil_traces", "torch_compile_debug"}
+        & project.files
+    )
     assert (project.path / "conf" / "config.yaml").read_text() == (REPOSITORY / "conf" / "config.yaml").read_text()
     assert len(project.runs) == sum(not key.startswith(WITHOUT_A_RUN) for key in done)
 

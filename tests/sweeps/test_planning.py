@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hydraloop.cli import arguments
 from hydraloop.cli.command import Command
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps import planning
 from hydraloop.sweeps.axes import Axes, Axis
 from tests.config.composed import composer
@@ -168,3 +170,57 @@ def test_options_of_a_sweep_that_are_out_of_range(line: str) -> None:
     with composer() as opened, pytest.raises(UserError) as caught:
         planned(f"-m seed=1,2 {line}", opened)
     assert caught.value.key == line.partition("=")[0]
+
+
+SUBMITIT = {
+    "slurm_setup: ['touch owned']": "slurm_setup",
+    "slurm_srun_args: ['--prolog=evil']": "slurm_srun_args",
+    "slurm_python: ./evil": "slurm_python",
+    "local_setup: ['touch owned']": "local_setup",
+    "slurm_mail_user: evil": "slurm_mail_user",
+    "slurm_additional_parameters: {nice: 3, wrap: evil}": "slurm_additional_parameters.wrap",
+    'slurm_qos: "x\\ntouch P #"': "slurm_qos",
+    'slurm_qos: "x\\n"': "slurm_qos",
+    'slurm_partition: "${now:%n}touch owned"': "slurm_partition",
+    "slurm_constraint: [a, b]": "slurm_constraint",
+}
+"""Parameters in a config file, and the one that is refused."""
+
+
+@pytest.mark.parametrize("written", SUBMITIT)
+def test_a_config_file_gives_submitit_no_commands(written: str, tmp_path: Path) -> None:
+    with submitit_in_a_file(tmp_path, written) as composing:
+        typed = "sweep.submitit.slurm_additional_parameters.nice=3"
+        with pytest.raises(UserError) as caught:
+            planned(f"-m seed=1,2 {typed}", composing)
+        key = f"sweep.submitit.{SUBMITIT[written]}"
+        assert caught.value.key == key
+        assert f"{key}=" in str(caught.value.remedy)
+        planned(f"-m seed=1,2 {typed} {key}=mine", composing)
+
+
+def test_a_config_file_chooses_harmless_parameters_of_submitit(tmp_path: Path) -> None:
+    written = (
+        "cluster: slurm, timeout_min: 5, mem_gb: 1.5, gpus_per_node: 2, nodes: 1, slurm_partition: 'gpu,cpu',"
+        " slurm_constraint: '[a*2&b]|c', slurm_time: '1-02:00', slurm_account: me@lab, slurm_exclusive: true,"
+        " slurm_qos: null, slurm_gres: 'gpu:a100=1'"
+    )
+    with submitit_in_a_file(tmp_path, written) as composing:
+        planned("-m seed=1,2", composing)
+
+
+def test_main_can_trust_all_parameters_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ALLOWLIST, "_trusted", {"submitit"})
+    with submitit_in_a_file(tmp_path, "slurm_setup: ['module load cuda']") as composing:
+        planned("-m seed=1,2", composing)
+
+
+@contextmanager
+def submitit_in_a_file(folder: Path, parameters: str) -> Iterator[Composer]:
+    """Open a project whose config sets parameters of submitit."""
+    (folder / "config.yaml").write_text(
+        "defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw, precision: fp32, _self_]\n"
+        f"sweep: {{executor: submitit, submitit: {{{parameters}}}}}\n"
+    )
+    with opened(folder, "config") as composing:
+        yield composing

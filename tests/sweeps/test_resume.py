@@ -154,3 +154,13 @@ def test_auto_in_a_named_directory(composer: Composer, capsys: pytest.CaptureFix
     assert again.path.name == "mine"
     assert again.description.uid == begun.description.uid
     assert capsys.readouterr().err == ""
+
+
+def test_no_link_leads_a_resumed_sweep_to_other_files(composer: Composer, tmp_path: Path) -> None:
+    begun, _ = start(composer, *LINES)
+    (tmp_path / "new" / "0").mkdir()
+    (tmp_path / "new" / "0" / "job.log").symlink_to(tmp_path / "profile")
+    with pytest.raises(UserError, match=r"^sweep.resume: .*new/0/job.log is a link to .*profile, outside of "):
+        start(composer, *LINES, "sweep.resume=new")
+    plan = planned(*LINES, "sweep.resume=new")
+    resume.settle(tmp_path / "new", begun.description, plan, named=False, follows_links=True)

@@ -1,0 +1,148 @@
+"""Runs from other people: their archives run no code, and resuming them writes nothing outside of the run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.projects import Done, Project
+
+QUICK = ("engine.max_epochs=1", "engine.limit_train_batches=2", "engine.limit_val_batches=1", "engine.test=false")
+MODEL = "from hydraloop.models import SmallCNN\nclass Net(SmallCNN): pass\n"
+EVIL = f"open('owned', 'w')\n{MODEL}"
+COMMANDS = {
+    "evaluate": ["split=val"],
+    "predict": ["split=val"],
+    "export": ["--format", "safetensors"],
+    "replay": ["iteration=1"],
+    "resume": ["engine.max_epochs=2"],
+}
+RUN = "outputs/2026-01-01/run"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with a run in its `outputs`, and one in the folder `elsewhere/run` beside the project."""
+    folder = tmp_path_factory.mktemp("trusted")
+    project = Project.make(folder / "project")
+    project.write("evil.py", MODEL)
+    for run_dir in (RUN, folder / "elsewhere" / "run"):
+        done = project.train(*QUICK, f"hydra.run.dir={run_dir}", "task.model._target_=evil.Net")
+        assert done.code == 0, done.text
+    return project
+
+
+@pytest.fixture
+def archive(trained: Project, tmp_path: Path) -> Project:
+    """The same project, unpacked from an archive of someone else, with all that was recorded in its folder."""
+    shutil.copytree(trained.path, tmp_path / "archive")
+    shutil.copytree(trained.path / RUN, tmp_path / "archive" / "run")
+    found = Project(tmp_path / "archive")
+    found.write("evil.py", EVIL)
+    return found
+
+
+def command(project: Project, name: str, run: str, *more: str) -> Done:
+    return project.python("-m", "hydraloop", name, run, *COMMANDS[name], *more)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_archive_runs_no_code(archive: Project, name: str) -> None:
+    done = command(archive, name, "run")
+    assert not (archive.path / "owned").exists()
+    assert done.code != 0
+    assert f"`python -m hydraloop {name} run " in done.err
+    assert " --trusted .`" in done.err
+
+
+def test_a_folder_is_not_trusted_because_of_what_it_contains(archive: Project) -> None:
+    assert command(archive, "evaluate", RUN).code != 0
+    assert not (archive.path / "owned").exists()
+
+
+@pytest.mark.parametrize("name", ["evaluate", "resume"])
+def test_a_folder_that_is_typed_is_trusted(archive: Project, name: str) -> None:
+    done = command(archive, name, "run", "--trusted", ".")
+    assert done.code == 0, done.text
+    assert (archive.path / "owned").exists()
+
+
+@pytest.mark.parametrize(("name", "run"), [("evaluate", RUN), ("resume", RUN), ("evaluate", "../elsewhere/run")])
+def test_a_project_uses_its_own_runs(trained: Project, name: str, run: str) -> None:
+    done = command(trained, name, run)
+    assert done.code == 0, done.text
+
+
+def test_a_project_does_not_give_its_classes_to_other_runs(trained: Project, tmp_path: Path) -> None:
+    shutil.copytree(trained.path / RUN, tmp_path / "foreign")
+    done = command(trained, "evaluate", str(tmp_path / "foreign"))
+    assert (done.code, "--trusted .`" in done.err) == (1, True), done.text
+
+
+def test_a_file_beside_a_run_in_outputs_is_not_of_the_project(trained: Project) -> None:
+    trained.write("outputs/unpacked.py", EVIL)
+    done = command(trained, "evaluate", RUN, "task.model._target_=outputs.unpacked.Net")
+    assert "a config may not instantiate outputs.unpacked.Net" in done.err
+    assert not (trained.path / "owned").exists()
+
+
+# Links. --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(trained: Project, tmp_path: Path) -> Path:
+    """A run of someone else, whose config names only classes of hydraloop. Beside it is the user's file `profile`."""
+    shutil.copytree(trained.path / RUN, tmp_path / "run")
+    config = tmp_path / "run" / ".hydra" / "config.yaml"
+    config.write_text(config.read_text().replace("evil.Net", "hydraloop.models.SmallCNN"))
+    (tmp_path / "profile").write_text("export PATH\n")
+    return tmp_path / "run"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "words"),
+    [
+        ("metrics.jsonl", "profile", ["-m", "hydraloop", "resume", "RUN", "engine.max_epochs=9"]),
+        ("train.log", "profile", ["train.py", "resume", "RUN", "engine.max_epochs=9"]),
+        ("checkpoints", "folder", ["train.py", "resume=RUN", "engine.max_epochs=9"]),
+        (".lock", "new", ["train.py", "resume=auto", "hydra.run.dir=RUN", "engine.max_epochs=9"]),
+        ("metrics.jsonl", "profile", ["-c", "import hydraloop as h; h.build(h.compose(['resume=RUN']))"]),
+    ],
+)
+def test_no_link_leads_a_resumed_run_to_other_files(
+    foreign: Path, trained: Project, name: str, target: str, words: list[str]
+) -> None:
+    link = foreign / name
+    if link.is_dir():
+        link.rename(foreign.parent / target)
+    link.unlink(missing_ok=True)
+    link.symlink_to(foreign.parent / target)
+    before = files(foreign.parent)
+    done = trained.python(*(word.replace("RUN", str(foreign)) for word in words))
+    assert files(foreign.parent) == before
+    assert done.code != 0
+    assert f"{link} is a link to {foreign.parent / target}, outside of {foreign}" in done.err
+    assert "--trusted-links" in done.err
+
+
+def test_links_inside_a_run_and_above_it_are_followed(foreign: Path, trained: Project, tmp_path: Path) -> None:
+    (foreign / "newest.jsonl").symlink_to("metrics.jsonl")
+    (tmp_path / "above").symlink_to(tmp_path)
+    done = trained.python("-m", "hydraloop", "resume", str(tmp_path / "above" / "run"), "engine.max_epochs=3")
+    assert done.code == 0, done.text
+
+
+def test_links_are_followed_if_that_is_typed(foreign: Path, trained: Project) -> None:
+    (foreign / "metrics.jsonl").rename(foreign.parent / "records")
+    (foreign / "metrics.jsonl").symlink_to("../records")
+    before = (foreign.parent / "records").read_text()
+    command = ("-m", "hydraloop", "resume", str(foreign), "engine.max_epochs=3", "--trusted-links")
+    done = trained.python(*command)
+    assert done.code == 0, done.text
+    assert len((foreign.parent / "records").read_text()) > len(before)
