@@ -6,8 +6,11 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
@@ -15,6 +18,7 @@ from subprocess import PIPE
 import psutil
 import pytest
 
+from hydraloop.run.checkpoint_files import is_complete
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import is_alive, started
 from hydraloop.sweeps import states, stopping
@@ -23,7 +27,7 @@ from hydraloop.sweeps.commands import main
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
-from tests.e2e.warm import SERVER, environment_of_python
+from tests.e2e.warm import SERVER, Script, environment_of_python
 from tests.sweeps import written
 
 LR = Axis(("optimizer.lr",), (("optimizer.lr=1e-3",), ("optimizer.lr=1e-2",)))
@@ -55,6 +59,31 @@ while not Path("child").exists():
     time.sleep(0.01)
 Path("ready").touch()
 time.sleep(60)
+"""
+
+SAVING = """
+import signal, threading, time
+from pathlib import Path
+import torch
+from hydraloop.engine.checkpoint import format
+from hydraloop.run.lock import RunLock
+
+def save(checkpoint, file, save=torch.save):
+    save(checkpoint, file)
+    with file.open("rb"):  # a slow disk
+        Path("saves").touch()
+        while not Path("done").exists():
+            time.sleep(0.01)
+
+torch.save = save
+told = threading.Event()
+signal.signal(signal.SIGTERM, lambda number, frame: told.set())
+RunLock(Path("run"), key="").acquire()
+writer = threading.Thread(target=format.write, args=(Path("elsewhere/epoch_1.pth"), {"state_dict": {}}), daemon=True)
+writer.start()
+told.wait()
+writer.join()
+raise SystemExit(75)
 """
 
 
@@ -176,6 +205,53 @@ def test_stop_leaves_no_process(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.startswith("processes ended: 0\n")
 
 
+@pytest.fixture
+def saving(run: Path) -> Iterator[Script]:
+    """A run that is writing a checkpoint in a thread, outside its directory, until the file `done` exists."""
+    (run / "result.json").unlink()
+    (run.parent / "train.py").write_text(SAVING)
+    script = SERVER.start(["train.py"], run.parent, environment_of_python())
+    while not (run.parent / "saves").exists():
+        time.sleep(0.01)
+    yield script
+    script.kill()
+    script.communicate()
+
+
+@contextmanager
+def _stopping(run: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start `stop`, and wait until it says what it waits for, or has ended."""
+    command = [sys.executable, "-m", "hydraloop", "stop", str(run), "--wait", "0.1"]
+    with subprocess.Popen(command, stdout=PIPE, text=True, env=environment_of_python()) as stop:
+        assert stop.stdout is not None
+        kill = f"python -m hydraloop stop --kill {run}"
+        assert stop.stdout.readline() == f"waiting for a checkpoint that is being written; kill the run: {kill}\n"
+        yield stop
+
+
+def test_stop_waits_for_a_save(run: Path, saving: Script) -> None:
+    with _stopping(run) as stop:
+        (run.parent / "done").touch()
+        assert stop.communicate()[0].startswith("processes ended: 1\ninterrupted: ")
+    assert saving.wait(20) == 75
+    assert is_complete(run.parent / "elsewhere" / "epoch_1.pth")
+
+
+def test_a_second_stop_kills_a_run_whose_save_hangs(
+    run: Path, saving: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _stopping(run):
+        assert main(["stop", str(run)]) == 0
+    assert capsys.readouterr().out.startswith("processes ended: 1, killed: 1\n")
+    assert saving.wait(20) == -9
+
+
+def test_stop_with_kill_kills_a_run_that_saves(run: Path, saving: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "--kill", str(run)]) == 0
+    assert capsys.readouterr().out.startswith("processes ended: 1, killed: 1\n")
+    assert saving.wait(20) == -9
+
+
 def test_stop_names_what_it_cannot_end(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,10 +261,10 @@ def test_stop_names_what_it_cannot_end(
     process = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; read line"], stdin=PIPE, stdout=PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    RunLock(run, key="").acquire()
-    content = json.loads((run / ".lock").read_bytes())
-    (run / ".lock").write_text(json.dumps({**content, "processes": [[process.pid, started(process.pid)]]}))
-    assert main(["stop", str(run), "--wait", "0"]) == 1
+    with RunLock(run, key=""):
+        content = json.loads((run / ".lock").read_bytes())
+        (run / ".lock").write_text(json.dumps({**content, "processes": [[process.pid, started(process.pid)]]}))
+        assert main(["stop", str(run), "--wait", "0"]) == 1
     printed = capfd.readouterr()
     assert printed.out == "processes ended: 0\n"
     assert printed.err == f"error: these processes could not be ended: ps -o pid,user,stat,args -p {process.pid}\n"
