@@ -27,6 +27,7 @@ from hydraloop.sweeps.commands import main
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
+from tests.e2e.projects import Project
 from tests.e2e.warm import SERVER, Script, environment_of_python
 from tests.sweeps import written
 
@@ -84,6 +85,27 @@ writer.start()
 told.wait()
 writer.join()
 raise SystemExit(75)
+"""
+
+SLOW = """
+import os, time
+from pathlib import Path
+import torch
+from hydraloop import Hook
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+class Slow(Hook):
+    def before_run(self, engine):
+        def slow(checkpoint, file, save=torch.save):
+            save(checkpoint, file)
+            if not isinstance(file, Path):  # what ranks exchange
+                return
+            with file.open("rb"):
+                (PROJECT / f"saves-{os.getpid()}").touch()
+                while not (PROJECT / "done").exists():
+                    time.sleep(0.01)
+        torch.save = slow
 """
 
 
@@ -219,9 +241,9 @@ def saving(run: Path) -> Iterator[Script]:
 
 
 @contextmanager
-def _stopping(run: Path) -> Iterator[subprocess.Popen[str]]:
+def _stopping(run: Path, seconds: float = 0.1) -> Iterator[subprocess.Popen[str]]:
     """Start `stop`, and wait until it says what it waits for, or has ended."""
-    command = [sys.executable, "-m", "hydraloop", "stop", str(run), "--wait", "0.1"]
+    command = [sys.executable, "-m", "hydraloop", "stop", str(run), "--wait", str(seconds)]
     with subprocess.Popen(command, stdout=PIPE, text=True, env=environment_of_python()) as stop:
         assert stop.stdout is not None
         kill = f"python -m hydraloop stop --kill {run}"
@@ -235,6 +257,29 @@ def test_stop_waits_for_a_save(run: Path, saving: Script) -> None:
         assert stop.communicate()[0].startswith("processes ended: 1\ninterrupted: ")
     assert saving.wait(20) == 75
     assert is_complete(run.parent / "elsewhere" / "epoch_1.pth")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    ["hydra.run.dir=mine distributed.nproc_per_node=2", "-m seed=0,1 sweep.max_workers=2 hydra.sweep.dir=mine"],
+)
+def test_stop_waits_for_the_saves_of_ranks_and_of_jobs(line: str, tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    project.write("my_project/slow.py", SLOW)
+    command = f"{line} experiment=spirals engine.max_epochs=1000000 +hooks.slow._target_=my_project.slow.Slow"
+    script = project.begin(*command.split())
+    count = 2 if "-m" in line else 1
+    while len([*project.path.glob("saves-*")]) < count:
+        assert script.poll() is None, script.printed
+        time.sleep(0.05)
+    with _stopping(project.path / "mine", 10.0) as stop:
+        (project.path / "done").touch()
+        assert "killed" not in stop.communicate()[0].splitlines()[0]
+    assert script.wait(20) == 75, script.printed
+    results = [*(project.path / "mine").rglob("result.json")]
+    assert [json.loads(path.read_text())["reason"] for path in results] == ["preempted by SIGTERM"] * count
+    assert all(map(is_complete, (project.path / "mine").rglob("*.pth")))
 
 
 def test_a_second_stop_kills_a_run_whose_save_hangs(
