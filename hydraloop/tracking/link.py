@@ -205,13 +205,15 @@ class Link:
         with self._changed:
             if kind == "opened":
                 self.opened, self.died, self.trouble = True, None, None
-            elif kind == "trouble":
+            elif kind in ("trouble", "hangs"):
                 self.trouble = text
             elif kind == "well":
                 self.trouble = None
             self._changed.notify_all()
         if kind == "trouble":
             self._warn(f"{text}{self._suffix}")
+        elif kind == "hangs":
+            self._warn(text)
         elif kind in ("well", "remark") and not self._left:
             log.log(logging.INFO if kind == "well" else logging.WARNING, "%s: %s", self.name, text or "works again")
 

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -60,7 +60,7 @@ def main(run_dir: Path, name: str) -> int:
     tell = _Tell()
     log_to_stderr()
     logging.getLogger("hydraloop").addHandler(tell)
-    inbox = Inbox()
+    inbox = Inbox(tell.hangs)
     first = inbox.next()
     if first is None:
         return 0
@@ -100,9 +100,13 @@ class Inbox:
 
     `flush_timeout` seconds are left from then on; the process is killed if a call hangs longer. A thread reads, so
     that this time starts when the run ends, whatever else this process is doing.
+
+    Args:
+        hangs: called with the reason before this process is killed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hangs: Callable[[str], object]) -> None:
+        self._hangs = hangs
         self._flush_timeout = 0.0
         self._training = (os.getppid(), started(os.getppid()))  # of a fork: the server, until the first message
         self._messages: deque[dict[str, Any]] = deque()
@@ -148,6 +152,7 @@ class Inbox:
             for line in lines:
                 self._take(json.loads(line))
         time.sleep(self._flush_timeout + MARGIN)
+        self._hangs(f"no answer within {self._flush_timeout:g} s after the run's end")
         with suppress(psutil.Error):
             for process in psutil.Process().children(recursive=True):  # wandb-core, which may hang, too
                 with suppress(psutil.Error):
@@ -213,6 +218,9 @@ class _Tell(logging.Handler):
 
     def trouble(self, text: str | None) -> None:
         self.say("well" if text is None else "trouble", text=text or "")
+
+    def hangs(self, text: str) -> None:
+        self.say("hangs", text=text)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.say("remark", text=record.getMessage())
