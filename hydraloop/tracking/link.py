@@ -16,7 +16,7 @@ from hydraloop.run.environment import shown
 from hydraloop.run.processes import started
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text, masked, secret_names
-from hydraloop.tracking.spawning import LEFT, MARGIN, Child, ForkServer, fork_server
+from hydraloop.tracking.spawning import HANGS, LEFT, MARGIN, Child, ForkServer, fork_server
 from hydraloop.tracking.tracker import FOLDER, Finish
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,9 @@ class Link:
         if not self.is_alive():
             return
         self._thread.join(timeout=max(0.0, self._deadline + MARGIN + 0.5 - monotonic()))
-        self.stop()
+        if self.is_alive():
+            self.stop()
+            self._hangs()
         self._thread.join(timeout=1.0)  # a process that waits for a broken disk cannot be killed
 
     def leave(self) -> None:
@@ -185,12 +187,18 @@ class Link:
         for message in child.messages():
             self._hear(message)
         code = child.ended()
+        if code == HANGS:
+            self._hangs()
         with self._changed:
             self._child = None
             gives_up = self.trouble is not None  # it has said why
-            if self._over or (code in (0, LEFT) and (self._told or gives_up)):
+            if self._over or (code in (0, LEFT, HANGS) and (self._told or gives_up)):
                 return None
         return self._follow() if code is None else self._problem(code)
+
+    def _hangs(self) -> None:
+        self.trouble = f"no answer within {self._flush_timeout:g} s after the run's end"
+        self._warn(self.trouble)
 
     def _problem(self, code: int) -> str:
         """Say why the process has ended: the signal, or the last line of its log."""
@@ -205,15 +213,13 @@ class Link:
         with self._changed:
             if kind == "opened":
                 self.opened, self.died, self.trouble = True, None, None
-            elif kind in ("trouble", "hangs"):
+            elif kind == "trouble":
                 self.trouble = text
             elif kind == "well":
                 self.trouble = None
             self._changed.notify_all()
         if kind == "trouble":
             self._warn(f"{text}{self._suffix}")
-        elif kind == "hangs":
-            self._warn(text)
         elif kind in ("well", "remark") and not self._left:
             log.log(logging.INFO if kind == "well" else logging.WARNING, "%s: %s", self.name, text or "works again")
 

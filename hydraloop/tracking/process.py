@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from hydraloop.safety.secrets import mask_text, name_secrets, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, is_free, lock_of, sign
 from hydraloop.tracking.follower import Follower, described
-from hydraloop.tracking.spawning import LEFT, MARGIN, NICE
+from hydraloop.tracking.spawning import HANGS, LEFT, MARGIN, NICE
 from hydraloop.tracking.tracker import Finish, Run, Tracker, load_tracker
 
 log = logging.getLogger("hydraloop.tracking.process")  # this module is __main__
@@ -60,7 +60,7 @@ def main(run_dir: Path, name: str) -> int:
     tell = _Tell()
     log_to_stderr()
     logging.getLogger("hydraloop").addHandler(tell)
-    inbox = Inbox(tell.hangs)
+    inbox = Inbox()
     first = inbox.next()
     if first is None:
         return 0
@@ -100,13 +100,9 @@ class Inbox:
 
     `flush_timeout` seconds are left from then on; the process is killed if a call hangs longer. A thread reads, so
     that this time starts when the run ends, whatever else this process is doing.
-
-    Args:
-        hangs: called with the reason before this process is killed.
     """
 
-    def __init__(self, hangs: Callable[[str], object]) -> None:
-        self._hangs = hangs
+    def __init__(self) -> None:
         self._flush_timeout = 0.0
         self._training = (os.getppid(), started(os.getppid()))  # of a fork: the server, until the first message
         self._messages: deque[dict[str, Any]] = deque()
@@ -152,12 +148,11 @@ class Inbox:
             for line in lines:
                 self._take(json.loads(line))
         time.sleep(self._flush_timeout + MARGIN)
-        self._hangs(f"no answer within {self._flush_timeout:g} s after the run's end")
         with suppress(psutil.Error):
             for process in psutil.Process().children(recursive=True):  # wandb-core, which may hang, too
                 with suppress(psutil.Error):
                     process.kill()
-        os._exit(LEFT)
+        os._exit(HANGS)
 
     def _take(self, message: dict[str, Any]) -> None:
         with self._changed:
@@ -218,9 +213,6 @@ class _Tell(logging.Handler):
 
     def trouble(self, text: str | None) -> None:
         self.say("well" if text is None else "trouble", text=text or "")
-
-    def hangs(self, text: str) -> None:
-        self.say("hangs", text=text)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.say("remark", text=record.getMessage())
