@@ -111,6 +111,7 @@ def lock_of(run_dir: Path, name: str) -> FileLock:
 
 def sign(run_dir: Path, name: str, training: Sequence[float | None]) -> None:
     """Note the machine, and the ids and starts of this follower, which holds the lock, and of its training process."""
+    atomic.remove_unfinished(path_of(run_dir, name))  # of followers that were killed
     with suppress(OSError):  # not in the lock file, which older versions of filelock truncate
         content = json.dumps([machine(), [os.getpid(), started(os.getpid())], list(training)])
         _holder(run_dir, name).write_text(content)

@@ -12,7 +12,7 @@ from pathlib import Path
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
 from hydraloop.run import directory as run_directory
-from hydraloop.run.checkpoint_files import RUN_DIR_FILE, SUFFIX, UNFINISHED, point_to, remove_old_shards
+from hydraloop.run.checkpoint_files import LAST, RUN_DIR_FILE, SUFFIX, UNFINISHED, point_to, remove_old_shards
 from hydraloop.run.integrity import SHARDS
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,8 @@ class CheckpointFolder:
 
         Only the process that trains in the run directory may call it, before its first save.
         """
+        for name in (LAST, RUN_DIR_FILE):
+            atomic.remove_unfinished(self.path / name)
         for folder in self.path.glob(f"*{SHARDS}*"):
             remove_old_shards(self.path / f"{folder.name.rpartition(SHARDS)[0]}{SUFFIX}")
         for part in self.path.glob(".*.part"):
