@@ -1,7 +1,6 @@
 """`python -m hydraloop …`: train with conf/ of the working directory, or a command for runs; --help lists them."""
 
 import sys
-from pathlib import Path
 
 if sys.argv[1:2] == ["sync"]:
     from hydraloop.tracking.sync import main as sync
@@ -35,6 +34,8 @@ if sys.argv[1:2] == ["resume"]:
     folder, packages, sys.argv[1:] = trusted(sys.argv[1:])
     main(folder=folder, trusted=packages)
     sys.exit()
+
+from pathlib import Path
 
 if not Path("conf").is_dir() and not any(text.startswith(("--config-path", "-cp")) for text in sys.argv[1:]):
     from hydraloop.cli.help import COMMANDS

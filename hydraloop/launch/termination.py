@@ -15,7 +15,6 @@ import logging
 import math
 import multiprocessing
 import os
-import select
 import signal
 import socket
 import sys
@@ -79,6 +78,7 @@ class TerminationHandler:
         if threading.current_thread() is not threading.main_thread():
             return self
         self._reads, self._writes = socket.socketpair()
+        self._reads.settimeout(_POLL)  # unlike `select`, also with more than 1,024 open files
         self._writes.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
         self._numbers = [signal.SIGINT, *_SIGNALS] if self._launched else _not_ignored()
@@ -116,8 +116,9 @@ class TerminationHandler:
     def _run(self) -> None:
         orphaned, lost, again = False, 0, math.inf
         while not self._done.is_set():
-            ready, _, _ = select.select([self._reads], [], [], _POLL)
-            received = self._reads.recv(64) if ready else b""
+            received = b""
+            with contextlib.suppress(TimeoutError):
+                received = self._reads.recv(64)
             signals = [number for number in received if number in (signal.SIGINT, *_SIGNALS)]
             if signals:
                 lost, again = signals[0], time.monotonic() + _AGAIN

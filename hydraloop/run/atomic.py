@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 
@@ -52,6 +53,13 @@ def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
     """Replace the contents of a file. `flush` and errors: as in `replacing`."""
     with replacing(path, flush=flush) as unfinished:
         unfinished.write_bytes(content)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed processes have left of `path`. No other process may be writing it."""
+    for part in path.parent.glob(f".{escape(path.name)}.*.part"):
+        with suppress(OSError):  # a folder that may not be written
+            part.unlink()
 
 
 def _linked(unfinished: Path, path: Path) -> bool:

@@ -11,7 +11,7 @@ from glob import escape
 from pathlib import Path
 
 from hydraloop.run import atomic
-from hydraloop.run.integrity import SHARDS, damage, shards_of
+from hydraloop.run.integrity import SAFETENSORS, SHARDS, damage, shards_of
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ LAST = "last_checkpoint"
 """Text file next to the checkpoints: the name of the one that a resumed run continues from."""
 RUN_DIR_FILE = "run_dir"
 """Text file in a checkpoint directory outside its run: the path of the run directory."""
+UNFINISHED = re.compile(rf"\..+({re.escape(SUFFIX)}|{re.escape(SAFETENSORS)})\.\d+\.part")
+"""Names that `atomic.replacing` gives checkpoints and published files while they are written."""
 _NUMBER = re.compile(r"(?:^|_)(epoch|iter)_(\d+)$")
 
 
@@ -33,6 +35,11 @@ def is_complete(path: Path) -> bool:
         return path.is_file() and zipfile.is_zipfile(path)
     except (OSError, zipfile.BadZipFile):  # a flipped bit at the end: an archive in several parts
         return False
+
+
+def is_written_with(file: Path) -> bool:
+    """Return whether a process that has this file open is writing a checkpoint, its shards or a published file."""
+    return any(UNFINISHED.fullmatch(part) or SHARDS in part for part in (file.name, file.parent.name))
 
 
 def point_to(path: Path) -> None:

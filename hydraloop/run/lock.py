@@ -42,6 +42,7 @@ BEAT = 10.0
 """Seconds between two renewals."""
 HELD = 60.0
 """Seconds without a renewal after which a lock from another machine is free."""
+_TOLD = b"\ntold to end\n"
 _MARGIN = 5.0
 """Seconds that a waiting start adds to that."""
 _POLL = 0.5
@@ -251,6 +252,18 @@ def controllers(sweep: Path) -> dict[str, Holder]:
     """
     found = {folder.name: holder(folder) for folder in (sweep / CONTROLLERS).glob("*")}
     return {name: held for name, held in found.items() if held is not None}
+
+
+def note_stop(folder: Path) -> bool:
+    """Note in a lock, whose holder is on this machine, that the holder is told to end. Returns whether it was before.
+
+    The note is a second line of the file, so it is removed with the lock.
+    """
+    with suppress(OSError), _opened(folder / FILENAME, os.O_RDWR | os.O_APPEND) as handle:
+        was_told = os.pread(handle, 1 << 16, 0).endswith(_TOLD)
+        os.write(handle, _TOLD)
+        return was_told
+    return False
 
 
 def join(folder: Path) -> None:

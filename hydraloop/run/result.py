@@ -83,12 +83,13 @@ class ResultFile:
     """`result.json` of one attempt, for its launcher. Nothing outside this module writes `result.json`.
 
     Args:
-        run_dir: the run directory; the present content of its file is from an earlier attempt.
+        run_dir: the run directory, which is locked; the present content of its file is from an earlier attempt.
         attempt: the folder of this attempt to resume the run, `.hydra/resume_<n>`; None for a new run.
     """
 
     def __init__(self, run_dir: Path, attempt: Path | None = None) -> None:
         self._path, self._attempt = run_dir / FILENAME, attempt
+        atomic.remove_unfinished(self._path)
         self._before = self._path.read_bytes() if self._path.exists() else None
 
     def has(self, error: BaseException) -> bool:

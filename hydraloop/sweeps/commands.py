@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
             attach(args.directory)
         elif args.command == "results":
             results(args.directory, as_json=args.json)
-        elif args.command == "stop" and not stop(args.directory, args.wait):
+        elif args.command == "stop" and not stop(args.directory, args.wait, kill=args.kill):
             return 1
         else:
             print("\n".join(status(args.directory)))
@@ -83,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "results":
             command.add_argument("--json", action="store_true", help="print the results as JSON, and write nothing")
         if name == "stop":
-            command.add_argument(
-                "--wait", type=float, default=30.0, metavar="SECONDS", help="until what has not ended is killed (30)"
-            )
+            wait = "until what has not ended, and writes no checkpoint, is killed (30)"
+            command.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help=wait)
+            command.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
     return parser
 
 
@@ -222,19 +222,31 @@ def logs(path: Path, number: int | None, *, follow: bool) -> None:
             time.sleep(_POLL)
 
 
-def stop(path: Path, seconds: float) -> bool:
-    """End a sweep or a run, print what has ended, and return whether nothing of it is left."""
+def stop(path: Path, seconds: float, *, kill: bool) -> bool:
+    """End a sweep or a run, print what has ended, and return whether nothing of it is left.
+
+    Processes that an earlier `stop` has told to end are killed.
+    """
     sweep, others = opened(path), set[str]()
 
-    def find() -> list[int]:
-        held = [] if sweep is None else [*sweep.controllers().values()]
-        if not any(one.is_here for one in held):  # which tell their jobs
+    def holders() -> dict[Path, lock.Holder]:
+        controllers = {} if sweep is None else sweep.controllers()
+        held = {path / lock.CONTROLLERS / name: one for name, one in controllers.items()}
+        if not any(one.is_here for one in held.values()):  # which tell their jobs
             folders = [path] if sweep is None else [sweep.folder(state.number) for state in _running(sweep)]
-            held += [one for one in map(lock.holder, folders) if one is not None]
-        others.update(one.host for one in held if not one.is_here)
-        return [one.alive[0][0] for one in held if one.alive]  # which tells rank 0, if that is another
+            held |= {folder: one for folder in folders if (one := lock.holder(folder)) is not None}
+        others.update(one.host for one in held.values() if not one.is_here)
+        return {folder: one for folder, one in held.items() if one.alive}
 
-    ended, killed, left = stopping.end(find, seconds)
+    def find() -> list[int]:
+        return [one.alive[0][0] for one in holders().values()]  # which tells rank 0, if that is another
+
+    def waits() -> None:
+        command = shlex.join(["python", "-m", "hydraloop", "stop", "--kill", shown(path)])
+        print(f"waiting for a checkpoint that is being written; kill the run: {command}", flush=True)
+
+    was_told = [lock.note_stop(folder) for folder in holders()]
+    ended, killed, left = stopping.end(find, seconds, waits, kill=kill or any(was_told))
     print(f"processes ended: {ended}" + (f", killed: {killed}" if killed else ""))
     if left:
         pids = ",".join(map(str, left))

@@ -30,7 +30,7 @@ from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import terminable
-from hydraloop.run import attempts, environment
+from hydraloop.run import atomic, attempts, environment
 from hydraloop.run.config_yaml import dumped
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine
@@ -97,6 +97,7 @@ class SweepJob(Worker):
                 self._directory.settle(request.number, None)  # an attempt that was killed
                 if lock.try_acquire() is not None:
                     return LEFT
+                atomic.remove_unfinished(folder / states.FILENAME)
                 state = self._claimed(request)
                 return LEFT if state is None else self._run(request, state, lock)
         except KeyboardInterrupt as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.run import atomic
 from hydraloop.run.environment import shown
-from hydraloop.run.processes import is_alive, started
+from hydraloop.run.processes import is_alive, machine, started
 from hydraloop.tracking.tracker import FOLDER
 
 if TYPE_CHECKING:
@@ -112,14 +112,18 @@ def lock_of(run_dir: Path, name: str) -> FileLock:
 
 
 def sign(run_dir: Path, name: str, training: Sequence[float | None]) -> None:
-    """Note the ids and starts of this follower, which holds the lock, and of its training process."""
+    """Note the machine, and the ids and starts of this follower, which holds the lock, and of its training process."""
+    atomic.remove_unfinished(path_of(run_dir, name))  # of followers that were killed
     with suppress(OSError):  # not in the lock file, which older versions of filelock truncate
-        _holder(run_dir, name).write_text(json.dumps([[os.getpid(), started(os.getpid())], list(training)]))
+        content = json.dumps([machine(), [os.getpid(), started(os.getpid())], list(training)])
+        _holder(run_dir, name).write_text(content)
 
 
-def wait_for_followers(run_dir: Path) -> bool:
-    """Wait for followers of an earlier process, and kill those that hang. Returns whether all of them have ended."""
-    sending = []
+def wait_for_followers(run_dir: Path) -> None:
+    """Wait for followers of an earlier process, and kill those that hang on this machine.
+
+    `sync`, or a follower on another machine, may send longer. When the log is cut, `Follower` notices it and ends.
+    """
     for name in sorted(path.stem for path in (run_dir / FOLDER).glob("*.lock")):
         if not is_free(run_dir, name, 0.0):
             log.info("%s: waiting for the follower of an earlier process", name)
@@ -127,10 +131,8 @@ def wait_for_followers(run_dir: Path) -> bool:
                 kill_hanging(run_dir, name)
                 if not is_free(run_dir, name, 1.0):
                     log.warning("%s: another process is sending this run's records", name)
-                    sending.append(name)
                     continue
         _holder(run_dir, name).unlink(missing_ok=True)  # the next follower, which may still be starting, has not ended
-    return not sending
 
 
 def is_followed(run_dir: Path) -> bool:
@@ -144,12 +146,15 @@ def has_ended(run_dir: Path, name: str) -> bool:
 
 
 def kill_hanging(run_dir: Path, name: str) -> None:
-    """Kill the follower that holds the lock, unless its training process is alive and is not this one."""
+    """Kill the follower that holds the lock, unless its training process is alive and is not this one.
+
+    Does nothing if the follower is on another machine, where process ids mean something else.
+    """
     try:
-        (pid, since), training = json.loads(_holder(run_dir, name).read_text())
+        where, (pid, since), training = json.loads(_holder(run_dir, name).read_text())
     except (OSError, ValueError):
         return
-    if is_alive(pid, since) and (training[0] == os.getpid() or not is_alive(*training)):
+    if where == machine() and is_alive(pid, since) and (training[0] == os.getpid() or not is_alive(*training)):
         log.warning("%s: the follower of an earlier process hangs and is killed", name)
         with suppress(OSError):
             os.killpg(pid, signal.SIGKILL)  # a follower leads its own session

@@ -136,6 +136,7 @@ class Follower:
             self._open()
         self._check_log()
         records, after = self._reader.read(self._batch)
+        self._check_log()  # a cut is listed before the log is truncated
         if records:
             self._cursor.finished = self._cursor.complete = False
             wanted = [record for record in records if self._wants(record)]

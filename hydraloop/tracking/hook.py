@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -93,7 +94,7 @@ class TrackerHook(Hook):
         sweep = description.sweep_of(engine.run_dir)
         in_sweep = False
         if sweep is not None and sweep.ended is None:
-            in_sweep = is_shared() or is_ancestor(sweep.pid, sweep.started)
+            in_sweep = is_shared() or (sweep.host == socket.gethostname() and is_ancestor(sweep.pid, sweep.started))
         self._leaves = self._background or in_sweep
         self._link = Link(
             engine.run_dir,

@@ -17,7 +17,7 @@ from hydraloop.run.processes import started
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_text, masked
-from hydraloop.tracking.spawning import LEFT, MARGIN, Child, ForkServer, fork_server
+from hydraloop.tracking.spawning import HANGS, LEFT, MARGIN, Child, ForkServer, fork_server
 from hydraloop.tracking.tracker import FOLDER, Finish
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,9 @@ class Link:
         if not self.is_alive():
             return
         self._thread.join(timeout=max(0.0, self._deadline + MARGIN + 0.5 - monotonic()))
-        self.stop()
+        if self.is_alive():
+            self.stop()
+            self._hangs()
         self._thread.join(timeout=1.0)  # a process that waits for a broken disk cannot be killed
 
     def leave(self) -> None:
@@ -186,12 +188,18 @@ class Link:
         for message in child.messages():
             self._hear(message)
         code = child.ended()
+        if code == HANGS:
+            self._hangs()
         with self._changed:
             self._child = None
             gives_up = self.trouble is not None  # it has said why
-            if self._over or (code in (0, LEFT) and (self._told or gives_up)):
+            if self._over or (code in (0, LEFT, HANGS) and (self._told or gives_up)):
                 return None
         return self._follow() if code is None else self._problem(code)
+
+    def _hangs(self) -> None:
+        self.trouble = f"no answer within {self._flush_timeout:g} s after the run's end"
+        self._warn(self.trouble)
 
     def _problem(self, code: int) -> str:
         """Say why the process has ended: the signal, or the last line of its log."""

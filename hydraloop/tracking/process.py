@@ -34,7 +34,7 @@ from hydraloop.safety.secrets import mask_text, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, is_free, lock_of, sign
 from hydraloop.tracking.follower import Follower, described
-from hydraloop.tracking.spawning import LEFT, MARGIN, NICE
+from hydraloop.tracking.spawning import HANGS, LEFT, MARGIN, NICE
 from hydraloop.tracking.tracker import Finish, Run, Tracker, load_tracker
 
 log = logging.getLogger("hydraloop.tracking.process")  # this module is __main__
@@ -153,7 +153,7 @@ class Inbox:
             for process in psutil.Process().children(recursive=True):  # wandb-core, which may hang, too
                 with suppress(psutil.Error):
                     process.kill()
-        os._exit(LEFT)
+        os._exit(HANGS)
 
     def _take(self, message: dict[str, Any]) -> None:
         with self._changed:

@@ -21,6 +21,8 @@ from typing import Any
 
 LEFT = 3
 """Exit code of a follower if something was not sent in time."""
+HANGS = 4
+"""Exit code of a follower if a call has not returned in time."""
 MARGIN = 1.0
 """Seconds after `flush_timeout` at which a follower is killed, whatever hangs."""
 NICE = 5

@@ -515,9 +515,10 @@ def test_what_a_kill_left_unfinished_is_removed_when_training_starts(tmp_path: P
     (folder / ".epoch_2.pth.7.part").mkdir(parents=True)
     (folder / ".epoch_2.pth.7.part" / "epoch_2").write_bytes(b"cut")
     (folder / ".epoch_1_published.safetensors.7.part").write_bytes(b"cut")
+    (folder / ".last_checkpoint.7.part").write_bytes(b"cut")
     (folder / ".film.part").write_bytes(b"of the user")
     engine_of(tmp_path, {"checkpoint": CheckpointHook()}).validate()
-    assert len(list(folder.glob(".*"))) == 3, "another process may train"
+    assert len(list(folder.glob(".*"))) == 4, "another process may train"
     run(tmp_path, CheckpointHook(), max_epochs=1)
     assert [path.name for path in folder.glob(".*")] == [".film.part"]
 

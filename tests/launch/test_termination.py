@@ -169,6 +169,26 @@ def test_a_signal_that_the_user_handles_is_not_raised_again(start: Start) -> Non
     assert out == "1\n"
 
 
+def test_the_grace_period_is_kept_by_a_process_with_many_open_files(start: Start) -> None:
+    """`select` raises an error for file descriptors above 1,023."""
+    process = start(
+        """
+        import resource
+        handler.stop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        while os.dup(0) < 1100:
+            pass
+        handler = TerminationHandler(last=last, grace=0.2).start()
+        handler.is_closing = lambda: True
+        ready()
+        time.sleep(20)
+        """
+    )
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[0] == "last 15\n"
+    assert process.returncode == 143
+
+
 def test_a_rank_that_is_closing_is_not_interrupted_but_ends_after_the_grace_period(start: Start) -> None:
     process = start(
         """

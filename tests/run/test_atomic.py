@@ -12,6 +12,7 @@ import pytest
 
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.run import atomic
+from hydraloop.run.result import ResultFile
 from tests.hooks.tiny_runs import engine_of
 
 FILES = ("checkpoints/epoch_2.pth", "checkpoints/last_checkpoint", "result.json")
@@ -47,10 +48,13 @@ atomic.write_text(Path(sys.argv[1]), "new\\n" * 100_000)
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "last_checkpoint"
+    path = tmp_path / "result.json"
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert path.read_text() == "old\n"
+    assert len([*tmp_path.iterdir()]) == 2
+    ResultFile(tmp_path)  # as the next attempt does
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_file_that_exists_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:

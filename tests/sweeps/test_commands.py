@@ -6,8 +6,11 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
@@ -15,6 +18,7 @@ from subprocess import PIPE
 import psutil
 import pytest
 
+from hydraloop.run.checkpoint_files import is_complete
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import is_alive, started
 from hydraloop.sweeps import states, stopping
@@ -23,7 +27,8 @@ from hydraloop.sweeps.commands import main
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
-from tests.e2e.warm import SERVER, environment_of_python
+from tests.e2e.projects import Project
+from tests.e2e.warm import SERVER, Script, environment_of_python
 from tests.sweeps import written
 
 LR = Axis(("optimizer.lr",), (("optimizer.lr=1e-3",), ("optimizer.lr=1e-2",)))
@@ -55,6 +60,52 @@ while not Path("child").exists():
     time.sleep(0.01)
 Path("ready").touch()
 time.sleep(60)
+"""
+
+SAVING = """
+import signal, threading, time
+from pathlib import Path
+import torch
+from hydraloop.engine.checkpoint import format
+from hydraloop.run.lock import RunLock
+
+def save(checkpoint, file, save=torch.save):
+    save(checkpoint, file)
+    with file.open("rb"):  # a slow disk
+        Path("saves").touch()
+        while not Path("done").exists():
+            time.sleep(0.01)
+
+torch.save = save
+told = threading.Event()
+signal.signal(signal.SIGTERM, lambda number, frame: told.set())
+RunLock(Path("run"), key="").acquire()
+writer = threading.Thread(target=format.write, args=(Path("elsewhere/epoch_1.pth"), {"state_dict": {}}), daemon=True)
+writer.start()
+told.wait()
+writer.join()
+raise SystemExit(75)
+"""
+
+SLOW = """
+import os, time
+from pathlib import Path
+import torch
+from hydraloop import Hook
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+class Slow(Hook):
+    def before_run(self, engine):
+        def slow(checkpoint, file, save=torch.save):
+            save(checkpoint, file)
+            if not isinstance(file, Path):  # what ranks exchange
+                return
+            with file.open("rb"):
+                (PROJECT / f"saves-{os.getpid()}").touch()
+                while not (PROJECT / "done").exists():
+                    time.sleep(0.01)
+        torch.save = slow
 """
 
 
@@ -176,6 +227,76 @@ def test_stop_leaves_no_process(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.startswith("processes ended: 0\n")
 
 
+@pytest.fixture
+def saving(run: Path) -> Iterator[Script]:
+    """A run that is writing a checkpoint in a thread, outside its directory, until the file `done` exists."""
+    (run / "result.json").unlink()
+    (run.parent / "train.py").write_text(SAVING)
+    script = SERVER.start(["train.py"], run.parent, environment_of_python())
+    while not (run.parent / "saves").exists():
+        time.sleep(0.01)
+    yield script
+    script.kill()
+    script.communicate()
+
+
+@contextmanager
+def _stopping(run: Path, seconds: float = 0.1) -> Iterator[subprocess.Popen[str]]:
+    """Start `stop`, and wait until it says what it waits for, or has ended."""
+    command = [sys.executable, "-m", "hydraloop", "stop", str(run), "--wait", str(seconds)]
+    with subprocess.Popen(command, stdout=PIPE, text=True, env=environment_of_python()) as stop:
+        assert stop.stdout is not None
+        kill = f"python -m hydraloop stop --kill {run}"
+        assert stop.stdout.readline() == f"waiting for a checkpoint that is being written; kill the run: {kill}\n"
+        yield stop
+
+
+def test_stop_waits_for_a_save(run: Path, saving: Script) -> None:
+    with _stopping(run) as stop:
+        (run.parent / "done").touch()
+        assert stop.communicate()[0].startswith("processes ended: 1\ninterrupted: ")
+    assert saving.wait(20) == 75
+    assert is_complete(run.parent / "elsewhere" / "epoch_1.pth")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    ["hydra.run.dir=mine distributed.nproc_per_node=2", "-m seed=0,1 sweep.max_workers=2 hydra.sweep.dir=mine"],
+)
+def test_stop_waits_for_the_saves_of_ranks_and_of_jobs(line: str, tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    project.write("my_project/slow.py", SLOW)
+    command = f"{line} experiment=spirals engine.max_epochs=1000000 +hooks.slow._target_=my_project.slow.Slow"
+    script = project.begin(*command.split())
+    count = 2 if "-m" in line else 1
+    while len([*project.path.glob("saves-*")]) < count:
+        assert script.poll() is None, script.printed
+        time.sleep(0.05)
+    with _stopping(project.path / "mine", 10.0) as stop:
+        (project.path / "done").touch()
+        assert "killed" not in stop.communicate()[0].splitlines()[0]
+    assert script.wait(20) == 75, script.printed
+    results = [*(project.path / "mine").rglob("result.json")]
+    assert [json.loads(path.read_text())["reason"] for path in results] == ["preempted by SIGTERM"] * count
+    assert all(map(is_complete, (project.path / "mine").rglob("*.pth")))
+
+
+def test_a_second_stop_kills_a_run_whose_save_hangs(
+    run: Path, saving: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _stopping(run):
+        assert main(["stop", str(run)]) == 0
+    assert capsys.readouterr().out.startswith("processes ended: 1, killed: 1\n")
+    assert saving.wait(20) == -9
+
+
+def test_stop_with_kill_kills_a_run_that_saves(run: Path, saving: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "--kill", str(run)]) == 0
+    assert capsys.readouterr().out.startswith("processes ended: 1, killed: 1\n")
+    assert saving.wait(20) == -9
+
+
 def test_stop_names_what_it_cannot_end(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,10 +306,10 @@ def test_stop_names_what_it_cannot_end(
     process = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; read line"], stdin=PIPE, stdout=PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    RunLock(run, key="").acquire()
-    content = json.loads((run / ".lock").read_bytes())
-    (run / ".lock").write_text(json.dumps({**content, "processes": [[process.pid, started(process.pid)]]}))
-    assert main(["stop", str(run), "--wait", "0"]) == 1
+    with RunLock(run, key=""):
+        content = json.loads((run / ".lock").read_bytes())
+        (run / ".lock").write_text(json.dumps({**content, "processes": [[process.pid, started(process.pid)]]}))
+        assert main(["stop", str(run), "--wait", "0"]) == 1
     printed = capfd.readouterr()
     assert printed.out == "processes ended: 0\n"
     assert printed.err == f"error: these processes could not be ended: ps -o pid,user,stat,args -p {process.pid}\n"

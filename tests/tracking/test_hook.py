@@ -355,7 +355,7 @@ def test_a_process_in_the_background_sends_the_rest(tmp_path: Path) -> None:
     with lock_of(tmp_path, NAME):  # until then, nothing can be sent
         engine.train()
         assert engine.messages.read("tracked")[NAME] == "0 of 13 records sent; the rest is being sent, for up to 80 s"
-    assert wait_for_followers(tmp_path)
+    wait_for_followers(tmp_path)
     until(lambda: _cursor(tmp_path).complete)
     assert _cursor(tmp_path).sent == 13
 
@@ -365,7 +365,7 @@ def test_a_run_that_is_still_sent_can_be_resumed(tmp_path: Path, monkeypatch: py
     hang = at("after_train_iter", lambda engine: _stopped(tmp_path), nth=5)
     training(tmp_path, background=True, flush_timeout=600.0, more={"hang": hang}).train()
     (follower,) = followers(tmp_path)
-    assert wait_for_followers(tmp_path)  # as a resumed run does before it cuts the log
+    wait_for_followers(tmp_path)  # as a resumed run does before it cuts the log
     until(lambda: follower not in followers(tmp_path))
     training(tmp_path).train()
     assert _cursor(tmp_path).complete

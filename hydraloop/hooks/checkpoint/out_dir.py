@@ -12,13 +12,10 @@ from pathlib import Path
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
 from hydraloop.run import directory as run_directory
-from hydraloop.run.checkpoint_files import RUN_DIR_FILE, SUFFIX, point_to, remove_old_shards
-from hydraloop.run.integrity import SAFETENSORS, SHARDS
+from hydraloop.run.checkpoint_files import LAST, RUN_DIR_FILE, SUFFIX, UNFINISHED, point_to, remove_old_shards
+from hydraloop.run.integrity import SHARDS
 
 log = logging.getLogger(__name__)
-
-_UNFINISHED = re.compile(rf"\..+({re.escape(SUFFIX)}|{re.escape(SAFETENSORS)})\.\d+\.part")
-"""Names from `atomic.replacing`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +74,12 @@ class CheckpointFolder:
 
         Only the process that trains in the run directory may call it, before its first save.
         """
+        for name in (LAST, RUN_DIR_FILE):
+            atomic.remove_unfinished(self.path / name)
         for folder in self.path.glob(f"*{SHARDS}*"):
             remove_old_shards(self.path / f"{folder.name.rpartition(SHARDS)[0]}{SUFFIX}")
         for part in self.path.glob(".*.part"):
-            if not _UNFINISHED.fullmatch(part.name):
+            if not UNFINISHED.fullmatch(part.name):
                 continue
             try:
                 if part.is_dir():

@@ -195,7 +195,7 @@ class Sweep:
         pids = []
         for path in self.files("tracking/*.pid"):
             with contextlib.suppress(OSError, ValueError):
-                (pid, since), _ = json.loads(path.read_text())
+                _, (pid, since), _ = json.loads(path.read_text())
                 pids += [pid] if is_alive(pid, since) else []
         return self.draws.sample(pids, len(pids))
 

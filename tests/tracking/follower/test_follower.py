@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hydraloop.run.record_cuts import cut_after
-from hydraloop.run.record_log import FILENAME
+from hydraloop.run.record_log import FILENAME, Position, Reader, Record
 from hydraloop.run.record_writer import RecordLog
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import BATCH, Follower, described
@@ -127,6 +127,27 @@ def test_a_log_that_is_cut_by_another_process_is_let_go_of(tmp_path: Path) -> No
     assert new.drain() == "caught up", "it was moved away"
     log_records(tmp_path, 1)
     assert new.drain() == "given up", "it is another one"
+
+
+def test_a_log_that_is_cut_while_it_is_read_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a resumed run on another machine, which cannot end this process."""
+    log_records(tmp_path, 4)
+    old = Followed(tmp_path)
+    old.drain()
+    read = Reader.read
+
+    def cut_before(reader: Reader, most: int) -> tuple[list[Record], Position]:
+        monkeypatch.undo()
+        cut_after(tmp_path / FILENAME, iteration=20, last_validation=0)
+        log_records(tmp_path, 9, first=2)
+        return read(reader, most)
+
+    monkeypatch.setattr(Reader, "read", cut_before)
+    assert old.drain() == "given up"
+    assert old.sent == [10, 20, 30, 40]
+    new = Followed(tmp_path, 0, 1)
+    assert new.drain() == "caught up"
+    assert new.sent == [10 * (n + 1) for n in range(2, 11)]
 
 
 def test_files_are_looked_after_while_records_come_faster_than_they_are_sent(tmp_path: Path) -> None:

@@ -15,11 +15,15 @@ import psutil
 import pytest
 
 import hydraloop
+from hydraloop.run.processes import machine, started
 from hydraloop.run.record_log import FILENAME
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking import cursor as cursors
 from hydraloop.tracking import link
 from hydraloop.tracking.cursor import Cursor, path_of
-from hydraloop.tracking.spawning import LEFT, spawn
+from hydraloop.tracking.spawning import HANGS, LEFT, spawn
+from hydraloop.tracking.tracker import Finish
+from tests.tracking.mlflow.server import silent_server
 from tests.tracking.runs import TENSORBOARD, described_run, log_records
 from tests.tracking.training import until
 
@@ -84,7 +88,7 @@ def test_one_that_hangs_ends_with_its_time(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdin.write(_line(_first(flush_timeout=0.2)) + _line({"say": "begin"}))
         process.stdin.close()
-        assert process.wait(PATIENCE) == LEFT
+        assert process.wait(PATIENCE) == HANGS
 
 
 def test_another_tracker_of_the_same_name_gets_all_records(tmp_path: Path) -> None:
@@ -218,7 +222,7 @@ def test_a_follower_waits_for_whoever_is_sending(tmp_path: Path) -> None:
     log_records(tmp_path, 2)
     with cursors.lock_of(tmp_path, NAME):  # as `sync.py` does
         code, (said,) = _followed(tmp_path, _first(flush_timeout=3.0), {"say": "begin"}, FINISH)
-        assert (code, said["kind"]) == (LEFT, "remark")
+        assert (code, said["kind"]) == (HANGS, "remark")
         assert "`python -m hydraloop sync`" in said["text"]
         process = _follower(tmp_path)
         assert process.stdin is not None
@@ -260,11 +264,41 @@ def test_a_follower_that_was_left_and_hangs_is_ended(tmp_path: Path, monkeypatch
         while follower.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
             time.sleep(0.01)  # the signal was sent, and arrives soon
         assert follower.status() == psutil.STATUS_STOPPED
-        assert cursors.wait_for_followers(tmp_path)
+        cursors.wait_for_followers(tmp_path)
         assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
     finally:
         if follower.is_running():
             follower.send_signal(signal.SIGKILL)
+
+
+def test_a_process_of_another_machine_is_not_killed(tmp_path: Path) -> None:
+    """On a shared file system, a process here may have the id of a follower there."""
+    (tmp_path / "tracking").mkdir()
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        signed = [[process.pid, started(process.pid)], [0, None]]
+        (tmp_path / "tracking" / f"{NAME}.pid").write_text(json.dumps(["another machine", *signed]))
+        cursors.kill_hanging(tmp_path, NAME)
+        assert process.poll() is None
+        (tmp_path / "tracking" / f"{NAME}.pid").write_text(json.dumps([machine(), *signed]))
+        cursors.kill_hanging(tmp_path, NAME)
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_a_service_that_accepts_and_never_answers_is_reported_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ALLOWLIST, "_trusted", {"tests"})
+    described_run(tmp_path)
+    with silent_server() as address, caplog.at_level("WARNING", "hydraloop"):
+        options = {"flush_timeout": 0.2, "port": int(address.rpartition(":")[2])}
+        hanging = link.Link(tmp_path, NAME, "tests.tracking.service.Posting", options)
+        hanging.start()
+        hanging.begin()
+        until(lambda: (tmp_path / "tracking" / f"{NAME}.pid").exists())
+        hanging.finish(Finish("finished"))
+        hanging.wait()
+    assert [record.getMessage() for record in caplog.records] == [f"{NAME}: no answer within 0.2 s after the run's end"]
+    assert hanging.trouble == "no answer within 0.2 s after the run's end"
 
 
 def test_a_follower_that_fails_says_why(
