@@ -20,7 +20,7 @@ class Parts:
 
     task: Task | None = None
     loaders: Loaders | Mapping[str, Any] = field(default_factory=dict)
-    """All loaders, or those of some splits (None: no loader)."""
+    """By split (None: no loader). If `build` gets any, splits that are not given are empty."""
     optimizer: Any = None
     """An optimizer, a mapping of them by name, or a function of the list of trained parameters that returns one."""
     hooks: Mapping[str, Hook] = field(default_factory=dict)

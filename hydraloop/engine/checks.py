@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def check_trainable(engine: Engine) -> None:
     """Refuse to train without a train loader, or with one that has no batch."""
     if engine.loaders.train is None:
-        raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
+        raise UserError(
+            "there is no training data", key="data.train", remedy="Try data=digits, or in Python loaders={'train': …}."
+        )
     check_ranks(engine.loaders.train, engine.distributed.world_size)
     if not all(check_lengths(engine)):
         raise UserError(
