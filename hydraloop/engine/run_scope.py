@@ -20,7 +20,7 @@ from hydraloop.engine.stages import Call
 from hydraloop.errors import UserError
 from hydraloop.run import code_patch
 from hydraloop.run.environment import versions
-from hydraloop.run.result import INTERRUPTED, PREEMPTED, Monitor, Result, Status, describe
+from hydraloop.run.result import INTERRUPTED, PREEMPTED, Objective, Result, Status, describe
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -191,10 +191,23 @@ def _failed_elsewhere(engine: Engine) -> str | None:
     return f"rank {first[0]}: {first[1]}"
 
 
-def _monitor(engine: Engine) -> Monitor | None:
-    """Return the metric that `runtime_info` or `checkpoint` compares validations by."""
-    found: tuple[str, bool] | None = engine.messages.read("monitor")
-    return None if found is None else Monitor(found[0], "greater" if found[1] else "less")
+def _objective(engine: Engine) -> Objective | None:
+    """Return the value of the run that sweeps compare; nothing else decides what it is.
+
+    It is the best or last value of the metric by which `checkpoint` or `runtime_info` compare validations. If they do
+    not know which values of it are better, it is the last value of the first metric.
+    """
+    best = engine.best
+    monitor: tuple[str, bool] | None = engine.messages.read("monitor")
+    if monitor is None:
+        first = next(iter(engine.metrics), None)
+        return None if first is None else Objective(first, None, engine.metrics[first], engine.progress.last_validation)
+    name, rule = monitor[0], "greater" if monitor[1] else "less"
+    if best is not None:
+        return Objective(best.metric, rule, best.value, best.iteration)
+    if name not in engine.metrics:
+        return None
+    return Objective(name, rule, engine.metrics[name], engine.progress.last_validation)
 
 
 def check_saved(engine: Engine) -> None:
@@ -245,7 +258,7 @@ def _put_result(engine: Engine, seconds: float) -> None:
         val_metrics=engine.metrics,
         test_metrics=engine.test_metrics,
         best=engine.best,
-        monitor=_monitor(engine),
+        objective=_objective(engine),
         progress=engine.progress.state_dict(),
         seconds=seconds,
         versions=versions(),
