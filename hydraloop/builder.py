@@ -34,7 +34,7 @@ from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.resume import Resumed, lock_of, settle_on_main
-from hydraloop.schemas.data import SPLITS, loader_options
+from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.tasks.building import build_task, prepare_model
 from hydraloop.tracking.cursor import wait_for_followers
@@ -104,8 +104,7 @@ def assemble(
         cfg: validated.
         checkpoint: where the run continues.
         position: that of the checkpoint.
-        trains: whether the engine gets an optimizer and schedules. If it does and loaders are given, splits that are
-            not given are empty; otherwise they are those of the config.
+        trains: whether the engine gets an optimizer and schedules.
     """
     use_deterministic_kernels(cfg.engine.deterministic)
     device = distributed.device(cfg.engine.device)
@@ -114,10 +113,7 @@ def assemble(
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
     of_run = None if position is None else position.meta
-    given = parts.loaders
-    if trains and given and isinstance(given, Mapping):  # the config's other data may have nothing to do with these
-        given = {**dict.fromkeys(SPLITS), **given}
-    loaders = build_loaders(cfg, device, distributed, given, of_run=of_run)
+    loaders = build_loaders(cfg, device, distributed, parts.all_loaders if trains else parts.loaders, of_run=of_run)
     task = build_task(cfg, parts.task)
     if cfg.init.checkpoint is not None and checkpoint is None:
         rules: Any = OmegaConf.to_container(cfg.init, resolve=True)

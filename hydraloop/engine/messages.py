@@ -101,6 +101,14 @@ class Messages:
         weights = {name: window.weight or 1.0 + window.excess / window.count for name, window in windows.items()}
         return self._over_ranks.mean(means, over, weights)
 
+    def total(self, name: str) -> float:
+        """Return the sum of a name since the last record, which it does not change. One host sync for each device."""
+        found = self._windows.get(name, _Window(name))
+        copied = _Window(name)
+        copied.total, copied.values, copied.sums = found.total, list(found.values), dict(found.sums)
+        copied.fold()
+        return copied.total + _read([copied.sums])[0]
+
     def state_dict(self) -> dict[str, list[float]]:
         """Return the sums since the last record, without times. One host sync for each device that has values."""
         windows, sums = self._folded()

@@ -131,7 +131,7 @@ def _forget_earlier_use(engine: Engine) -> None:
         engine._optimizer.zero_grad(set_to_none=True)  # an error after backward leaves gradients
     if engine._window is not None and not engine.window_closed:
         engine._window.discard()
-    engine.error, engine.result, engine.window_closed = None, None, True
+    engine.error, engine.result, engine.window_closed, engine.diverged = None, None, True, False
     engine.preempted_by, engine.requeue_at, engine.preemptible = None, math.inf, False
     engine._requests.forget_stop()
 
@@ -195,16 +195,18 @@ def _objective(engine: Engine) -> Objective | None:
     """Return the value of the run that sweeps compare; nothing else decides what it is.
 
     It is the best or last value of the metric by which `checkpoint` or `runtime_info` compare validations. If they do
-    not know which values of it are better, it is the last value of the first metric.
+    not know which values of it are better, it is the last value of the first metric. It is NaN if the run ends because
+    of its loss, also without a validation.
     """
-    best = engine.best
     monitor: tuple[str, bool] | None = engine.messages.read("monitor")
-    if monitor is None:
-        first = next(iter(engine.metrics), None)
-        return None if first is None else Objective(first, None, engine.metrics[first], engine.progress.last_validation)
-    name, rule = monitor[0], "greater" if monitor[1] else "less"
-    if best is not None:
-        return Objective(best.metric, rule, best.value, best.iteration)
+    name = next(iter(engine.metrics), "loss") if monitor is None else monitor[0]
+    rule: Literal["greater", "less"] | None = None
+    if monitor is not None:
+        rule = "greater" if monitor[1] else "less"
+    if engine.diverged:
+        return Objective(name, rule, math.nan, engine.progress.iteration)
+    if engine.best is not None:
+        return Objective(engine.best.metric, rule, engine.best.value, engine.best.iteration)
     if name not in engine.metrics:
         return None
     return Objective(name, rule, engine.metrics[name], engine.progress.last_validation)

@@ -148,6 +148,12 @@ def outcome(run_dir: Path) -> tuple[float | None, str | None]:
     return None if objective is None else float(objective["value"]), preempted_by
 
 
+def has_diverged(run_dir: Path) -> bool:
+    """Return whether the run has failed with NaN as its objective."""
+    result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
+    return result["status"] == "failed" and (result["objective"] or {}).get("value") == "nan"
+
+
 def describe(error: BaseException) -> str:
     """Return an error as text: its type and message, or `interrupted by Ctrl-C (SIGINT)`.
 

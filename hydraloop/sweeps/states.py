@@ -11,6 +11,7 @@ A process that has lost the lock writes nothing. Therefore each attempt has one 
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -79,6 +80,11 @@ class JobState:
     def is_over(self) -> bool:
         """Whether the job has an outcome. An interrupted job has none yet."""
         return self.state in ("finished", "failed", "stopped", "pruned")
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether it has failed with NaN as its objective: another attempt would do the same."""
+        return self.state == "failed" and self.value is not None and math.isnan(self.value)
 
 
 def read(folder: Path) -> JobState | None:
