@@ -114,7 +114,7 @@ def assemble(
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
     of_run = None if position is None else position.meta
-    loaders = build_loaders(cfg, device, distributed, parts.loaders, of_run=of_run)
+    loaders = build_loaders(cfg, device, distributed, parts.all_loaders if trains else parts.loaders, of_run=of_run)
     task = build_task(cfg, parts.task)
     if cfg.init.checkpoint is not None and checkpoint is None:
         rules: Any = OmegaConf.to_container(cfg.init, resolve=True)

@@ -20,7 +20,7 @@ class Parts:
 
     task: Task | None = None
     loaders: Loaders | Mapping[str, Any] = field(default_factory=dict)
-    """All loaders, or those of some splits (None: no loader)."""
+    """By split (None: no loader)."""
     optimizer: Any = None
     """An optimizer, a mapping of them by name, or a function of the list of trained parameters that returns one."""
     hooks: Mapping[str, Hook] = field(default_factory=dict)
@@ -35,6 +35,15 @@ class Parts:
                 raise UserError(f"{type(given).__name__} is not a mapping", key=name, remedy=remedy)
         for name, hook in self.hooks.items():
             check_hook(hook, f"hooks.{name}")
+
+    @property
+    def all_loaders(self) -> Loaders | Mapping[str, Any]:
+        """The loaders of a run that trains: if any is given, splits that are not given are empty.
+
+        The config's other data may have nothing to do with those that are given.
+        """
+        given = self.loaders
+        return given if isinstance(given, Loaders) or not given else {**dict.fromkeys(SPLITS), **given}
 
     @property
     def names(self) -> list[str]:

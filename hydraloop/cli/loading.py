@@ -88,7 +88,9 @@ def load_found(
     used = {name: hook for name, hook in (hooks or {}).items() if getattr(hook, "changes_evaluation", True)}
     parts = Parts(task, loaders, hooks=used)
     meta = saved.get("meta") or {}
-    needed = [key for key in meta.get("given", ()) if key == "task" or key.startswith("data.")]
+    needed = [key for key in meta.get("given", ()) if key == "task"]
+    if any(key.startswith("data.") for key in meta.get("given", ())):  # the run had no data from its config
+        needed += [f"data.{split}" for split in SPLITS]
     parts.check([*needed, *meta.get("changes_evaluation", ())], "hydraloop.load(…")
     generators = rng_state()
     engine = assemble(cfg, distributed, run_dir, parts, trains=False)

@@ -81,7 +81,8 @@ def build(
         run_dir: the directory for the run's files. None: a new one under `outputs/`, or that of the resumed run.
         distributed: the ranks. None: as the launcher's environment variables say.
         task: used instead of that of the config.
-        loaders: used instead of those of the config: all of them, or by split (`{"train": …, "test": None}`).
+        loaders: used instead of all those of the config, by split (`{"train": …, "val": …}`). A split that is not given
+            is empty.
         optimizer: used instead of that of the config: an optimizer, several by name, or a function of the list of
             trained parameters (`functools.partial(torch.optim.SGD, lr=0.1)`), which FSDP2 needs.
         hooks: by name, in addition to those of the config.

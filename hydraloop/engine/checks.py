@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook
@@ -15,11 +17,15 @@ from hydraloop.errors import UserError
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
+log = logging.getLogger(__name__)
+
 
 def check_trainable(engine: Engine) -> None:
     """Refuse to train without a train loader, or with one that has no batch."""
     if engine.loaders.train is None:
-        raise UserError("there is no training data", key="data.train", remedy="Try data=digits.")
+        raise UserError(
+            "there is no training data", key="data.train", remedy="Try data=digits, or in Python loaders={'train': …}."
+        )
     check_ranks(engine.loaders.train, engine.distributed.world_size)
     if not all(check_lengths(engine)):
         raise UserError(
@@ -70,6 +76,47 @@ def check_epoch(engine: Engine) -> None:
         f"the loader has a length of {length} batches and yielded {got}",
         key="data.train",
         remedy="Let __len__ of the data set (or loader) return the number that it yields.",
+    )
+
+
+def check_record(engine: Engine, means: Mapping[str, float]) -> None:
+    """Refuse to continue after a record of training whose loss is NaN or infinite.
+
+    Called on every rank with the means over all ranks, so all ranks decide the same. No host sync.
+    """
+    _check_loss(engine, means.get("loss", 0.0))
+    engine.skipped_at_record = engine.precision.skipped
+
+
+def check_since_record(engine: Engine, losses: Iterable[float]) -> None:
+    """Do the same for the iterations since the last record: before a checkpoint, and at the end of training.
+
+    Args:
+        losses: the sum of each rank.
+    """
+    _check_loss(engine, sum(losses))
+
+
+def _check_loss(engine: Engine, loss: float) -> None:
+    """Refuse a loss that is not finite, unless a hook acts on it, or fp16 may have skipped the step and its gradients.
+
+    An infinite loss counts like NaN: its gradients are infinite or NaN, or `grad_clip` makes them 0.
+    """
+    if math.isfinite(loss):
+        return
+    problem = f"the loss is {loss} at iteration {engine.progress.iteration} or shortly before"
+    skipped = engine.precision.skipped != engine.skipped_at_record
+    if skipped or engine.settings.allow_nan or any(hook.checks_loss for hook in engine.hooks.values()):
+        if engine.distributed.is_main and not engine.warned_of_loss:
+            log.warning("%s", problem)
+        engine.warned_of_loss = True
+        return
+    engine.diverged = True
+    raise UserError(
+        problem,
+        key="engine.allow_nan",
+        remedy="Find its cause with debug=nan, or leave out the batch that causes it with hooks=rollback. To train on, "
+        "set engine.allow_nan=true.",
     )
 
 

@@ -17,7 +17,7 @@ from hydraloop.engine import evaluation, run_scope
 from hydraloop.engine.checkpoint import save_load
 from hydraloop.engine.checkpoint.rollback import Rollback, go_back
 from hydraloop.engine.checkpoint.weights import weights_of
-from hydraloop.engine.checks import check_epoch, check_trainable, no_loss_error
+from hydraloop.engine.checks import check_epoch, check_since_record, check_trainable, no_loss_error
 from hydraloop.engine.device import seeding
 from hydraloop.engine.hook_api import HookApi
 from hydraloop.engine.interruption.signals import preemptible
@@ -66,6 +66,7 @@ class Engine(HookApi):
                         go_back(self, rollback.checkpoint)
                         self._validate_if_due()
                 self.settle_saves()
+                check_since_record(self, self.distributed.gather(self.messages.total("loss")))
             try:
                 self._requests.act()  # the last checkpoint, asked for in after_train
             except Rollback as rollback:  # preempted: the run continues later from an earlier one

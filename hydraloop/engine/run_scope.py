@@ -20,7 +20,7 @@ from hydraloop.engine.stages import Call
 from hydraloop.errors import UserError
 from hydraloop.run import code_patch
 from hydraloop.run.environment import versions
-from hydraloop.run.result import INTERRUPTED, PREEMPTED, Monitor, Result, Status, describe
+from hydraloop.run.result import INTERRUPTED, PREEMPTED, Objective, Result, Status, describe
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -135,7 +135,7 @@ def _forget_earlier_use(engine: Engine) -> None:
         engine._optimizer.zero_grad(set_to_none=True)  # an error after backward leaves gradients
     if engine._window is not None and not engine.window_closed:
         engine._window.discard()
-    engine.error, engine.result, engine.window_closed = None, None, True
+    engine.error, engine.result, engine.window_closed, engine.diverged = None, None, True, False
     engine.preempted_by, engine.requeue_at, engine.preemptible = None, math.inf, False
     engine._requests.forget_stop()
 
@@ -195,10 +195,25 @@ def _failed_elsewhere(engine: Engine) -> str | None:
     return f"rank {first[0]}: {first[1]}"
 
 
-def _monitor(engine: Engine) -> Monitor | None:
-    """Return the metric that `runtime_info` or `checkpoint` compares validations by."""
-    found: tuple[str, bool] | None = engine.messages.read("monitor")
-    return None if found is None else Monitor(found[0], "greater" if found[1] else "less")
+def _objective(engine: Engine) -> Objective | None:
+    """Return the value of the run that sweeps compare; nothing else decides what it is.
+
+    It is the best or last value of the metric by which `checkpoint` or `runtime_info` compare validations. If they do
+    not know which values of it are better, it is the last value of the first metric. It is NaN if the run ends because
+    of its loss, also without a validation.
+    """
+    monitor: tuple[str, bool] | None = engine.messages.read("monitor")
+    name = next(iter(engine.metrics), "loss") if monitor is None else monitor[0]
+    rule: Literal["greater", "less"] | None = None
+    if monitor is not None:
+        rule = "greater" if monitor[1] else "less"
+    if engine.diverged:
+        return Objective(name, rule, math.nan, engine.progress.iteration)
+    if engine.best is not None:
+        return Objective(engine.best.metric, rule, engine.best.value, engine.best.iteration)
+    if name not in engine.metrics:
+        return None
+    return Objective(name, rule, engine.metrics[name], engine.progress.last_validation)
 
 
 def check_saved(engine: Engine) -> None:
@@ -249,7 +264,7 @@ def _put_result(engine: Engine, seconds: float) -> None:
         val_metrics=engine.metrics,
         test_metrics=engine.test_metrics,
         best=engine.best,
-        monitor=_monitor(engine),
+        objective=_objective(engine),
         progress=engine.progress.state_dict(),
         seconds=seconds,
         versions=versions(),

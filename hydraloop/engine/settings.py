@@ -64,6 +64,7 @@ class Settings:
     max_time: Any = None
     requeue_after: Any = None
     benchmark: bool | None = None
+    allow_nan: bool = False
     device: str = "auto"
     peak_tflops: float | None = None
     prefetch: bool = True

@@ -85,6 +85,12 @@ class EngineState(LogsRecords):
     """The iteration of that file."""
     unwritten: Path | None = None
     """A newer one to resume from that could not be written."""
+    diverged: bool = False
+    """Whether the run ends because its loss is not finite; then its objective is NaN. Set on every rank."""
+    warned_of_loss: bool = False
+    """Whether a warning has said that the loss is not finite."""
+    skipped_at_record: int = 0
+    """`precision.skipped` at the last record of this process."""
     error: BaseException | None = None
     """The error that ends the run, from on_exception on."""
     result: Result | None = None

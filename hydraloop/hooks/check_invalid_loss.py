@@ -48,6 +48,7 @@ class CheckInvalidLossHook(Hook):
     """
 
     collective = True
+    checks_loss = True
 
     def __init__(self, *, interval: int = 50) -> None:
         check_at_least(1, interval=interval)
@@ -102,6 +103,7 @@ class CheckInvalidLossHook(Hook):
         if not any(iterations):
             self._seen = []
             return
+        engine.diverged = True
         norms = _norms(engine)
         # A NaN reaches the other ranks with the gradients, so the origin is the rank that had it first.
         culprit = min((iteration, rank) for rank, iteration in enumerate(iterations) if iteration)[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import resource
 import sys
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hydraloop.engine.checks import check_record
 from hydraloop.engine.device.peak_flops import peak_tflops
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode, Priority
@@ -60,7 +60,8 @@ class LoggerHook(Hook):
     Options: `LoggerHookConf`.
 
     Raises:
-        UserError: an interval below 1; a metric or a scalar has a reserved name.
+        UserError: an interval below 1; a metric or a scalar has a reserved name; the loss of a record is NaN or
+            infinite, unless `engine.allow_nan`.
     """
 
     priority = Priority.BELOW_NORMAL
@@ -73,7 +74,7 @@ class LoggerHook(Hook):
         self._at_epoch_end = not ignore_last and interval is not None
         self._file: RecordLog | None = None
         self._table: RecordTable | None = None
-        self._running = self._training = self._warned = self._resumed = False
+        self._running = self._training = self._resumed = False
 
     def before_run(self, engine: Engine) -> None:
         """Check the names of the metrics, and provide the path of the file to trackers.
@@ -104,13 +105,17 @@ class LoggerHook(Hook):
         cut_after(path, iteration=progress.iteration, last_validation=progress.last_validation)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Make a record every `interval` iterations."""
+        """Make a record every `interval` iterations.
+
+        Raises:
+            UserError: its loss is not finite.
+        """
         if self._due(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
             means = engine.messages.means(engine.distributed)
             check_names(means, remedy="A hook or the task adds it to engine.messages: use another name there.")
             if engine.distributed.is_main:
-                self._warn_of_nonfinite(engine, means)
                 self._put(engine, _train_record(engine, means, batch))
+            check_record(engine, means)
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Write a record of any hook.
@@ -141,14 +146,6 @@ class LoggerHook(Hook):
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _warn_of_nonfinite(self, engine: Engine, means: Mapping[str, float]) -> None:
-        """Warn once a run: training after a loss that is not finite is usually wasted."""
-        loss = means.get("loss", 0.0)
-        if self._warned or math.isfinite(loss):
-            return
-        self._warned = True
-        log.warning("the loss is %s at iteration %d or shortly before", loss, engine.progress.iteration)
 
     def _evaluated(self, engine: Engine, mode: Mode, metrics: Mapping[str, float]) -> None:
         if engine.distributed.is_main:

@@ -72,6 +72,7 @@ class RollbackHook(Hook):
             raise UserError(f"{factor} is not above 1", key="factor", remedy="Use 3, for example.")
         self.factor, self.window, self.max_rollbacks = factor, window, max_rollbacks
         self.skip_samples = skip_samples
+        self.checks_loss = "nan" in self.on
         self._due = Every(interval).due
         self._wanted = self._training = False
         self._seen: list[Seen] = []
@@ -200,6 +201,7 @@ class RollbackHook(Hook):
             error = InvalidLossError(f"the loss is {problem}, and {why}")
             error.iteration, error.batch_idx, error.norms = bad.iteration, bad.batch_idx, {}
             error.samples = samples_of(engine, bad)
+            engine.diverged = True
             raise error
         self._rollbacks += 1
         left_out = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,13 +23,16 @@ from hydraloop.launch.job import Job
 from hydraloop.launch.rank_training import Training
 from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run import attempts
-from hydraloop.run.result import ResultFile
+from hydraloop.run.result import ResultFile, has_diverged
 from hydraloop.run.resume import Resumed
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import typed_options
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.tracking.sweeps import SweepTrackers
+
+ACCEPT_NAN = ("hydra_plugins.hydra_nevergrad_sweeper.nevergrad_sweeper.NevergradSweeper",)
+"""Sweepers of Hydra to which a diverged job returns NaN. For others it raises its error: Optuna's ends at a NaN."""
 
 
 @dataclass
@@ -86,7 +90,12 @@ class Jobs:
                     self.reports.start_job()
                     self.reports.end_job(error)
                     raise
-                return self.train(cfg, run_dir, None, typed=typed)
+                try:
+                    return self.train(cfg, run_dir, None, typed=typed)
+                except Exception:
+                    if HydraConfig.get().sweeper._target_ in ACCEPT_NAN and has_diverged(run_dir):
+                        return math.nan
+                    raise
 
         with ExitStack() as locks:
             directory, overrides = settle_sweep(command, locks)

@@ -37,12 +37,17 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Monitor:
-    """The metric by which validations, and the jobs of a sweep, are compared."""
+class Objective:
+    """The value of a run by which the jobs of a sweep are compared."""
 
     metric: str
-    rule: Literal["greater", "less"]
-    """Which values are better."""
+    """The first metric of `save_best`, else of the task."""
+    rule: Literal["greater", "less"] | None
+    """Which values are better; None if that is not known."""
+    value: float
+    """The best one with `save_best`, else the last. NaN if no validation was finite."""
+    iteration: int
+    """Completed iterations at that validation."""
 
 
 @dataclass(slots=True)
@@ -59,8 +64,8 @@ class Result:
     test_metrics: dict[str, float] = field(default_factory=dict)
     best: Best | None = None
     """With `save_best`."""
-    monitor: Monitor | None = None
-    """The first metric of `save_best`, else of the task; None if it is not known which values are better."""
+    objective: Objective | None = None
+    """None without a validation that reports the metric."""
     progress: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     """Wall-clock time of this process."""
@@ -134,14 +139,20 @@ class ResultFile:
 
 
 def outcome(run_dir: Path) -> tuple[float | None, str | None]:
-    """Return the objective of a sweep's job (the best validation, or else the last), and what has preempted it.
+    """Return the value of the objective, and what has preempted the run.
 
     From the `result.json` of a run without an error.
     """
     result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
     preempted_by = result["reason"].removeprefix(PREEMPTED) if result["status"] == "interrupted" else None
-    values = result["val_metrics"].values() if result["best"] is None else [result["best"]["value"]]
-    return next(map(float, values), None), preempted_by
+    objective = result["objective"]
+    return None if objective is None else float(objective["value"]), preempted_by
+
+
+def has_diverged(run_dir: Path) -> bool:
+    """Return whether the run has failed with NaN as its objective."""
+    result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
+    return result["status"] == "failed" and (result["objective"] or {}).get("value") == "nan"
 
 
 def describe(error: BaseException) -> str:

@@ -54,6 +54,10 @@ class EngineConf:
     """Whether cuDNN tries several algorithms for each new input shape and uses the fastest one
     (`torch.backends.cudnn.benchmark`). True is faster for convolutions whose inputs have a fixed size, but runs may
     differ in the last bits. Null: the process keeps its setting; torch's default is false."""
+    allow_nan: bool = False
+    """Whether training continues when its loss is NaN or infinite. False: the run fails, because training does not
+    recover from it: at the next record, before a checkpoint is written, or at the end. The hooks `rollback` and
+    `check_invalid_loss` act instead if they are selected. Steps that fp16 has skipped do not count."""
     check_order: bool = True
     """Whether to reject hook priorities that break a hook's `runs_after`."""
     device: str = "auto"

@@ -227,12 +227,16 @@ class Controller:
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")
-        elif state.state in ("failed", "interrupted") and not self.stops and self._retries[number] < self.max_retries:
+        elif self._may_retry(state):
             self._retries[number] += 1
             self._pending[number] = state.attempts
             self.watcher.ended(state)
         else:
             self._leave(state)
+
+    def _may_retry(self, state: JobState) -> bool:
+        has_ended_early = state.state in ("failed", "interrupted") and not state.has_diverged
+        return has_ended_early and not self.stops and self._retries[state.number] < self.max_retries
 
     def _settle(self, number: int, code: int | None = None, attempt: int | None = None) -> JobState:
         """Return the state of a job; if it cannot be written, the one before."""

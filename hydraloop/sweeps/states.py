@@ -11,6 +11,7 @@ A process that has lost the lock writes nothing. Therefore each attempt has one 
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -60,11 +61,11 @@ class JobState:
     reason: str | None = None
     """Why it stopped or was interrupted."""
     metric: str | None = None
-    """The monitored metric."""
+    """The monitored metric; it and the next three are the objective in `result.json`."""
     rule: Literal["greater", "less"] | None = None
     """Which values of it are better."""
     value: float | None = None
-    """The best value, else that of the last validation: Hydra's return value."""
+    """Hydra's return value."""
     step: int | None = None
     """Iterations at that value."""
     checkpoint: str | None = None
@@ -79,6 +80,11 @@ class JobState:
     def is_over(self) -> bool:
         """Whether the job has an outcome. An interrupted job has none yet."""
         return self.state in ("finished", "failed", "stopped", "pruned")
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether it has failed with NaN as its objective: another attempt would do the same."""
+        return self.state == "failed" and self.value is not None and math.isnan(self.value)
 
 
 def read(folder: Path) -> JobState | None:
@@ -124,7 +130,11 @@ def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
         found = json.loads((run_dir / result.FILENAME).read_bytes())
         ended = (run_dir / result.FILENAME).stat().st_mtime
         told = {"state": found["status"], "error": found["error"], "reason": found["reason"]}
-        told |= _measured(found) | {"checkpoint": _checkpoint(found["best"], run_dir)}
+        told["checkpoint"] = _checkpoint(found["best"], run_dir)
+        objective = found["objective"]
+        if objective is not None:
+            told |= {"metric": objective["metric"], "rule": objective["rule"], "value": float(objective["value"])}
+            told["step"] = objective["iteration"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return end(replace(state, **told), ended)
@@ -134,20 +144,6 @@ def end(state: JobState, ended: float) -> JobState:
     """Return a state with the time at which its attempt has ended, and the seconds of all attempts."""
     seconds = 0.0 if state.began is None else max(0.0, ended - state.began)
     return replace(state, ended=ended, seconds=state.seconds + seconds)
-
-
-def _measured(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the monitored metric in the contents of `result.json`."""
-    best, monitor, values = found["best"], found["monitor"], found["val_metrics"]
-    if best is not None:
-        metric, value, step = best["metric"], best["value"], best["iteration"]
-    elif values:
-        metric = monitor["metric"] if monitor is not None and monitor["metric"] in values else next(iter(values))
-        value, step = values[metric], found["progress"].get("iteration")
-    else:
-        return {}
-    rule = monitor["rule"] if monitor is not None and monitor["metric"] == metric else None
-    return {"metric": metric, "rule": rule, "value": float(value), "step": step}
 
 
 def _checkpoint(best: Mapping[str, Any] | None, run_dir: Path) -> str | None:

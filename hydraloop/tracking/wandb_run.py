@@ -174,8 +174,9 @@ class LiveRun:
         summary: dict[str, Any] = {"status": finish.status}
         if finish.error is not None:
             summary["error"] = valid_utf8(finish.error)
-        if (monitor := result.get("monitor")) is not None:
-            summary.update(_best_value(self._run.run_dir, monitor["metric"], monitor["rule"]))
+        objective = result.get("objective") or {}
+        if (rule := objective.get("rule")) is not None:
+            summary.update(_best_value(self._run.run_dir, objective["metric"], rule))
         best = result.get("best") or {}
         if best:
             summary["best"] = {name: best[name] for name in ("metric", "value", "iteration")}

@@ -46,6 +46,12 @@ def refused(cfg: DictConfig, run_dir: Path, **objects: Any) -> str:
     return str(caught.value)
 
 
+def refused_training(cfg: DictConfig, run_dir: Path, **objects: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        hydraloop.build(cfg, run_dir=run_dir, **objects).train()
+    return str(caught.value)
+
+
 # Finished objects. -----------------------------------------------------------------------------------------------
 
 
@@ -107,16 +113,20 @@ def test_a_hook_object_that_changes_the_evaluation_is_given_again(tmp_path: Path
 
 
 def test_some_parts_are_given_and_the_others_are_those_of_the_config(tmp_path: Path) -> None:
+    """Of the data, a split that is not given is empty: the config's test set says nothing about the user's data."""
     cfg = composed("optimizer=sgd")
     train = [(torch.rand(10, 1, 8, 8), torch.arange(10))] * 5
     sgd = functools.partial(torch.optim.SGD, lr=0.25)
-    engine = hydraloop.build(cfg, run_dir=tmp_path, loaders={"train": train, "test": None}, optimizer=sgd)
-    assert engine.loaders.train is train
-    assert engine.loaders.val is not None
-    assert engine.loaders.test is None
+    engine = hydraloop.build(cfg, run_dir=tmp_path, loaders={"train": train, "val": train[:1]}, optimizer=sgd)
+    assert engine.loaders == Loaders(train, train[:1])
     assert type(engine.model).__name__ == "SmallCNN"
     assert engine.optimizer.param_groups[0]["lr"] == 0.25
-    assert engine.train().status == "finished"
+    result = engine.train()
+    assert (result.status, result.test_metrics) == ("finished", {})
+    assert "accuracy" in result.val_metrics
+    with pytest.raises(UserError, match=r"data\.test: the run got it as an object"):
+        hydraloop.load(tmp_path, splits=["test"])
+    assert "data.train: there is no training data" in refused_training(cfg, tmp_path / "2", loaders={"val": train})
 
 
 def test_objects_that_do_not_fit(tmp_path: Path) -> None:

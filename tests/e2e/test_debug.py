@@ -1,7 +1,8 @@
-"""The options of the group `debug` do what the comments in their files say."""
+"""The options of the group `debug` do what their files say. Without them, a run with a NaN loss fails."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,46 @@ def test_every_file_begins_with_what_its_option_does() -> None:
     for file in (Path(__file__).parents[2] / "conf" / "debug").glob("*.yaml"):
         first, second, *_ = file.read_text(encoding="utf-8").splitlines()
         assert (first, second.split(":")[0]) == ("# @package _global_", f"# debug={file.stem}")
+
+
+# Without `debug=nan`. -------------------------------------------------------------------------------------------------
+
+DIVERGES = ("optimizer.lr=1e30", "~default_hooks.grad_clip")
+SHORT = ("engine.max_epochs=1", "engine.device=cpu", "data.loader.num_workers=0")
+
+
+@pytest.mark.parametrize(
+    "ranks", [(), pytest.param(("distributed.nproc_per_node=2",), marks=pytest.mark.slow)], ids=["alone", "ranks"]
+)
+def test_the_run_fails_and_says_what_to_do(project: Project, ranks: tuple[str, ...]) -> None:
+    done = project.train(*DIVERGES, *SHORT, "default_hooks.checkpoint.save_best=loss", *ranks)
+    assert done.code == 1, done.text
+    assert done.text.count("engine.allow_nan: the loss is nan at iteration 10 or shortly before") == 1
+    assert "debug=nan" in done.text
+    assert "hooks=rollback" in done.text
+    assert "Traceback" not in done.text
+    result = project.run.result
+    assert result["status"] == "failed"
+    assert result["objective"] == {"metric": "loss", "rule": "less", "value": "nan", "iteration": 10}
+    assert project.run.checkpoints == []
+
+
+def test_a_sweep_does_not_repeat_such_a_job(project: Project) -> None:
+    line = ("-m", "optimizer.lr=1e30,1e-3", DIVERGES[1], *SHORT, "sweep.max_retries=2", "hydra.sweep.dir=sweep")
+    done = project.train(*line)
+    assert done.code == 1, done.text
+    states = [json.loads((project.path / "sweep" / number / "job.json").read_text()) for number in "01"]
+    assert [(state["state"], state["attempts"]) for state in states] == [("failed", 1), ("finished", 1)]
+    assert states[0]["value"] == "nan"
+
+
+@pytest.mark.slow
+def test_a_sweeper_of_hydra_that_accepts_nan_gets_it(project: Project) -> None:
+    """Hydra's own sweeper stands for Nevergrad's. It ends with the error of a job, and does not end with NaN."""
+    line = ("-m", "optimizer.lr=1e30", DIVERGES[1], *SHORT, "hydra/launcher=basic", "hydra/sweeper=basic")
+    assert project.train(*line).code == 1
+    accepts = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+    patch = f"from hydraloop.launch import jobs\n\njobs.ACCEPT_NAN = ({accepts!r},)\n"
+    project.write("train.py", patch + (project.path / "train.py").read_text())
+    done = project.train(*line)
+    assert (done.code, done.text.count("the loss is nan")) == (0, 1), done.text

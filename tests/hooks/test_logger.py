@@ -220,7 +220,7 @@ def test_a_validation_without_training_is_not_marked(tmp_path: Path, caplog: pyt
 
 
 def test_any_json_reader_can_read_a_diverged_run(tmp_path: Path) -> None:
-    engine = _engine(tmp_path, LoggerHook(interval=7), task=Diverging)
+    engine = _engine(tmp_path, LoggerHook(interval=7), task=Diverging, settings={"allow_nan": True})
     engine.train()
 
     def refuse(constant: str) -> None:

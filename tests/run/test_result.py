@@ -16,10 +16,14 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.launch.failure import Terminated
+from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.launch.failure import Ended, Terminated
 from hydraloop.run.environment import versions
 from hydraloop.run.result import Best, Result, ResultFile, describe
+from hydraloop.sweeps.states import JobState, ended_from_result
+from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, failing, make_engine
+from tests.hooks.tiny_runs import Scripted
 
 
 def _read(run_dir: Path) -> dict[str, Any]:
@@ -36,7 +40,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     returned = engine.train()
     result = _read(tmp_path)
     assert set(result) == {
-        "status", "error", "reason", "val_metrics", "test_metrics", "best", "monitor", "progress", "seconds",
+        "status", "error", "reason", "val_metrics", "test_metrics", "best", "objective", "progress", "seconds",
         "versions", "git",
     }  # fmt: skip
     assert (result["status"], result["error"], result["reason"]) == ("finished", None, None)
@@ -46,12 +50,46 @@ def test_a_finished_run(tmp_path: Path) -> None:
     best = result["best"]
     assert (best["metric"], best["value"], best["iteration"]) == ("loss", engine.metrics["loss"], 4)
     assert Path(best["checkpoint"]).is_file()
-    assert result["monitor"] == {"metric": "loss", "rule": "less"}
+    assert result["objective"] == {"metric": "loss", "rule": "less", "value": best["value"], "iteration": 4}
     assert result["progress"]["epoch"] == 2
     assert result["seconds"] > 0
     assert result["versions"]["torch"] == torch.__version__
     assert returned is engine.result
     assert returned.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("save_best", "targets", "scores", "metric", "rule", "value", "at"),
+    [
+        ("loss", math.nan, [0.1, 0.2], "loss", "less", math.nan, 4),
+        ("score", 1.0, [0.3, 0.2], "score", "greater", 0.3, 2),
+        (None, 1.0, [0.3, 0.2], "score", "greater", 0.2, 4),
+        (None, 1.0, [0.3, math.nan], "score", "greater", math.nan, 4),
+    ],
+)
+def test_the_objective_is_the_best_of_the_monitored_metric_or_the_last_of_it(
+    tmp_path: Path, save_best: str | None, targets: float, scores: list[float],
+    metric: str, rule: str, value: float, at: int,
+) -> None:  # fmt: skip
+    """Hydra, a sweep and result.json have the same one, and NaN stays NaN: no other metric takes its place."""
+    task = Task(torch.nn.Linear(3, 1), torch.nn.MSELoss(), {"score": Scripted(scores, higher_is_better=True)})
+    hooks = {"runtime_info": RuntimeInfoHook(), "checkpoint": CheckpointHook(save_best=save_best)}
+    val = [(torch.randn(4, 3), torch.full((4, 1), targets))]
+    make_engine(tmp_path, hooks, task=task, val=val, max_epochs=2, sanity_val_steps=0).train()
+    assert Ended.with_result(tmp_path).value == pytest.approx(value, nan_ok=True), "Hydra's"
+    of_job = ended_from_result(JobState(0, "running"), tmp_path)
+    assert of_job is not None
+    assert of_job.value == pytest.approx(value, nan_ok=True)
+    assert (of_job.metric, of_job.rule, of_job.step) == (metric, rule, at)
+    written = _read(tmp_path)["objective"]
+    assert {**written, "value": 0} == {"metric": metric, "rule": rule, "value": 0, "iteration": at}
+    assert float(written["value"]) == pytest.approx(value, nan_ok=True)
+
+
+def test_without_a_known_direction_the_objective_is_the_first_metric(tmp_path: Path) -> None:
+    task = Task(torch.nn.Linear(3, 1), torch.nn.MSELoss(), {"margin": Scripted([0.5])})
+    make_engine(tmp_path, {}, task=task, val=batches(1), sanity_val_steps=0).train()
+    assert _read(tmp_path)["objective"] == {"metric": "margin", "rule": None, "value": 0.5, "iteration": 2}
 
 
 def test_versions_name_the_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

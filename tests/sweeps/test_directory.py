@@ -16,7 +16,7 @@ from hydraloop.errors import UserError
 from hydraloop.run import lock
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import started
-from hydraloop.run.result import Result
+from hydraloop.run.result import Objective, Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.description import FILENAME, Description
@@ -127,7 +127,7 @@ def test_a_damaged_state_is_recovered_from_the_result(sweep: SweepDirectory) -> 
     for number in (0, 1):
         running(sweep, number)
         (sweep.folder(number) / states.FILENAME).write_bytes(b"")
-    Result("finished", val_metrics={"loss": 0.5}).write(sweep.folder(1))
+    Result("finished", objective=Objective("loss", "less", 0.5, 5)).write(sweep.folder(1))
     assert sweep.state(0).state == "interrupted"
     assert sweep.state(0).reason == "its job.json was damaged"
     assert (sweep.state(1).state, sweep.state(1).value, sweep.state(1).attempts) == ("finished", 0.5, 1)
@@ -160,7 +160,7 @@ def test_a_job_whose_process_was_killed(code: int | None, state: str, text: str,
 
 def test_a_result_before_the_kill_counts(sweep: SweepDirectory) -> None:
     running(sweep, 0)
-    Result("finished", val_metrics={"loss": 0.5}).write(sweep.folder(0))
+    Result("finished", objective=Objective("loss", "less", 0.5, 5)).write(sweep.folder(0))
     assert sweep.settle(0, -signal.SIGKILL, 1).state == "finished"
     assert sweep.state(0).value == 0.5
 

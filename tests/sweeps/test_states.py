@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run.result import Best, Monitor, Result
+from hydraloop.run.result import Best, Objective, Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.states import FILENAME, JobState
 
@@ -18,7 +18,7 @@ RUNNING = JobState(3, "running", ("optimizer.lr=1e-3",), attempts=1, directory="
 FINISHED = Result(
     "finished",
     val_metrics={"loss": 0.5, "accuracy": 0.75},
-    monitor=Monitor("accuracy", "greater"),
+    objective=Objective("accuracy", "greater", 0.75, 40),
     progress={"epoch": 2, "iteration": 40},
     seconds=3.0,
 )
@@ -89,14 +89,14 @@ def test_the_best_checkpoint_or_the_newest(tmp_path: Path) -> None:
     assert ended is not None
     assert ended.checkpoint == "checkpoints/epoch_2.pth"
     best = Best("accuracy", 0.9, 20, str(tmp_path / "checkpoints" / "best.pth"))
-    replace(FINISHED, best=best).write(tmp_path)
+    replace(FINISHED, best=best, objective=Objective("accuracy", "greater", 0.9, 20)).write(tmp_path)
     ended = states.ended_from_result(RUNNING, tmp_path)
     assert ended is not None
     assert (ended.value, ended.step, ended.checkpoint) == (0.9, 20, "checkpoints/best.pth")
 
 
-def test_the_first_metric_counts_if_no_rule_is_known(tmp_path: Path) -> None:
-    replace(FINISHED, status="failed", error="ValueError: x", monitor=None).write(tmp_path)
+def test_a_job_may_have_no_objective(tmp_path: Path) -> None:
+    replace(FINISHED, status="failed", error="ValueError: x", objective=None).write(tmp_path)
     ended = states.ended_from_result(RUNNING, tmp_path)
     assert ended is not None
-    assert (ended.state, ended.error, ended.metric, ended.rule) == ("failed", "ValueError: x", "loss", None)
+    assert (ended.state, ended.error, ended.metric, ended.value) == ("failed", "ValueError: x", None, None)

@@ -14,6 +14,7 @@ from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumab
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.strict import load_named
 from hydraloop.engine.checkpoint.weights import load_own_state, load_weights, own_state
+from hydraloop.engine.checks import check_since_record
 from hydraloop.engine.device import seeding
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Hook
@@ -32,6 +33,9 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     """Return the state of the run as a checkpoint (see `format.py`); its tensors are the run's, not copies.
 
     Called on every rank. Sharded tensors are DTensors; `stand_alone` separates them.
+
+    Raises:
+        UserError: the loss since the last record is not finite.
     """
     checkpoint: Checkpoint = {
         "format": FORMAT,
@@ -61,6 +65,8 @@ def collect(engine: Engine, *, optimizer: bool = True, schedulers: bool = True) 
     of_ranks = engine.distributed.gather(
         {"data": position.of(engine), "messages": engine.messages.state_dict() or None}
     )
+    losses = [(of_rank["messages"] or {}).get("loss", [0.0]) for of_rank in of_ranks]
+    check_since_record(engine, [sum(loss[:2]) for loss in losses])
     for entry in ("data", "messages"):
         states = [of_rank[entry] for of_rank in of_ranks]
         if any(state is not None for state in states):

@@ -163,17 +163,18 @@ def _status(jobs: Mapping[str, _Job], sweep: Sweep) -> str:
 
 
 def _job_of(run: Run, status: str) -> _Job:
-    """Describe a job, with its best value of the monitored metric if it has ended."""
+    """Describe a job, with its objective if it has ended and it is known which values are better."""
     typed, axes = description.override_values(run.run_dir), () if run.sweep is None else run.sweep.axes
     result = description.result_of(run.run_dir, run.attempt)
-    monitor, best = result.get("monitor") or {}, result.get("best") or {}
-    metric = monitor.get("metric")
-    value = float(best.get("value", (result.get("val_metrics") or {}).get(metric, "nan")))
+    objective = result.get("objective") or {}
+    if objective.get("rule") is None:
+        objective = {}
+    value = float(objective.get("value", "nan"))
     return {
         "values": {key: text for key, text in typed.items() if key in axes or not axes},
         "status": status,
-        "metric": metric,
-        "rule": monitor.get("rule"),
+        "metric": objective.get("metric"),
+        "rule": objective.get("rule"),
         "value": value if math.isfinite(value) else None,
         "seconds": result.get("seconds"),
     }

@@ -57,7 +57,7 @@ def end(
     """End a job; None: without a result."""
     if value is not None:
         result = {"status": status, "val_metrics": {"loss": 1.0, "accuracy": value}, "seconds": 61.5, "best": None}
-        result["monitor"] = {"metric": "accuracy", "rule": rule}
+        result["objective"] = {"metric": "accuracy", "rule": rule, "value": value, "iteration": 5}
         (job.run.run_dir / "result.json").write_text(json.dumps({**result, **more}))
     job.finish(Finish(status))
 
@@ -104,7 +104,7 @@ def test_low_values_may_be_better_and_the_best_validation_counts(folder: Path) -
     jobs = [begin(sweep, number) for number in range(3)]
     for job, value in zip(jobs, [0.3, 0.2, 0.4], strict=True):
         best = {"metric": "accuracy", "value": 0.1, "iteration": 5, "checkpoint": "x.pth"} if value == 0.4 else None
-        end(job, value, rule="less", best=best)
+        end(job, 0.1 if best else value, rule="less", best=best)
     assert parent_of(jobs[0]).data.metrics == {"val/accuracy": 0.1}
     assert [row.split(" | ")[:3] for row in table(parent_of(jobs[0])).splitlines()[2:]] == [
         ["| 2", "0.2", "0.1"],
@@ -116,7 +116,7 @@ def test_low_values_may_be_better_and_the_best_validation_counts(folder: Path) -
 def test_without_a_known_direction_there_is_no_best_job(folder: Path) -> None:
     sweep = sweep_in(folder, jobs=1)
     job = begin(sweep, 0)
-    end(job, 0.3, monitor=None)
+    end(job, 0.3, objective={"metric": "accuracy", "rule": None, "value": 0.3, "iteration": 5})
     parent = parent_of(job)
     assert (parent.info.status, parent.data.metrics) == ("FINISHED", {})
     assert "val/" not in table(parent)

@@ -139,8 +139,8 @@ def test_what_the_page_shows(tmp_path: Path) -> None:
     with zipfile.ZipFile(checkpoint, "w") as file:
         file.writestr("data", "weights")
     best = {"metric": "a", "value": 0.9, "iteration": 1, "checkpoint": str(checkpoint)}
-    monitor = {"metric": "a", "rule": "greater"}
-    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best, "monitor": monitor}))
+    objective = {"metric": "a", "rule": "greater", "value": 0.9, "iteration": 1}
+    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best, "objective": objective}))
     for index, value in enumerate([0.1, 0.9, 0.5]):
         append(run_dir, {"mode": "val", "epoch": 1, "iteration": index, "a": value}, began + 10 * index)
     with serving() as service:

@@ -355,8 +355,8 @@ def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
         "iteration": 1,
         "checkpoint": str(run_dir / "checkpoints/best_accuracy_iter_1.pth"),
     }
-    monitor = {"metric": "a", "rule": "less"}
-    (run_dir / "result.json").write_text(json.dumps({"best": best, "monitor": monitor}))
+    objective = {"metric": "a", "rule": "less", "value": 1.0, "iteration": 1}
+    (run_dir / "result.json").write_text(json.dumps({"best": best, "objective": objective}))
     for value in (3.0, 1.0, float("nan"), 2.0):
         append(run_dir, {"mode": "val", "iteration": 1, "a": value}, time.time())
     env = {"WANDB_DATA_DIR": str(tmp_path / "data"), "WANDB_CACHE_DIR": str(tmp_path / "cache")}
