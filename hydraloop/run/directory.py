@@ -7,6 +7,7 @@ folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
 from __future__ import annotations
 
 import secrets
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.errors import UserError
 from hydraloop.run import atomic, attempts
 from hydraloop.run.attempts import RECORDS
-from hydraloop.run.checkpoint_files import RUN_DIR_FILE
+from hydraloop.run.checkpoint_files import RUN_DIR_FILE, candidates
 from hydraloop.run.config_yaml import masked_yaml
 from hydraloop.run.result import FILENAME as RESULT_FILE
 
@@ -97,13 +98,16 @@ def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed:
             file.write(f"{path.relative_to(within) if path.is_relative_to(within) else path}\n")
 
 
-def refuse_held(directory: Path, *, key: str, remedy: str) -> None:
+def refuse_held(directory: Path, *, key: str) -> None:
     """Refuse a directory in which a new run would overwrite another.
 
     Raises:
         UserError: the directory holds a run; names `key`.
     """
     if holds_run(directory):
+        remedy = "Name another directory"
+        if candidates(*checkpoint_folders(directory)):
+            remedy += f", or continue the run: {shlex.quote(f'resume={directory}')}"
         raise UserError(f"{directory} holds a run already", key=key, remedy=remedy)
 
 

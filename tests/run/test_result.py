@@ -14,9 +14,8 @@ from torch.torch_version import TorchVersion
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.errors import UserError
+from hydraloop.errors import Terminated, UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.launch.failure import Terminated
 from hydraloop.run.environment import versions
 from hydraloop.run.result import Best, Result, ResultFile, describe
 from tests.helpers import at, batches, failing, make_engine
