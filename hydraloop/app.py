@@ -22,10 +22,10 @@ from hydraloop.cli.console import end_with_reader
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan
 from hydraloop.cli.hydra_targets import check_search_path
-from hydraloop.errors import UserError
+from hydraloop.errors import Terminated, UserError
 from hydraloop.launch import torchrun
 from hydraloop.launch.checks import check_options
-from hydraloop.launch.failure import Requeue, Terminated
+from hydraloop.launch.failure import Requeue
 from hydraloop.launch.termination import terminable
 from hydraloop.run import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable, Sequence
 
 
@@ -32,6 +33,19 @@ class UserError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # The default pickling loses keyword-only arguments, and launchers send errors between processes.
         return (_rebuild, (type(self), self.problem, self.key, self.remedy))
+
+
+class Terminated(KeyboardInterrupt):
+    """Raised when a signal other than Ctrl-C's SIGINT ends this process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"by {signal.Signals(number).name}")
+        self.number = number
+
+
+def interrupt(number: int) -> KeyboardInterrupt:
+    """Return the exception for a signal that ends this process: `KeyboardInterrupt` for SIGINT, else `Terminated`."""
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
 
 
 class PeerError(RuntimeError):

@@ -66,8 +66,7 @@ def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks:
     elif cfg.resume == "auto":
         print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
     else:
-        remedy = f"Name another directory, or continue the run: resume={directory}"
-        run_directory.refuse_held(directory, key=_KEY, remedy=remedy)
+        run_directory.refuse_held(directory, key=_KEY)
     with read_write(cfg.hydra):
         cfg.hydra.run.dir = str(directory)
         if found.run_dir is not None:

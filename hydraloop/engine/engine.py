@@ -72,10 +72,9 @@ class Engine(HookApi):
             except Rollback as rollback:  # preempted: the run continues later from an earlier one
                 go_back(self, rollback.checkpoint)
             self.settle_saves()
-            run_scope.check_saved(self)
             if self.settings.test and self.loaders.test is not None and self.preempted_by is None:
                 self._test(Path(self.best.checkpoint) if self.best is not None else None)
-            run_scope.check_written(self)
+            run_scope.check_saved(self)
         assert self.result is not None
         return self.result
 

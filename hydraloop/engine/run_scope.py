@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +19,11 @@ from hydraloop.engine.device.seeding import cudnn_benchmark, with_states
 from hydraloop.engine.loaders import end_workers, failed_worker
 from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.stages import Call
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, interrupt
 from hydraloop.run import code_patch
-from hydraloop.run.environment import versions
+from hydraloop.run.checkpoint_files import newest_intact
+from hydraloop.run.directory import checkpoint_folders
+from hydraloop.run.environment import resume_command, versions
 from hydraloop.run.result import INTERRUPTED, PREEMPTED, Objective, Result, Status, describe
 
 if TYPE_CHECKING:
@@ -217,24 +221,28 @@ def _objective(engine: Engine) -> Objective | None:
 
 
 def check_saved(engine: Engine) -> None:
-    """Warn if the run was preempted and has saved nothing that it has trained."""
-    unsaved = engine.last_checkpoint is None and engine.progress.iteration > engine.began_at
-    if engine.preempted_by is not None and unsaved and engine.distributed.is_main:
-        log.warning("nothing was saved: the run has no checkpoint hook (default_hooks.checkpoint)")
-
-
-def check_written(engine: Engine) -> None:
-    """Refuse to end a run as finished whose last checkpoint could not be written.
+    """Refuse to end a run as preempted if its end was not saved, or as finished if its last file was not written.
 
     Raises:
+        KeyboardInterrupt: a signal has preempted the run; on every rank, as without preemption.
         UserError: on every rank.
     """
-    if engine.unwritten is not None and engine.preempted_by is None:
-        raise UserError(
-            f"{engine.unwritten} could not be written, and no later file was: the end of training is lost",
-            key="default_hooks.checkpoint",
-            remedy=f"Make space, then train the rest again: resume={engine.run_dir}",
-        )
+    by, unwritten = engine.preempted_by, engine.unwritten
+    if engine.progress.iteration <= engine.saved_iteration or (by is None and unwritten is None):
+        return
+    why, remedy = "the run has no checkpoint hook", "Add the hook `checkpoint`"
+    if unwritten is not None:
+        why, remedy = f"{unwritten} could not be written, and no later file was", "Make space"
+    why += ": the end of training is lost"
+    if newest_intact(*checkpoint_folders(engine.run_dir)) is None:
+        remedy += ", then start the run again in another directory: it has no checkpoint."
+    else:
+        remedy += f", then train the rest again: {shlex.join(resume_command(engine.run_dir))}"
+    if by is not None and by in signal.Signals.__members__:
+        if engine.distributed.is_main:
+            log.warning("%s\n  %s", why, remedy)
+        raise interrupt(signal.Signals[by])
+    raise UserError(why, key="default_hooks.checkpoint", remedy=remedy)
 
 
 def _reason(engine: Engine, status: Status) -> str | None:

@@ -82,7 +82,7 @@ class EngineState(LogsRecords):
     last_checkpoint: Path | None = None
     """The last file that this process has written."""
     saved_iteration: int = 0
-    """The iteration of that file."""
+    """The iteration of that file, or of the checkpoint whose state was restored since."""
     unwritten: Path | None = None
     """A newer one to resume from that could not be written."""
     diverged: bool = False

@@ -17,9 +17,9 @@ from types import FrameType
 
 import psutil
 
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, interrupt
 from hydraloop.launch import rank_log
-from hydraloop.launch.failure import DONE, Ended, Failure, RankError, Terminated, cause
+from hydraloop.launch.failure import DONE, Ended, Failure, cause
 from hydraloop.launch.job import Job
 from hydraloop.run.uncollected import uncollected
 
@@ -64,15 +64,15 @@ def _launch(job: Job, processes: int) -> Ended:
             worker = str(Path(__file__).with_name("worker.py"))
             with _passing_on(name) as passed_on:
                 exit_codes, number = _run(processes, name, "-P", worker, name, str(os.getpid()), passed_on=_PREEMPTING)
-            error = _interrupt(number) if number else None
+            error = interrupt(number) if number else None
         except KeyboardInterrupt as told:  # before there were ranks
             error = told
         failures = _failures(job, folder, processes, exit_codes)
         if error is None and not failures:
             return Ended.with_result(Path(job.run_dir))
         if error is None and passed_on and cause(failures).kind not in ("mistake", "error"):  # it came too early
-            error = _interrupt(passed_on[0])
-        return Ended(error=error or _error(failures), trained=any(failure.trained for failure in failures))
+            error = interrupt(passed_on[0])
+        return Ended(error=error or cause(failures).error(), trained=any(failure.trained for failure in failures))
 
 
 def run_module(arguments: Sequence[str], processes: int) -> int:
@@ -83,10 +83,6 @@ def run_module(arguments: Sequence[str], processes: int) -> int:
         if code < 0 and code != -signal.SIGTERM:  # which the launcher sends after another failure
             print(f"error: rank {rank} was ended by signal {-code}", file=sys.stderr)
     return 128 + number if number else int(bool(exit_codes))
-
-
-def _interrupt(number: int) -> KeyboardInterrupt:
-    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
 
 
 @contextlib.contextmanager
@@ -101,7 +97,7 @@ def _passing_on(folder: str) -> Iterator[list[int]]:
     def handle(number: int, frame: FrameType | None) -> None:
         ranks = [child for child in psutil.Process().children() if folder in _command_line(child)]
         if not ranks:
-            raise _interrupt(number)
+            raise interrupt(number)
         passed_on.append(number)
         for rank in ranks:
             with contextlib.suppress(psutil.Error):
@@ -174,13 +170,6 @@ def _failures(job: Job, folder: Path, processes: int, exit_codes: dict[int, int]
         if str(rank) not in reported and (code or str(rank) not in done):
             failures.append(Failure.of_exit(rank, code, rank_log.path(job, rank)))
     return failures
-
-
-def _error(failures: list[Failure]) -> BaseException:
-    found = cause(failures)
-    if found.kind == "signal":  # another process sent it to a rank: the job has failed, and a sweep continues
-        return RankError(found.message, was_killed=True)
-    return found.error()
 
 
 @contextlib.contextmanager

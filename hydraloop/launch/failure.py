@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from hydraloop.errors import PeerError, UserError
+from hydraloop.errors import PeerError, Terminated, UserError, interrupt
 from hydraloop.run import atomic
 from hydraloop.run.result import describe, outcome
 from hydraloop.safety.secrets import mask_text
@@ -37,20 +37,12 @@ class RankError(Exception):
     Args:
         text: rank, type and message.
         trace: the traceback in that process; empty without one.
-        was_killed: whether a signal that users, schedulers or the kernel send has ended it.
+        was_killed: whether SIGKILL has ended it.
     """
 
     def __init__(self, text: str, trace: str = "", *, was_killed: bool = False) -> None:
         super().__init__(text)
         self.trace, self.was_killed = trace, was_killed
-
-
-class Terminated(KeyboardInterrupt):
-    """Raised when a signal other than Ctrl-C's SIGINT ends this process."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"by {signal.Signals(number).name}")
-        self.number = number
 
 
 class Requeue(KeyboardInterrupt):
@@ -117,7 +109,7 @@ class Failure:
             log: the file with the rank's output.
         """
         if exit_code in (-signal.SIGTERM, -signal.SIGINT):  # before the rank could handle it
-            return cls.of(KeyboardInterrupt() if exit_code == -signal.SIGINT else Terminated(-exit_code), rank)
+            return cls.of(interrupt(-exit_code), rank)
         if exit_code < 0:
             ended_by = signal.Signals(-exit_code)
             return cls.killed(rank, log, crash=None if ended_by == signal.SIGKILL else ended_by.name)
@@ -137,7 +129,7 @@ class Failure:
         if self.kind == "mistake":
             return UserError(self.message, key=self.key, remedy=self.remedy)
         if self.kind == "signal":
-            return KeyboardInterrupt() if self.number == signal.SIGINT else Terminated(self.number)
+            return interrupt(self.number)
         return RankError(self.message, self.trace, was_killed=self.number == signal.SIGKILL)
 
     def to_json(self) -> str:

@@ -15,10 +15,10 @@ from hydraloop.cli import hydra_run
 from hydraloop.cli.command import Command
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.run_directories import settle_job, settle_run, settle_sweep
-from hydraloop.errors import UserError
+from hydraloop.errors import Terminated, UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import elastic, torchrun
-from hydraloop.launch.failure import Ended, RankError, Requeue, Terminated
+from hydraloop.launch.failure import Ended, RankError, Requeue
 from hydraloop.launch.job import Job
 from hydraloop.launch.rank_training import Training
 from hydraloop.launch.termination import TerminationHandler

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-from hydraloop.launch.failure import Terminated
+from hydraloop.errors import Terminated, interrupt
 
 GRACE = 15.0
 """Seconds from the signal to the end of the process: enough to close trackers and to write `result.json`, and half of
@@ -111,7 +111,7 @@ class TerminationHandler:
         # The loader's workers may get the signal too. Their end must not raise an error while the run closes.
         self._before.setdefault(signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL)
         if not self.is_closing():
-            raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+            raise interrupt(number)
 
     def _run(self) -> None:
         orphaned, lost, again = False, 0, math.inf

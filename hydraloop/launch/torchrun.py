@@ -20,9 +20,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from hydraloop.errors import UserError
+from hydraloop.errors import Terminated, UserError
 from hydraloop.launch import rank_log
-from hydraloop.launch.failure import Ended, Failure, Terminated
+from hydraloop.launch.failure import Ended, Failure
 from hydraloop.launch.job import Job
 from hydraloop.launch.rank_training import train
 from hydraloop.launch.termination import TerminationHandler, leave

@@ -27,8 +27,9 @@ def main(folder: Path, launcher: int) -> None:
     text = (folder / "job.json").read_text(encoding="utf-8")
     sys.path[:] = json.loads(text)["sys_path"]
 
+    from hydraloop.errors import Terminated
     from hydraloop.launch import rank_log, torchrun
-    from hydraloop.launch.failure import DONE, Failure, Terminated
+    from hydraloop.launch.failure import DONE, Failure
     from hydraloop.launch.job import Job
     from hydraloop.launch.rank_training import train
     from hydraloop.launch.termination import TerminationHandler, leave

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.errors import UserError
 from hydraloop.run import atomic, attempts
 from hydraloop.run.attempts import RECORDS
-from hydraloop.run.checkpoint_files import RUN_DIR_FILE
+from hydraloop.run.checkpoint_files import RUN_DIR_FILE, candidates
 from hydraloop.run.config_yaml import masked_yaml
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -133,13 +134,16 @@ def _links(directory: Path | str) -> Iterator[str]:
                 yield from _links(entry.path)
 
 
-def refuse_held(directory: Path, *, key: str, remedy: str) -> None:
+def refuse_held(directory: Path, *, key: str) -> None:
     """Refuse a directory in which a new run would overwrite another.
 
     Raises:
         UserError: the directory holds a run; names `key`.
     """
     if holds_run(directory):
+        remedy = "Name another directory"
+        if candidates(*checkpoint_folders(directory)):
+            remedy += f", or continue the run: {shlex.quote(f'resume={directory}')}"
         raise UserError(f"{directory} holds a run already", key=key, remedy=remedy)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from signal import SIGINT, Signals
 from typing import Any, Literal
 
+from hydraloop.errors import Terminated
 from hydraloop.run import atomic
 from hydraloop.run.config_yaml import plain
 from hydraloop.safety.secrets import mask_text
@@ -161,7 +162,7 @@ def describe(error: BaseException) -> str:
     A `UserError`, and the error of another rank, is its message alone.
     """
     if isinstance(error, KeyboardInterrupt):
-        number = getattr(error, "number", SIGINT)  # launch.failure.Terminated has the number of its signal
+        number = error.number if isinstance(error, Terminated) else SIGINT
         return INTERRUPTED + ("Ctrl-C (SIGINT)" if number == SIGINT else Signals(number).name)
     text = str(error)
     if type(error).__name__ in ("UserError", "RankError"):

@@ -85,7 +85,7 @@ def settle(cfg: DictConfig, run_dir: Path | None) -> Resumed:
     """
     found = Resumed(None, None) if cfg.resume is None else find(cfg, run_dir, key="run_dir")
     if run_dir is not None and found.run_dir is None and cfg.resume != "auto" and not created_by_hydra(run_dir):
-        refuse_held(run_dir, key="run_dir", remedy=f"Name another directory, or continue the run: resume={run_dir}")
+        refuse_held(run_dir, key="run_dir")
     return Resumed(run_dir or found.run_dir or new(), found.checkpoint)
 
 

@@ -20,7 +20,8 @@ from hydraloop.cli.console import ConsoleHandler, prepare_handlers
 from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import UserError
 from hydraloop.run import lock
-from hydraloop.run.directory import holds_run
+from hydraloop.run.checkpoint_files import candidates
+from hydraloop.run.directory import checkpoint_folders, holds_run
 from hydraloop.run.environment import resume_command, shown
 from hydraloop.sweeps import description, states, stopping
 from hydraloop.sweeps.detach import CONTROLLER_LOG, RUN_LOG
@@ -111,7 +112,8 @@ def status(path: Path) -> list[str]:
     sweep = opened(path)
     if sweep is None:
         state = states.current(path, states.read(path) or JobState(0, "running"), path)
-        hint = [f"  {shlex.join(resume_command(path))}"] if state.state == "interrupted" else []
+        continues = state.state == "interrupted" and candidates(*checkpoint_folders(path))
+        hint = [f"  {shlex.join(resume_command(path))}"] if continues else []
         return [*_described(state, "the run", path), *hint]
     found = sweep.current_states()
     counts = Counter(state.state for state in found)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop import UserError
+from hydraloop.errors import Terminated, UserError
 from hydraloop.launch import elastic
-from hydraloop.launch.failure import Ended, RankError, Terminated
+from hydraloop.launch.failure import Ended, RankError
 from hydraloop.launch.job import Job
 
 FAILED = Ended(error=RankError("rank 1: ValueError: x"), trained=False)

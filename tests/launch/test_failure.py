@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from hydraloop import UserError
-from hydraloop.launch.failure import Failure, Kind, RankError, Terminated, cause
+from hydraloop.errors import Terminated, UserError
+from hydraloop.launch.failure import Failure, Kind, RankError, cause
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 

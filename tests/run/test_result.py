@@ -14,10 +14,10 @@ from torch.torch_version import TorchVersion
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.errors import UserError
+from hydraloop.errors import Terminated, UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from hydraloop.launch.failure import Ended, Terminated
+from hydraloop.launch.failure import Ended
 from hydraloop.run.environment import versions
 from hydraloop.run.result import Best, Result, ResultFile, describe
 from hydraloop.sweeps.states import JobState, ended_from_result

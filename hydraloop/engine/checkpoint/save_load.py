@@ -224,7 +224,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint) -> None:
     load_named("hooks", hooks, checkpoint["hooks"], strict)
     engine.precision.load_state_dict(checkpoint["precision"])
     engine.progress.load_state_dict(checkpoint["progress"])
-    engine.began_at = engine.progress.iteration
+    engine.began_at = engine.saved_iteration = engine.progress.iteration
     engine.metrics = dict(checkpoint["meta"].get("metrics", {}))
     position.check(engine, checkpoint["meta"])
     position.load(engine, checkpoint["meta"], checkpoint.get("data"), strict)

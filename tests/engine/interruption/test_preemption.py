@@ -23,6 +23,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
+from hydraloop.errors import Terminated, UserError
 from hydraloop.hooks import CheckpointHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import dataset, network
@@ -200,12 +201,34 @@ def test_a_forked_process_is_ended_by_a_signal(tmp_path: Path) -> None:
     assert codes == [-signal.SIGUSR1]
 
 
-def test_without_a_checkpoint_hook_the_run_says_that_nothing_was_saved(
+def test_without_a_checkpoint_hook_a_signal_ends_the_run_and_the_log_says_that_its_end_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make_engine(tmp_path, {"sends": Sends("before_train_iter", 1, signal.SIGTERM)})
-    assert engine.train().status == "interrupted"
-    assert "nothing was saved: the run has no checkpoint hook" in caplog.text
+    with pytest.raises(Terminated):
+        engine.train()
+    assert [result(tmp_path)[key] for key in ("status", "error")] == ["interrupted", "interrupted by SIGTERM"]
+    assert "the run has no checkpoint hook: the end of training is lost" in caplog.text
+
+
+@pytest.mark.parametrize(("point", "iteration", "lost"), [("before_train_iter", 8, "iter_9"),
+                                                          ("before_test_iter", 21, "epoch_3")])  # fmt: skip
+def test_a_run_is_not_preempted_if_its_end_cannot_be_written(
+    tmp_path: Path, point: str, iteration: int, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = made(tmp_path, Sends(point, iteration, signal.SIGINT))
+    (tmp_path / "checkpoints" / f"{lost}.pth" / "in the way").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt):
+        engine.train()
+    assert [result(tmp_path)[key] for key in ("error", "reason")] == ["interrupted by Ctrl-C (SIGINT)", None]
+    assert f"{lost}.pth could not be written, and no later file was: the end of training is lost" in caplog.text
+
+
+def test_requeue_after_fails_if_nothing_is_saved(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, {}, requeue_after=1e-9)
+    with pytest.raises(UserError, match="the run has no checkpoint hook: the end of training is lost"):
+        engine.train()
+    assert result(tmp_path)["status"] == "failed"
 
 
 @pytest.mark.parametrize(("max_time", "status"), [(None, "interrupted"), (100, "interrupted"), (3, "stopped")])

@@ -24,9 +24,9 @@ from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stepping.several import Several
+from hydraloop.errors import Terminated
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from hydraloop.launch.failure import Terminated
 from hydraloop.optim import Schedule, Step
 from hydraloop.run.environment import shown
 from hydraloop.run.result import Best

@@ -1,0 +1,123 @@
+"""A run whose disk is full: exit code 75 means that it has saved, and the command in the message works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.projects import Project, Run
+
+HOOK = '''
+from __future__ import annotations
+
+import os
+import pathlib
+
+from hydraloop import Hook
+
+
+class Fills(Hook):
+    """Fills the disk of the run, but for 64 KB, after the checkpoint of an epoch; then sends a signal."""
+
+    priority = 10
+
+    def __init__(self, *, after: int, number: int = 0, only: int | None = None) -> None:
+        self.after, self.number, self.only = after, number, only
+
+    def before_train_epoch(self, engine) -> None:
+        engine.settle_saves()
+        if engine.progress.epoch != self.after or engine.began_at:
+            return
+        if engine.distributed.is_main:
+            disk = os.statvfs(engine.run_dir)
+            (engine.run_dir.parent / "filler").write_bytes(bytes(disk.f_bavail * disk.f_frsize - 2**16))
+        engine.distributed.barrier()
+        if self.number and self.only in (None, engine.distributed.rank):
+            os.kill(os.getpid(), self.number)
+'''
+SPIRALS = ("experiment=spirals", "engine.max_epochs=2", "engine.test=false", "task.model.width=256")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A user's project with the hook above."""
+    made = Project.make(tmp_path / "project")
+    made.write("my_project/fills.py", HOOK)
+    return made
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    path = tmp_path / "a small disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def filling(disk: Path, after: int, **options: int) -> list[str]:
+    """Return the overrides of a run on the disk, which is full after the checkpoint of an epoch."""
+    given = [f"+hooks.fills.{name}={value}" for name, value in {"after": after, **options}.items()]
+    return [*SPIRALS, f"hydra.run.dir='{disk}/r'", "+hooks.fills._target_=my_project.fills.Fills", *given]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_ranks_that_could_not_save_end_as_the_signal_to_one_of_them(number: int, project: Project, disk: Path) -> None:
+    done = project.train(*filling(disk, 1, number=number, only=1), "distributed.nproc_per_node=2")
+    assert done.code == 128 + number, done.text
+    assert done.text.count("could not be written, and no later file was: the end of training is lost") == 1
+    result = Run(disk / "r").result
+    assert (result["status"], result["error"].partition(" (")[0]) == ("interrupted", f"interrupted by {_name(number)}")
+
+
+@pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_exit_code_75_means_that_the_run_has_saved(after: int, project: Project, disk: Path) -> None:
+    done = project.train(*filling(disk, after, number=signal.SIGTERM))
+    assert done.code == 143, done.text
+    lost = "iter_16.pth" if after else "iter_1.pth"
+    assert f"{lost} could not be written, and no later file was: the end of training is lost" in done.text
+    assert "no checkpoint hook" not in done.text
+    result = Run(disk / "r").result
+    assert (result["status"], result["error"]) == ("interrupted", "interrupted by SIGTERM")
+    _start_as_told(done.text, after, project, disk)
+
+
+@pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_that_finishes_on_a_full_disk_says_how_it_continues(after: int, project: Project, disk: Path) -> None:
+    done = project.train(*filling(disk, after))
+    assert done.code == 1, done.text
+    assert Run(disk / "r").result["status"] == "failed"
+    _start_as_told(done.text, after, project, disk)
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _start_as_told(text: str, epochs: int, project: Project, disk: Path) -> None:
+    """Make space, and do what the message says about a run that has saved `epochs`."""
+    (disk / "filler").unlink()
+    told = re.findall("^  Make space, then (.+)$", text, re.MULTILINE)[-1]
+    if epochs:
+        words = shlex.split(told.partition(": ")[2])
+        assert words[0] == "python"
+        path = "r"
+    else:
+        assert told.startswith("start the run again in another directory"), text
+        refused = project.train(*SPIRALS, f"hydra.run.dir='{disk}/r'")
+        assert refused.err.endswith("holds a run already\n  Name another directory\n")
+        words, path = ["python", "train.py", *SPIRALS, f"hydra.run.dir='{disk}/again'"], "again"
+    done = project.python(*words[1:])
+    assert done.code == 0, done.text
+    assert Run(disk / path).result["status"] == "finished"
+    assert f"resumed at {15 * epochs}" in done.text or not epochs
