@@ -40,7 +40,10 @@ POINTS: dict[str, str | None] = {
     "on_exception": "on_exception",
 }
 """Supported methods and the mount point of each; None: one of `ALWAYS`, or never called."""
-ALWAYS = ("before_train", "before_val", "after_val_epoch", "after_val", "before_test", "after_test_epoch", "after_run")
+ALWAYS = (
+    "after_load_checkpoint", "before_train", "before_val", "after_val_epoch", "after_val", "before_test",
+    "after_test_epoch", "after_run",
+)  # fmt: skip
 """Mount points that every adapter uses, to know which part of a run it is in. They are not in an iteration."""
 INSTEAD = {
     "BatchSizeFinder": "Sweep over data.loader.batch_size: python train.py -m data.loader.batch_size=32,64,128.",
@@ -86,8 +89,9 @@ class LightningCallback(Adapter):
     * A run with a BaseFinetuning can be resumed only from a checkpoint before it unfreezes. A later one has more
       parameter groups than the optimizer at the start and is rejected.
 
-    Mount points: before_train, before_val, after_val_epoch, after_val, before_test, after_test_epoch, after_run, and
-    those that the callback's class uses. As in Lightning, only on_exception is called after an error. Priority NORMAL.
+    Mount points: after_load_checkpoint, before_train, before_val, after_val_epoch, after_val, before_test,
+    after_test_epoch, after_run, and those that the callback's class uses. As in Lightning, only on_exception is called
+    after an error. Priority NORMAL.
 
     Args:
         callback: an object of a class derived from Lightning's `Callback`, or with such methods.
@@ -149,9 +153,16 @@ class LightningCallback(Adapter):
             )
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Keep the checkpoint of a resumed run for on_load_checkpoint, which comes after setup."""
-        if engine.settings.resume is not None:
+        """Keep the checkpoint of a resumed run for on_load_checkpoint, which comes after setup.
+
+        After a rollback, setup is done: on_load_checkpoint and load_state_dict are called now.
+        """
+        goes_back = self._fn is not None
+        if "on_load_checkpoint" in self._own and (engine.settings.resume is not None or goes_back):
             self._loaded["on_load_checkpoint"] = checkpoint
+        if goes_back:
+            self._ended = 0
+            self._receive(engine)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep the callback's state until after on_load_checkpoint."""
@@ -243,6 +254,10 @@ class LightningCallback(Adapter):
             if not hasattr(type(self.wrapped), name):
                 setattr(self.wrapped, name, getattr(trainer.lightning_module, name))
         self._call(engine, "setup", fn)
+        self._receive(engine)
+
+    def _receive(self, engine: Engine) -> None:
+        """on_load_checkpoint and load_state_dict, if there are loaded entries."""
         kept, self._loaded = self._loaded, {}
         if "on_load_checkpoint" in kept:
             with lent(kept["on_load_checkpoint"], self, "on_load_checkpoint", saving=False) as copied:

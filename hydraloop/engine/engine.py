@@ -1,7 +1,7 @@
 """Engine: trains, validates and tests a task, and calls hooks at every mount point.
 
-`train` is the whole run; `_train_epoch` and `train_iter` are its inner loops. The constructor is in `state.py`, and
-what hooks can ask for in `hook_api.py`. The engine gets finished objects and builds nothing.
+`train` is the whole run; `_train_epochs`, `_train_epoch` and `train_iter` are its inner loops. The constructor is in
+`state.py`, and what hooks can ask for in `hook_api.py`. The engine gets finished objects and builds nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydraloop.engine import evaluation, run_scope
 from hydraloop.engine.checkpoint import save_load
-from hydraloop.engine.checkpoint.rollback import Rollback, go_back
+from hydraloop.engine.checkpoint.rollback import with_rollbacks
 from hydraloop.engine.checkpoint.weights import weights_of
 from hydraloop.engine.checks import check_epoch, check_since_record, check_trainable, no_loss_error
 from hydraloop.engine.device import seeding
@@ -39,7 +39,7 @@ class Engine(HookApi):
             UserError: an option does not fit; found before the first iteration.
             BaseException: raised by a hook, the task or the data; re-raised after the closing hooks.
         """
-        at, progress = self.stages, self.progress
+        at = self.stages
         with preemptible(self), run_scope.locked(self), run_scope.run(self, write_result=True):
             check_trainable(self)
             self.stepping, self.step = self.optimizer, ""
@@ -50,33 +50,32 @@ class Engine(HookApi):
                 self._call(at.before_train)
                 if rng is not None:  # last, so that no start-up code draws from the generators
                     seeding.set_rng_state(rng)
-                self._requests.act()
-                self._validate_if_due()
-                while progress.iteration < self.max_iters and not self.stopping:
-                    try:
-                        self.epoch_begun = progress.epoch + 1
-                        self.resumed_in_epoch = progress.batch_in_epoch > 0
-                        self._call(at.before_train_epoch)
-                        self._train_epoch()
-                        if progress.batch_in_epoch == 0:
-                            self._call(at.after_train_epoch)
-                            self._requests.act()
-                        self._validate_if_due()
-                    except Rollback as rollback:
-                        go_back(self, rollback.checkpoint)
-                        self._validate_if_due()
+                with_rollbacks(self, self._requests.act)
+                with_rollbacks(self, self._train_epochs)
                 self.settle_saves()
                 check_since_record(self, self.distributed.gather(self.messages.total("loss")))
-            try:
-                self._requests.act()  # the last checkpoint, asked for in after_train
-            except Rollback as rollback:  # preempted: the run continues later from an earlier one
-                go_back(self, rollback.checkpoint)
+            # The last checkpoint, asked for in after_train. A preempted run may go back, to continue from there.
+            with_rollbacks(self, self._requests.act)
             self.settle_saves()
             if self.settings.test and self.loaders.test is not None and self.preempted_by is None:
                 self._test(Path(self.best.checkpoint) if self.best is not None else None)
             run_scope.check_saved(self)
         assert self.result is not None
         return self.result
+
+    def _train_epochs(self) -> None:
+        """Train to the end, from the position of the run on. A validation that was missed comes first."""
+        at, progress = self.stages, self.progress
+        self._validate_if_due()
+        while progress.iteration < self.max_iters and not self.stopping:
+            self.epoch_begun = progress.epoch + 1
+            self.resumed_in_epoch = progress.batch_in_epoch > 0
+            self._call(at.before_train_epoch)
+            self._train_epoch()
+            if progress.batch_in_epoch == 0:
+                self._call(at.after_train_epoch)
+                self._requests.act()
+            self._validate_if_due()
 
     def _train_epoch(self) -> None:
         """Train for the rest of an epoch, or until training ends or stops."""

@@ -146,7 +146,7 @@ class Hook:
         """Called first, when everything is built and nothing is loaded. Check options against the run here."""
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Called after a checkpoint was loaded, model and hook states included."""
+        """Called after a checkpoint was loaded, model and hook states included; also when the run goes back to one."""
 
     def before_train(self, engine: Engine) -> None:
         """Called once before the first epoch, after loading."""

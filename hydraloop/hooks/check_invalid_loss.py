@@ -40,7 +40,8 @@ class CheckInvalidLossHook(Hook):
     loss was not finite, the samples of its batch (only the number of the batch if the loader is not hydraloop's), and
     the current norms of the parameters: of those that are not finite, else the largest norms. With `interval=1`, it is
     raised before the optimizer step that would make the weights NaN. With fp16, the loss is checked, not the gradients,
-    which may overflow by design. With several ranks, all end with the error of the rank where it began.
+    which may overflow by design. With several ranks, all end with the error of the rank where it began. With the hook
+    `rollback`, this hook does nothing, unless `rollback` looks only for jumps (`on=[spike]`).
 
     Priority NORMAL, MMDetection's. Cost: one host sync per check, and with several ranks one exchange between the
     hosts; no host sync in between. No state. Options: `CheckInvalidLossHookConf`. From MMDetection's
@@ -54,10 +55,16 @@ class CheckInvalidLossHook(Hook):
         check_at_least(1, interval=interval)
         self._due = Every(interval).due
         self._seen: list[Seen] = []
+        self._left_to_rollback = False
+
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """After a rollback, forget the losses of the part that is given up."""
+        self._seen = []
 
     def before_train(self, engine: Engine) -> None:
         """Forget the losses of an earlier training of this engine."""
         self._seen = []
+        self._left_to_rollback = "nan" in engine.messages.read("goes_back_at", ())
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep the loss; check all kept losses every `interval` iterations.
@@ -66,6 +73,8 @@ class CheckInvalidLossHook(Hook):
             InvalidLossError: one is not finite.
             PeerError: one is not finite on another rank.
         """
+        if self._left_to_rollback:
+            return
         seen = seen_in_backward(engine, batch_idx, outputs)
         self._seen.append(seen)
         if self._due(seen.iteration, last=seen.iteration == engine.max_iters):

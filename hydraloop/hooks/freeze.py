@@ -54,27 +54,29 @@ class FreezeHook(Hook):
         self.modules, self.epochs, self.iters, self.norm_eval = modules or (), epochs, iters, norm_eval
         self._parameters: list[nn.Parameter] = []
         self._norms: list[nn.Module] = []
+        self._frozen = False
         unused = {"before_train_epoch": epochs, "before_train_iter": iters}
         self.idle_points = {point for point, end in unused.items() if end is None}
 
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """After a rollback, freeze again what its checkpoint has frozen."""
+        if self._parameters:
+            self._set_by_position(engine)
+
     def before_train(self, engine: Engine) -> None:
         """Freeze, unless the frozen time is over in a resumed run."""
-        if self._parameters:  # this engine has trained before
-            return
-        parameters, norms = self._chosen(engine)
-        if self._over(engine):
-            return
-        self._parameters, self._norms = parameters, norms
-        self._set(engine, frozen=True)
+        if not self._parameters:  # else this engine has trained before
+            self._parameters, self._norms = self._chosen(engine)
+        self._set_by_position(engine)
 
     def before_train_epoch(self, engine: Engine) -> None:
         """Unfreeze after `epochs`."""
-        self._unfreeze_if_over(engine)
+        self._set_by_position(engine)
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Unfreeze after `iters`, between two accumulation windows."""
         if engine.window_closed:
-            self._unfreeze_if_over(engine)
+            self._set_by_position(engine)
 
     def _chosen(self, engine: Engine) -> tuple[list[nn.Parameter], list[nn.Module]]:
         """Return the parameters to freeze, and the normalisation layers to put into eval mode."""
@@ -104,12 +106,12 @@ class FreezeHook(Hook):
             return engine.progress.epoch >= self.epochs
         return self.iters is not None and engine.progress.iteration >= self.iters
 
-    def _unfreeze_if_over(self, engine: Engine) -> None:
-        if self._parameters and self._over(engine):
-            self._set(engine, frozen=False)
-            self._parameters, self._norms = [], []
-
-    def _set(self, engine: Engine, *, frozen: bool) -> None:
+    def _set_by_position(self, engine: Engine) -> None:
+        """Freeze or unfreeze, if the position of the run asks for it."""
+        frozen = not self._over(engine)
+        if frozen == self._frozen:
+            return
+        self._frozen = frozen
         for parameter in self._parameters:
             parameter.requires_grad_(not frozen)
         for module in self._norms:

@@ -54,6 +54,12 @@ class ParamSchedulerHook(Hook):
                 check_metric(schedule.monitor, engine, key=f"{schedule.key}.monitor")
                 _settle_mode(schedule, schedule.monitor, direction(schedule.monitor, engine))
 
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """After a rollback, apply the schedules at its step: the optimizer has the values of the checkpoint."""
+        self._written = {}
+        if self._group is not None:
+            self._apply(engine)
+
     def before_train(self, engine: Engine) -> None:
         """Apply the schedules at the first step."""
         for schedule in self._schedules:

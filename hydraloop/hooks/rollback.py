@@ -33,7 +33,7 @@ class RollbackHook(Hook):
     """Goes back to the last checkpoint when the loss is not finite or jumps, and leaves out the batch that caused it.
 
     The hook checks all losses since the previous check every `interval` iterations, at the end of training, and before
-    a checkpoint is written. So no checkpoint has weights from after a bad loss. At the first bad loss, all ranks
+    a validation or a checkpoint. So no checkpoint has weights from after a bad loss. At the first bad loss, all ranks
     restore the newest undamaged checkpoint from before it: model, optimizers, schedules, hooks, random generators and
     position. Then training continues. The batches of the optimizer step with the bad loss are loaded, but not trained
     on: the run ends with the result of a run without them, to the last bit. They do not count as iterations. The loss
@@ -80,6 +80,10 @@ class RollbackHook(Hook):
         self._left_out: dict[int, set[int]] = {}
         self._rollbacks = 0
 
+    def before_run(self, engine: Engine) -> None:
+        """Tell `check_invalid_loss` at which losses the run goes back."""
+        engine.messages.provide("goes_back_at", lambda: self.on)
+
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Leave out the batches of earlier rollbacks."""
         self._seen = []
@@ -116,6 +120,15 @@ class RollbackHook(Hook):
         self._wanted = self._wanted or self._due(iteration, last=last)
         if self._wanted and engine.window_closed:
             self._check(engine)
+
+    def before_val(self, engine: Engine) -> None:
+        """Check the kept losses before a validation, whose metrics may stop the run or lower its learning rate.
+
+        Raises:
+            Rollback: one is bad; the engine goes back.
+            InvalidLossError: as in after_train_iter.
+        """
+        self._check(engine)
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Check the kept losses before the checkpoint is written.

@@ -47,7 +47,7 @@ class RuntimeInfoHook(Hook):
     priority = Priority.VERY_HIGH
 
     def __init__(self) -> None:
-        self._best: BestSeen | None = None
+        self._improvements: list[BestSeen] = []  # the last one is the best validation
         self._losses: dict[str, float | Tensor] = {}
         self._logged: dict[str, float | Tensor] = {}  # the task's dict, which it fills in an iteration
 
@@ -58,11 +58,17 @@ class RuntimeInfoHook(Hook):
         provide("max_epochs", lambda: engine.max_epochs)
         provide("max_iters", lambda: engine.max_iters)
         provide("metrics", lambda: engine.metrics)
-        provide("best", lambda: self._best)
+        provide("best", self._best)
         provide("losses", lambda: self._losses)
-        self._best, self._losses = None, {}
+        self._improvements, self._losses = [], {}
         monitor = _first_metric(engine)
         provide("monitor", lambda: monitor)
+
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """After a rollback, forget the validations of the part that is given up."""
+        self._losses = {}
+        while self._improvements and self._improvements[-1].iteration > engine.progress.last_validation:
+            self._improvements.pop()
 
     def before_train(self, engine: Engine) -> None:
         """Provide the facts about the optimizer; restore the best validation of a resumed run."""
@@ -71,7 +77,7 @@ class RuntimeInfoHook(Hook):
         known, optimizer = engine.best, engine.optimizer
         if known is not None:
             epoch = known.iteration // max(engine.epoch_length, 1)
-            self._best = BestSeen(known.metric, known.value, epoch, known.iteration)
+            self._improvements = [BestSeen(known.metric, known.value, epoch, known.iteration)]
         engine.messages.provide("lr", lambda: float(optimizer.param_groups[0]["lr"]))
         engine.messages.provide("lrs", _FurtherLrs(engine).read)
         engine.messages.provide("momentum", lambda: _momentum(optimizer.param_groups[0]))
@@ -82,9 +88,10 @@ class RuntimeInfoHook(Hook):
         if monitor is None or monitor[0] not in metrics:
             return
         name, higher = monitor
-        best = None if self._best is None else self._best.value
-        if is_better(metrics[name], best, higher=higher):
-            self._best = BestSeen(name, metrics[name], engine.progress.epoch, engine.progress.iteration)
+        best = self._best()
+        if is_better(metrics[name], None if best is None else best.value, higher=higher):
+            seen = BestSeen(name, metrics[name], engine.progress.epoch, engine.progress.iteration)
+            self._improvements.append(seen)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Add the loss and the other scalars of this iteration; tensors stay on their device."""
@@ -97,6 +104,9 @@ class RuntimeInfoHook(Hook):
         for name, value in losses.items():
             engine.messages.add(name, value, engine.loss_weights.get(name, engine.batch_samples))
         self._losses = losses
+
+    def _best(self) -> BestSeen | None:
+        return self._improvements[-1] if self._improvements else None
 
 
 class _FurtherLrs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks.shared.over_ranks import average_over_ranks, with_averages
@@ -26,12 +28,15 @@ class SyncBuffersHook(Hook):
     def __init__(self) -> None:
         self._averaged_at = 0  # iteration
 
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """Note that the buffers are equal on all ranks, as the checkpoint has one copy."""
+        self._averaged_at = engine.progress.iteration
+
     def after_train_epoch(self, engine: Engine) -> None:
         self._average(engine)
 
     def before_val(self, engine: Engine) -> None:
-        # The buffers of a loaded checkpoint are equal on all ranks.
-        if engine.progress.iteration > max(self._averaged_at, engine.began_at):
+        if engine.progress.iteration > self._averaged_at:
             self._average(engine)
 
     def _average(self, engine: Engine) -> None:

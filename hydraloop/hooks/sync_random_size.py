@@ -61,12 +61,13 @@ class SyncRandomSizeHook(Hook):
         self._told = False
         self._on_model: RemovableHandle | None = None
 
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """After a rollback, draw the size of this iteration."""
+        self._draw_by_position(engine)
+
     def before_train(self, engine: Engine) -> None:
         """Draw the size of this iteration; add the pre-hook to the model."""
-        since = engine.progress.iteration
-        while since and not self._every.due(since):
-            since -= 1
-        self._draw(engine.seed, since)
+        self._draw_by_position(engine)
         self._tell = getattr(engine.task, "set_input_size", None)
         if self._tell is None:
             resize: Callable[..., Any] = self._resize
@@ -89,6 +90,12 @@ class SyncRandomSizeHook(Hook):
         if self._on_model is not None:
             self._on_model.remove()
             self._on_model = None
+
+    def _draw_by_position(self, engine: Engine) -> None:
+        since = engine.progress.iteration
+        while since and not self._every.due(since):
+            since -= 1
+        self._draw(engine.seed, since)
 
     def _draw(self, seed: int, iteration: int) -> None:
         # Random hashes a string seed in the same way on every machine, and random() is the same in every Python.

@@ -73,8 +73,12 @@ class TensorBoardLoggerHook(TrackerHook):
         self.check_only_one(engine, "write the same files")
         super().before_run(engine)
 
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """After a rollback, count from its iteration."""
+        self._seen, self._counted = engine.progress.iteration, None
+
     def before_train(self, engine: Engine) -> None:
-        """Let the follower begin; count from the iteration where the run continues."""
+        """Let the follower begin; count from the iteration where the run begins or continues."""
         self._seen, self._counted = engine.progress.iteration, None
         super().before_train(engine)
 

@@ -24,7 +24,12 @@ class ModeSwitchHookConf(HookConf):
 class SyncRandomSizeHookConf(HookConf):
     """Multi-scale training: a new input size every few iterations, the same on every rank."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "before_train_iter", "after_train")
+    mount_points: ClassVar[Tuple[str, ...]] = (
+        "after_load_checkpoint",
+        "before_train",
+        "before_train_iter",
+        "after_train",
+    )
 
     _target_: str = "hydraloop.hooks.SyncRandomSizeHook"
     interval: int = 10

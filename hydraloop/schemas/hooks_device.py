@@ -41,7 +41,7 @@ class EmptyCacheHookConf(HookConf):
 class SyncBuffersHookConf(HookConf):
     """Averages all buffers of the model over the ranks at the end of each epoch."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("after_train_epoch", "before_val")
+    mount_points: ClassVar[Tuple[str, ...]] = ("after_load_checkpoint", "after_train_epoch", "before_val")
 
     _target_: str = "hydraloop.hooks.SyncBuffersHook"
 

@@ -40,6 +40,7 @@ class CheckInvalidLossHookConf(HookConf):
     """Ends a run whose loss is NaN or infinite and reports the iteration, the samples and the parameter norms."""
 
     mount_points: ClassVar[Tuple[str, ...]] = (
+        "after_load_checkpoint",
         "before_train",
         "after_backward",
         "before_save_checkpoint",
@@ -57,11 +58,13 @@ class RollbackHookConf(HookConf):
     """Goes back to the last checkpoint when the loss is not finite or jumps, and leaves out that batch."""
 
     mount_points: ClassVar[Tuple[str, ...]] = (
+        "before_run",
         "after_load_checkpoint",
         "before_train",
         "after_backward",
         "after_train_iter",
         "before_save_checkpoint",
+        "before_val",
         "after_train",
     )
 

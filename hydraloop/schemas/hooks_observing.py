@@ -13,7 +13,13 @@ class RuntimeInfoHookConf(HookConf):
     """Puts epoch, iteration, lr, momentum, losses and metrics into `engine.messages`."""
 
     default_priority: ClassVar[int] = 10
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_train", "after_train_iter", "after_val_epoch")
+    mount_points: ClassVar[Tuple[str, ...]] = (
+        "before_run",
+        "after_load_checkpoint",
+        "before_train",
+        "after_train_iter",
+        "after_val_epoch",
+    )
 
     _target_: str = "hydraloop.hooks.RuntimeInfoHook"
 

@@ -77,6 +77,7 @@ class TensorBoardLoggerHookConf(_TrackerConf):
 
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",
+        "after_load_checkpoint",
         "before_train",
         "before_optimizer_step",
         "after_train_iter",

@@ -129,6 +129,7 @@ class ParamSchedulerHookConf(HookConf):
     default_priority: ClassVar[int] = 70
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",
+        "after_load_checkpoint",
         "before_train",
         "after_train_iter",
         "on_log",
@@ -165,7 +166,12 @@ class FreezeHookConf(HookConf):
     """Trains without some modules, for a number of epochs or iterations or for the whole run."""
 
     default_priority: ClassVar[int] = 30
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "before_train_epoch", "before_train_iter")
+    mount_points: ClassVar[Tuple[str, ...]] = (
+        "after_load_checkpoint",
+        "before_train",
+        "before_train_epoch",
+        "before_train_iter",
+    )
 
     _target_: str = "hydraloop.hooks.FreezeHook"
     modules: Optional[List[str]] = None

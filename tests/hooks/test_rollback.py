@@ -10,15 +10,24 @@ from typing import Any
 import pytest
 import torch
 
+from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, LoggerHook, RollbackHook
+from hydraloop.hooks import (
+    CheckInvalidLossHook,
+    CheckpointHook,
+    EarlyStoppingHook,
+    LoggerHook,
+    RollbackHook,
+    SyncBuffersHook,
+)
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.tasks.task import Task
-from tests.helpers import at, differences
-from tests.hooks.tiny_runs import Stopper, batches, bits, engine_of, load, model
+from tests.helpers import Recorder, at, differences
+from tests.hooks.tiny_runs import Scripted, Stopper, batches, bits, engine_of, load, model
 from tests.ranks import on_ranks
 
 
@@ -147,6 +156,34 @@ def test_losses_of_ranks_count_by_their_terms_and_fillers_not_at_all(tmp_path: P
     assert losses == [str(("train", index + 1, loss)) for index, loss in enumerate(expected)]
 
 
+def going_back(distributed: Distributed, run_dir: str) -> list[dict[str, Any]]:
+    """Train with other data on each rank; return the buffers of each validation. The run goes back once, to 3."""
+    buffers: list[dict[str, Any]] = []
+
+    def keep(engine: Engine) -> None:
+        buffers.append({name: value.clone() for name, value in engine.model.named_buffers()})
+
+    def go_back(engine: Engine) -> None:
+        raise Rollback(Path(run_dir) / "checkpoints" / "iter_3.pth")
+
+    found = {
+        "sync_buffers": SyncBuffersHook(),
+        "keep": at("before_val_epoch", keep, nth=0),
+        "checkpoint": CheckpointHook(by_epoch=False, interval=3),
+        "back": at("before_train_iter", go_back, nth=7),
+    }
+    options: dict[str, Any] = {"distributed": distributed, "max_epochs": 1, "val_by_epoch": False, "val_interval": 2}
+    engine_of(Path(run_dir), found, train=batches(8, seed=distributed.rank), **options).train()
+    return buffers
+
+
+@pytest.mark.slow
+def test_after_a_rollback_each_validation_has_equal_buffers(tmp_path: Path) -> None:
+    one, other = on_ranks(2, going_back, str(tmp_path))
+    assert len(one) == 6, "at 2, 4 and 6, and again at 4, 6 and 8"
+    assert list(differences(one, other)) == []
+
+
 def test_a_bad_batch_in_a_later_epoch_of_a_run_by_epoch(tmp_path: Path) -> None:
     """The epoch's checkpoint would have the bad weights, so it is not written; the epochs keep their ends."""
     found = {"rollback": RollbackHook(interval=100, window=4), "checkpoint": CheckpointHook(save_best="loss")}
@@ -166,6 +203,60 @@ def test_a_bad_batch_in_a_later_epoch_of_a_run_by_epoch(tmp_path: Path) -> None:
     state = load(tmp_path / "checkpoints" / "epoch_3.pth")["hooks"]["rollback"]
     assert (state["left_out"], state["rollbacks"], len(state["losses"][""])) == ({1: [5]}, 1, 4)
     assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "epoch_3.pth\n"
+
+
+def test_a_validation_after_a_bad_loss_is_not_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`early_stopping` would end the run at its NaN."""
+    found = {**hooks(interval=100), "early_stopping": EarlyStoppingHook()}
+    bad = planted(batches(20), 13, float("nan"))
+    engine = engine_of(tmp_path, found, train=bad, max_epochs=1, val_interval=7, val_by_epoch=False)
+    assert engine.train().status == "finished"
+    assert [line for line in records(tmp_path) if "val" in line and "nan" in line] == []
+
+
+@pytest.mark.parametrize("point", ["before_val", "after_load_checkpoint"])
+def test_a_rollback_is_caught_wherever_a_hook_raises_it(point: str, tmp_path: Path) -> None:
+    """In the validation that a resumed run has missed, before its first iteration; and while the run goes back."""
+    engine_of(tmp_path, {"checkpoint": CheckpointHook()}, max_epochs=2).train()
+    first, second = (tmp_path / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
+
+    def go_back(engine: Engine) -> None:
+        assert (engine.progress.iteration, engine.progress.epoch) == (8, 2)
+        raise Rollback(first)
+
+    going_back = {"mine": at(point, go_back, nth=2 if point == "after_load_checkpoint" else 1)}
+    if point == "after_load_checkpoint":  # a first rollback, to the same checkpoint
+        going_back["other"] = at("before_val", lambda engine: go_back_to(second), nth=1)
+    trace = Recorder()
+    found = {"checkpoint": CheckpointHook(), **going_back, "trace": trace}
+    engine = engine_of(tmp_path / "again", found, resume=second)
+    assert engine.train().status == "finished"
+    assert (engine.progress.iteration, engine.progress.epoch) == (12, 3)
+    assert sum(call.startswith("after_train_iter") for call in trace.trace) == 8
+
+
+def go_back_to(checkpoint: Path) -> None:
+    raise Rollback(checkpoint)
+
+
+def test_the_best_validation_is_not_one_that_was_given_up(tmp_path: Path) -> None:
+    """Not for `runtime_info`, and not for the test after training."""
+    seen: list[Any] = []
+    facts = at("before_train_epoch", lambda engine: seen.append((engine.messages.read("best"), engine.best)), nth=0)
+    found = {
+        "runtime_info": RuntimeInfoHook(),
+        "facts": facts,
+        "going_back": at("before_train_epoch", lambda engine: go_back_to(tmp_path / "saved.pth"), nth=3, priority=99),
+        "saving": at("after_train_epoch", lambda engine: engine.save_checkpoint(tmp_path / "saved.pth"), nth=1),
+        "checkpoint": CheckpointHook(interval=None, save_best="error", asynchronous=False),
+    }
+    engine_of(
+        tmp_path, found, metrics={"error": Scripted([3.0, 2.0, 3.0, 4.0, 5.0], higher_is_better=False)}, max_epochs=3
+    ).train()
+    assert [best and (best.value, best.iteration) for best, _ in seen] == [
+        None, (3.0, 4), (2.0, 8), (3.0, 4), (3.0, 4),
+    ]  # fmt: skip
+    assert [best and best.iteration for _, best in seen] == [None, 4, 8, 4, 4]
 
 
 def test_a_resumed_run_leaves_the_same_batches_out(tmp_path: Path) -> None:

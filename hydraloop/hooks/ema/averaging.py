@@ -181,11 +181,14 @@ class Averaged:
         return {key: sharded_like(self._averages[index], self._tensors[index]) for key, index in named}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool, key: str) -> None:
-        """Load averages; if not strict, missing ones begin with the model's current value.
+        """Load averages; if not strict, missing ones begin with the model's current value. Without any, forget them.
 
         Raises:
             UserError: with `strict`, an entry is missing or unknown; names it and `key`.
         """
+        if not state:  # saved before `start`
+            self._averages = []
+            return
         missing, unknown = self._index_of.keys() - state.keys(), state.keys() - self._index_of.keys()
         if strict and (missing or unknown):
             what = "no average of" if missing else "an unknown average, of"

@@ -166,11 +166,9 @@ class EMAHook(Hook):
             UserError: an average is missing or unknown, unless `resume_strict=false`.
         """
         self.updates = state["updates"]
-        begin = state.get("begin")  # not in older checkpoints
-        if self._begins_in_epoch and begin is not None:
-            self._begin_at(begin)
-        if self.updates:
-            self._of_model.load_state_dict(state["averaged"], strict=self._strict, key=self.key)
+        if self._begins_in_epoch:
+            self._begin_at(state.get("begin"))  # not in older checkpoints
+        self._of_model.load_state_dict(state["averaged"], strict=self._strict, key=self.key)
 
     # Within. -------------------------------------------------------------------------------------------------------
 
@@ -179,9 +177,9 @@ class EMAHook(Hook):
         assert self._averaged is not None, "set in before_run"
         return self._averaged
 
-    def _begin_at(self, step: int) -> None:
+    def _begin_at(self, step: int | None) -> None:
         self._begin = step
-        self._every = Every(self._every.interval, step)
+        self._every = Every(self._every.interval, step or 0)
 
     def _update(self) -> None:
         averaged = self._of_model
