@@ -87,12 +87,8 @@ class Messages:
         return self._over_ranks.mean(means, over, {name: read[name][1] or 1.0 for name in means})
 
     def total(self, name: str) -> float:
-        """Return the sum of a name since the last record, which it does not change. One host sync for each device."""
-        found = self._windows.get(name, _Window(name))
-        copied = _Window(name)
-        copied.total, copied.values, copied.sums = found.total, list(found.values), dict(found.sums)
-        copied.fold()
-        return copied.total + _read([copied.sums])[0]
+        """Return the weighted sum of a name since the last record; 0 without values. One host sync for each device."""
+        return self._read().get(name, (0.0, 0.0, 0.0))[0]
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the sum, weight and count since the last record, without times. One host sync for each device that has
