@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from hydraloop.cli import arguments, resume_command
 from hydraloop.cli.compose import opened
-from hydraloop.cli.console import end_with_reader
 from hydraloop.cli.error_reports import Reports
-from hydraloop.cli.help import format_help, format_plan
+from hydraloop.cli.help import format_help, format_plan, show
 from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import Terminated, UserError
 from hydraloop.launch import torchrun
@@ -110,9 +109,6 @@ class _App:
         args = arguments.read(argv)
         remember_overrides(args.overrides)
         environment.set_command([*environment.script(), *arguments.config_flags(args)])
-        shows = arguments.is_for_hydra(args) or args.cfg is not None
-        if shows or args.help or args.dry_run:
-            end_with_reader()
         if args.overrides[:1] == [resume_command.NAME]:
             return self._resume(args)
         name = args.config_name or self.name
@@ -123,9 +119,9 @@ class _App:
 
                 sweep.run_received(composer, self._jobs())
             if args.help:
-                return print(format_help(composer, " ".join(environment.command())))
+                return show(format_help(composer, " ".join(environment.command())))
             if args.dry_run:
-                return print(format_plan(check_command(args, composer).cfg))
+                return show(format_plan(check_command(args, composer).cfg))
             if arguments.is_for_hydra(args):
                 check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])
                 overrides = args.overrides
@@ -145,19 +141,19 @@ class _App:
         from hydraloop.cli import hydra_run
 
         flags = arguments.flags(argv, args, folder)
-        if shows:
+        if arguments.is_for_hydra(args) or args.cfg is not None:
             return hydra_run.show([*flags, *overrides], folder, name)
         return jobs.run_sweep(command, flags, folder, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""
         if args.help:
-            return print(resume_command.HELP)
+            return show(resume_command.HELP)
         environment.set_command([*environment.script(), *args.overrides[:2]])
         with opened(self.project, resume_command.BASE) as composer:
             command = resume_command.check_resume(args, composer)
             if args.dry_run:
-                return print(format_plan(command.cfg))
+                return show(format_plan(command.cfg))
             jobs = self._jobs()
             if args.pdb:
                 jobs.use_debugger(command)

@@ -41,9 +41,18 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "+task.metrics.f1={_target_:torch.nn.Linear,in_features:1,out_features:1}": ("task.metrics.f1", "update, compute"),
     f"data=base data.train={{a:{DIGITS}}} data.lengths=4": ("data.lengths", "{a: 1}"),
     f"data=base data.train={DIGITS} data.val={{a:{DIGITS},b:{{traget:1}},c:null}}": ("data.val.b", "_target_"),
+    "+task.metrics.fid={_target_:torchmetrics.image.fid.FrechetInceptionDistance}": ("task.metrics.fid", "pip install"),
     "task=huggingface": ("task", "Let the data set return dicts"),
     "task=regression": ("task.model", "one value for each target"),
     "optimizer.lr=-1": ("optimizer", "Invalid learning rate"),
+    "optimizer.betas=[0.9,0.9,0.9]": ("optimizer.betas", "Write 2 numbers: optimizer.betas=[0.9,0.999]"),
+    "~optimizer +optimizer={_target_:torch.optim.NAdam,_partial_:true,betas:0.9}": ("optimizer.betas", "Write 2"),
+    "optimizer.betas=[]": ("optimizer.betas", "Write 2 numbers: optimizer.betas=[0.9,0.999]"),
+    "~optimizer +optimizer={_target_:torch.optim.NAdam,_partial_:true,betas:{a:1}}": ("optimizer.betas", "Write 2"),
+    "~optimizer +optimizer={_target_:torch.optim.Rprop,_partial_:true,step_sizes:0.5}": (
+        "optimizer.step_sizes",
+        "Write 2 numbers: optimizer.step_sizes=[1e-06,50]",
+    ),
     "+optimizer.foo=1": ("optimizer.foo", "lr, maximize"),
     "default_hooks.checkpoint.save_best=acc": ("default_hooks.checkpoint.save_best", "Did you mean accuracy?"),
     "default_hooks.checkpoint.interval=0": ("default_hooks.checkpoint.interval", "Use 1 or more, or null"),
@@ -61,7 +70,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("line", MISTAKES)
+LINES = [pytest.param(line, marks=pytest.mark.slow) if "torchmetrics" in line else line for line in MISTAKES]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_mistake_names_key_and_fix(line: str, tmp_path: Path) -> None:
     key, remedy = MISTAKES[line]
     cfg = hydraloop.compose(line.split(), folder=REPOSITORY)

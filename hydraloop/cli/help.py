@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli.compose import Composer
+from hydraloop.cli.console import end_with_reader
 from hydraloop.engine.report.hook_table import format_order
 from hydraloop.schemas import stored
 from hydraloop.schemas.data import LoaderConf
@@ -74,6 +75,12 @@ Commands for runs and sweeps
                                        print what a job, a run or a controller has printed; -f follows it
   python -m hydraloop stop <folder>    let it save and end, and end all of its processes
   python -m hydraloop sync <folder>    send trackers the records that they do not have"""
+
+
+def show(text: str) -> None:
+    """Print a text, of which the reader may leave the rest (`| head`)."""
+    end_with_reader()
+    print(text)
 
 
 def format_plan(cfg: DictConfig) -> str:

@@ -17,7 +17,7 @@ from hydra.core.utils import JobReturn, JobStatus, env_override, run_job
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hydraloop.cli.console import prepare_handlers
+from hydraloop.cli.console import end_with_reader, prepare_handlers
 from hydraloop.run.config_yaml import mask_files, remember_config
 from hydraloop.safety import hydra_versions
 
@@ -100,6 +100,7 @@ def run_sweep(job: Job, argv: Sequence[str], folder: Path, name: str) -> None:
 
 def show(argv: Sequence[str], folder: Path, name: str) -> None:
     """Let Hydra show what a command line asks for. The arguments are those of `run_sweep`; nothing is trained."""
+    end_with_reader()
     run_sweep(lambda cfg, run_dir: None, argv, folder, name)
 
 

@@ -138,8 +138,8 @@ class _FurtherLrs:
 
 def _momentum(group: Mapping[str, Any]) -> float | None:
     value = group.get("momentum")
-    if value is None and "betas" in group:
-        value = group["betas"][0]
+    if value is None and isinstance(betas := group.get("betas"), list | tuple):
+        value = betas[0]
     return None if value is None else float(value)
 
 

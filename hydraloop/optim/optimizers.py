@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -161,6 +162,7 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
     factory = instantiate(node, key)
     if not isinstance(factory, functools.partial):
         raise UserError("needs the model's parameters", key=key, remedy=f"Set {key}._partial_=true.")
+    _check_counts(factory, key)
     parameters: Any = model
     if own["params"] != "model":
         layers_of = own["layers_of"] and instantiate_callable(own["layers_of"], f"{key}.layers_of")
@@ -203,6 +205,18 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
         if "lr_scale" in group:  # also in those of timm's factories, which leave it to timm's schedulers
             group["lr"] *= group.pop("lr_scale")
     return optimizer
+
+
+def _check_counts(factory: functools.partial[Any], key: str) -> None:
+    """Refuse options without as many numbers as the default has: most optimizers notice it only in their first step."""
+    for name, parameter in inspect.signature(factory.func).parameters.items():
+        default, value = parameter.default, factory.keywords.get(name)
+        if not isinstance(default, tuple) or value is None:
+            continue
+        if not isinstance(value, list | tuple) or len(value) != len(default):
+            example = ",".join("null" if number is None else f"{number:g}" for number in default)
+            remedy = f"Write {len(default)} numbers: {key}.{name}=[{example}]"
+            raise UserError(f"{value} is not {len(default)} numbers", key=f"{key}.{name}", remedy=remedy)
 
 
 def _without_own_options(node: DictConfig, key: str) -> tuple[DictConfig, dict[str, Any]]:

@@ -100,7 +100,7 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, list[tuple[str, int | None]]
         elif isinstance(value, tuple | list) and value and all(map(_is_number, value)):
             found[name] = [(name, entry) for entry in range(len(value))]
             found |= {f"{name}.{entry}": [(name, entry)] for entry in range(len(value))}
-    if "betas" in found:
+    if "betas.0" in found:  # some optimizers have one number
         found.setdefault("momentum", found["betas.0"])
     return found
 

@@ -152,8 +152,8 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
 def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
     """Return the user's mistake that made a constructor fail; None if it may be a bug.
 
-    A file that does not exist is a mistake, and so is a value that a class of torch, torchmetrics or hydraloop refuses.
-    Another error may be a bug.
+    A file or a package that does not exist is a mistake, and so is a value that a class of torch, torchmetrics or
+    hydraloop refuses. Another error may be a bug.
 
     Args:
         where: the key of the node whose constructor failed.
@@ -166,6 +166,8 @@ def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) ->
         return UserError(cause.problem, key=f"{where}.{cause.key}" if cause.key else where, remedy=cause.remedy)
     if isinstance(cause, FileNotFoundError) and cause.filename is not None:
         return UserError(f"there is no file {cause.filename}", key=where, remedy="Create it, or name another one.")
+    if isinstance(cause, ModuleNotFoundError):
+        return UserError(str(cause).rstrip("."), key=where, remedy="Install the package.")
     inner = OmegaConf.select(node, where.removeprefix(key).lstrip(".")) if where != key else node
     target = str(inner._target_) if isinstance(inner, DictConfig) and "_target_" in inner else ""
     of_value = isinstance(cause, ValueError | TypeError | IndexError) and not isinstance(cause, OmegaConfBaseException)

@@ -107,12 +107,26 @@ def test_lr_is_read_when_asked(tmp_path: Path) -> None:
     assert engine.messages.read("lr") == 0.125
 
 
+class OneBeta(torch.optim.SGD):
+    """An optimizer whose `betas` is one number."""
+
+    def __init__(self, params: Any, lr: float, betas: float) -> None:
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            del group["momentum"]
+            group["betas"] = betas
+
+    def step(self, closure: Any = None) -> None:
+        """Do nothing."""
+
+
 @pytest.mark.parametrize(
     ("optimizer", "options", "momentum"),
     [
         (torch.optim.SGD, {"momentum": 0.75}, 0.75),
         (torch.optim.AdamW, {"betas": (0.5, 0.99)}, 0.5),
         (torch.optim.Adagrad, {}, None),
+        (OneBeta, {"betas": 0.5}, None),
     ],
 )
 def test_momentum_of_any_optimizer(

@@ -76,6 +76,13 @@ def test_a_cycle_of_another_key_does_not_change_the_momentum() -> None:
     assert values(optimizer, "momentum") == [0.9, 0.9]
 
 
+def test_an_optimizer_whose_betas_is_one_number_can_be_scheduled() -> None:
+    optimizer = two_groups()
+    for group in optimizer.param_groups:
+        group["betas"] = 1.0
+    assert run(optimizer, [of("betas", DOWN, optimizer, param="betas")], 2, key="betas")[1] == [0.5, 0.5]
+
+
 def _stepped_cosine(n: int) -> float:
     n = min(n, STEPS - 1)
     return 0.5 ** (n // 4) * (1 + math.cos(math.pi * n / STEPS)) / 2
