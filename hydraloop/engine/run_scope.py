@@ -211,7 +211,7 @@ def _objective(engine: Engine) -> Objective | None:
     rule: Literal["greater", "less"] | None = None
     if monitor is not None:
         rule = "greater" if monitor[1] else "less"
-    if engine.diverged:
+    if engine.diverged or engine.precision.diverged:
         return Objective(name, rule, math.nan, engine.progress.iteration)
     if engine.best is not None:
         return Objective(engine.best.metric, rule, engine.best.value, engine.best.iteration)

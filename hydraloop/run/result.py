@@ -151,8 +151,11 @@ def outcome(run_dir: Path) -> tuple[float | None, str | None]:
 
 
 def has_diverged(run_dir: Path) -> bool:
-    """Return whether the run has failed with NaN as its objective."""
-    result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
+    """Return whether the run has failed with NaN as its objective; False if its file could not be written."""
+    try:
+        result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
     return result["status"] == "failed" and (result["objective"] or {}).get("value") == "nan"
 
 

@@ -34,9 +34,14 @@ class Description:
     """`hydra.sweep.subdir`, not resolved."""
     axes: Axes
     average: str
-    """The swept key over which results are averaged."""
+    """The key over which results are averaged."""
     git: dict[str, Any]
     """`commit`, and `dirty`: whether tracked files differed from it."""
+
+    @property
+    def averaged(self) -> str | None:
+        """The key over which results are averaged; None if it is not swept."""
+        return self.average if any(self.average in axis.keys for axis in self.axes.swept) else None
 
     def masked(self) -> Description:
         """Return the description with secrets masked."""

@@ -95,6 +95,15 @@ def test_steps_that_fp16_has_skipped_do_not_count(tmp_path: Path) -> None:
         assert all(bool(value.isfinite().all()) for value in engine.model.parameters())
 
 
+def test_a_run_that_fp16_ends_because_all_steps_are_skipped_has_nan_too(tmp_path: Path) -> None:
+    """Otherwise a sweep would repeat it."""
+    train = [(inputs, targets * math.nan) for inputs, targets in batches(20)]
+    scaled = FP16(torch.device("cpu"), init_scale=4.0, min_scale=1.0)
+    error, result = failed(engine_of(tmp_path, hooks(), train=train, precision=scaled, max_epochs=1))
+    assert error.startswith("precision.min_scale: ")
+    assert result["objective"]["value"] == "nan"
+
+
 def test_a_run_resumed_after_a_skipped_step_does_not_count_it_either(tmp_path: Path) -> None:
     saving = at("after_train_iter", lambda engine: engine.request_checkpoint("saved"), nth=8)
     options: dict[str, Any] = {"train": planted(7, math.inf), "max_epochs": 1, "val": False}

@@ -341,11 +341,11 @@ def test_results_and_attach_print_the_table(tmp_path: Path, capsys: pytest.Captu
     made = written.sweep(tmp_path / "sweep", "seed=0,1")
     written.write(made, {0: written.finished(0.5), 1: written.finished(0.75)})
     assert main(["results", "--json", str(made.path)]) == 0
-    assert json.loads(capsys.readouterr().out)["best"]["command"] == "python train.py seed=1"
+    assert json.loads(capsys.readouterr().out)["best"]["command"] == "python train.py -m seed=0,1"
     assert not (made.path / "results.json").exists()
     for command in ("results", "attach"):
         assert main([command, str(made.path)]) == 0
-        assert "best: job 1, accuracy 0.7500" in capsys.readouterr().out
+        assert "best: mean accuracy 0.6250 over 2 of 2 jobs" in capsys.readouterr().out
     assert (made.path / "results.csv").exists()
     assert main(["results", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"error: directory: {tmp_path} is not the directory of a sweep\n  ")

@@ -14,7 +14,13 @@ from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
 
 
-def sweep(path: Path, *axes: str, overrides: tuple[str, ...] = (), command: tuple[str, ...] = ()) -> SweepDirectory:
+def sweep(
+    path: Path,
+    *axes: str,
+    overrides: tuple[str, ...] = (),
+    command: tuple[str, ...] = (),
+    average: str = "seed",
+) -> SweepDirectory:
     """Write a sweep; each axis is `key=a,b`."""
     made = []
     for axis in axes:
@@ -29,7 +35,7 @@ def sweep(path: Path, *axes: str, overrides: tuple[str, ...] = (), command: tupl
         configs={"": {}},
         subdir="${hydra.job.num}",
         axes=product,
-        average="seed",
+        average=average,
         git={},
     )
     return SweepDirectory.create(path, described)

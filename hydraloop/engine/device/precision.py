@@ -33,6 +33,8 @@ class Precision:
     """The dtype in which autocast computes; None: that of the tensors."""
     skipped: int = 0
     """Optimizer steps skipped until now, in the whole run; only fp16 skips steps."""
+    diverged: bool = False
+    """Whether gradients are not finite at any loss scale, so that fp16 has ended the run."""
 
     def active(self) -> AbstractContextManager[None]:
         """Return a context for the whole run; at its end, process-wide settings are restored."""
@@ -241,6 +243,7 @@ class FP16(Autocast):
             if adapted < before:
                 self.skipped += 1
                 if self._fixed is None and adapted < self._min_scale:
+                    self.diverged = True
                     raise UserError(
                         f"gradients are infinite or NaN even at a loss scale of {self.scale:.2g} ({self.skipped} steps "
                         "skipped); the loss may be, too, and every further step would be skipped",

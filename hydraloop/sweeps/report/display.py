@@ -186,8 +186,10 @@ def _summary(progress: Progress, now: float, began: float) -> list[str]:
     left = progress.seconds_left(now)
     times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
     lines = [f"{sum(progress.counts.values()):,} jobs: {', '.join(counts)}; {times}"]
-    best = progress.best
+    best, described = progress.best, progress.directory.description
     if best is not None:
-        swept = " ".join(progress.directory.description.axes.swept_lines(best.number))
-        lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept})")
+        swept = " ".join(described.axes.swept_lines(best.number))
+        averaged = described.averaged
+        later = "" if averaged is None else f", before results are averaged over {averaged}"
+        lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept}){later}")
     return lines

@@ -14,6 +14,7 @@ from typing import Any
 from hydraloop.run import atomic
 from hydraloop.run.config_yaml import plain
 from hydraloop.safety.secrets import mask_command
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report import statistics
@@ -76,13 +77,21 @@ class Results:
     """Which values of it are better: `greater`, `less`, or None if that is not known."""
     rows: tuple[Row, ...]
     """The best first. Jobs that cannot be compared are last, in the order of their numbers."""
-    best: Row | None
+    best: Row | Group | None
+    """The best job, or the best average if results are averaged: the best job of a seed is only the luckiest."""
     average: str | None
     """The key over which results are averaged; None if it is not swept."""
     groups: tuple[Group, ...]
     """The best first."""
     p: list[list[float]] | None
     """Corrected p-values of all pairs of groups, NaN for a pair that is not compared. None: no pair is compared."""
+
+    @property
+    def best_jobs(self) -> tuple[int, ...]:
+        """The jobs of `best`."""
+        if self.best is None:
+            return ()
+        return self.best.jobs if isinstance(self.best, Group) else (self.best.job,)
 
     def differing(self, group: int) -> list[int]:
         """Return the groups that differ from a group by more than chance."""
@@ -94,7 +103,11 @@ def collect(directory: SweepDirectory) -> Results:
     """Read the states of all jobs. 10,000 take about half a second."""
     states = directory.current_states()
     keys = tuple(dict.fromkeys(key for axis in directory.description.axes.swept for key in axis.keys))
-    with_result = [state for state in states if state.state in ("finished", "stopped") and state.value is not None]
+    with_result = [
+        state
+        for state in states
+        if state.has_diverged or (state.state in ("finished", "stopped") and state.value is not None)
+    ]
     monitored = next(iter(with_result), None)
     metric, rule = (None, None) if monitored is None else (monitored.metric, monitored.rule)
     values = {state.number: float(state.value or 0.0) for state in with_result if state.metric == metric}
@@ -103,12 +116,13 @@ def collect(directory: SweepDirectory) -> Results:
         key=lambda row: (*_rank(values.get(row.job, math.nan), rule), row.job),
     )
     has_best = rule is not None and bool(rows) and math.isfinite(values.get(rows[0].job, math.nan))
-    average = directory.description.average if directory.description.average in keys else None
+    average = directory.description.averaged
     groups = (
         [] if average is None else sorted(_groups(rows, average, values), key=lambda group: _rank(group.mean, rule))
     )
     p = statistics.compare([group.values for group in groups])
-    return Results(keys, metric, rule, tuple(rows), rows[0] if has_best else None, average, tuple(groups), p)
+    best = _best_group(groups, rule) if average is not None else rows[0] if has_best else None
+    return Results(keys, metric, rule, tuple(rows), best, average, tuple(groups), p)
 
 
 def _row(directory: SweepDirectory, state: JobState) -> Row:
@@ -153,22 +167,42 @@ def _groups(rows: Iterable[Row], average: str, values: dict[int, float]) -> list
     return groups
 
 
-def rerun_command(directory: SweepDirectory, job: int) -> str:
-    """Return the command that runs a job again, as a single run. Secrets are masked."""
+def _best_group(groups: Iterable[Group], rule: str | None) -> Group | None:
+    """Return the first group of those that lack the fewest results; None if no group can be compared.
+
+    Fewer results of equally good jobs have a better average by chance.
+    """
+    comparable = [group for group in groups if not _rank(group.mean, rule)[0]]
+    return min(comparable, key=lambda group: len(group.jobs) - len(group.values), default=None)
+
+
+def rerun_command(directory: SweepDirectory, *jobs: int) -> str:
+    """Return the command that runs a job again as a single run, or jobs that differ only in the averaged key as a
+    sweep. Secrets are masked.
+    """
     described = directory.description
     words = [word for word in described.command if word not in ("-m", "--multirun")]
     typed = [(line.lstrip("+~"), line) for line in described.overrides]
     words += [line for text, line in typed if text.startswith(("hydra.", "hydra/")) and not text.startswith(_OF_SWEEP)]
-    lines = described.axes.lines(job)
-    words += [line for line in lines if re.split(r"[.=]", line.lstrip("+~"))[0] not in ("hydra", "sweep", "detach")]
-    return valid_utf8(mask_command(words))
+    all_lines = described.axes.lines(jobs[0])
+    lines = [line for line in all_lines if re.split(r"[.=]", line.lstrip("+~"))[0] not in ("hydra", "sweep", "detach")]
+    if len(jobs) > 1:
+        words.append("-m")
+        given = (swept_values(described.axes, job).get(described.average) for job in jobs)
+        values = ",".join(value for value in given if value is not None)
+        for index, key in enumerate([line.partition("=")[0] for line in lines]):
+            if key.lstrip("+") == described.average:
+                lines[index] = f"{key}={values}"
+        if described.average != SweepConf.average:
+            lines.append(f"sweep.average={described.average}")
+    return valid_utf8(mask_command([*words, *lines]))
 
 
 def as_json(directory: SweepDirectory, results: Results) -> str:
     """Return the results for scripts. NaN and infinity are their names, as in `result.json`."""
     content: dict[str, Any] = {"directory": str(directory.path), **asdict(results)}
     if results.best is not None:
-        content["best"] = {**content["best"], "command": rerun_command(directory, results.best.job)}
+        content["best"] = {**content["best"], "command": rerun_command(directory, *results.best_jobs)}
     for index, group in enumerate(content["groups"]):
         group["differs_from"] = results.differing(index)
     return json.dumps(plain(content), allow_nan=False) + "\n"

@@ -11,7 +11,7 @@ from hydraloop.run.environment import shown
 from hydraloop.safety.secrets import MASK
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report import results, statistics
-from hydraloop.sweeps.report.results import Results, Row
+from hydraloop.sweeps.report.results import Group, Results
 from hydraloop.tracking.description import short_keys
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def show(directory: SweepDirectory) -> None:
         console.print(averages_table(found))
         console.print(_claim(found), soft_wrap=True)
     if found.best is not None:
-        console.print(_best(directory, found.best), soft_wrap=True)
+        console.print(_best(directory, found), soft_wrap=True)
 
 
 def new_console() -> Console:
@@ -141,9 +141,16 @@ def _claim(found: Results) -> str:
     return f"No claim is made about which averages differ: {why}."
 
 
-def _best(directory: SweepDirectory, best: Row) -> str:
-    command = results.rerun_command(directory, best.job)
-    lines = [f"best: job {best.job}, {best.metric} {number(best.value)}; it runs again with", f"  {command}"]
+def _best(directory: SweepDirectory, found: Results) -> str:
+    command, best = results.rerun_command(directory, *found.best_jobs), found.best
+    if isinstance(best, Group):
+        count = f"{len(best.values)} of {len(best.jobs)} jobs"
+        swept = "".join(f"{key}={value}, " for key, value in best.swept.items())
+        text = f"{swept}mean {found.metric} {number(best.mean)} over {count}"
+    else:
+        assert best is not None
+        text = f"job {best.job}, {best.metric} {number(best.value)}"
+    lines = [f"best: {text}; it runs again with", f"  {command}"]
     if MASK in command:
         lines.append(f"  {MASK} is a secret: write its value.")
     return "\n".join(lines)

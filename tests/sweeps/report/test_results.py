@@ -24,7 +24,7 @@ from tests.sweeps.written import finished, sweep, write
 
 @pytest.fixture
 def directory(tmp_path: Path) -> SweepDirectory:
-    """Two lrs, two seeds and a constant: job 2 is the best; job 1 has failed, job 3 diverged."""
+    """Two lrs, two seeds and a constant: job 2 is the luckiest; job 1 has failed, job 3 diverged."""
     made = sweep(tmp_path / "sweep", "optimizer.lr=1e-3,1e-2", "seed=0,1", "engine.max_epochs=3", "sweep.max_workers=2")
     told = {
         0: finished(0.9),
@@ -63,7 +63,8 @@ def test_the_files_have_a_row_for_each_job_with_the_best_first(directory: SweepD
         "error": None,
     }
     assert content["rows"][2]["error"].startswith("ValueError: [red] is bad")
-    assert content["best"]["command"] == "python train.py optimizer.lr=1e-2 seed=0 engine.max_epochs=3"
+    best = {"swept": {"optimizer.lr": "1e-3"}, "jobs": [0, 1], "values": [0.9], "mean": 0.9, "deviation": None}
+    assert content["best"] == {**best, "command": "python train.py -m optimizer.lr=1e-3 seed=0,1 engine.max_epochs=3"}
 
 
 def test_the_table_shows_all_that_the_files_have(directory: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +81,10 @@ def test_the_table_shows_all_that_the_files_have(directory: SweepDirectory, caps
         ["2", "1e-2", "2", "nan", "nan"],
     ]
     assert printed[10].startswith("No claim is made")
-    assert printed[-1] == "  python train.py optimizer.lr=1e-2 seed=0 engine.max_epochs=3"
+    assert printed[-2:] == [
+        "best: optimizer.lr=1e-3, mean accuracy 0.9000 over 1 of 2 jobs; it runs again with",
+        "  python train.py -m optimizer.lr=1e-3 seed=0,1 engine.max_epochs=3",
+    ]
 
 
 def test_low_values_of_a_loss_are_the_best(tmp_path: Path) -> None:
@@ -135,6 +139,36 @@ def test_five_seeds_tell_which_averages_differ(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.count("1-2") == 1
     write(made, {2: {"state": "failed", "error": "x"}})
     assert [group["differs_from"] for group in as_json(made)["groups"]] == [[], [], []]
+
+
+@pytest.mark.parametrize(("key", "option"), [("seed", ""), ("data.fold", " sweep.average=data.fold")])
+def test_over_seeds_or_folds_the_best_average_is_the_best_and_not_the_luckiest_job(
+    key: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = sweep(tmp_path / "sweep", f"{key}=0,1,2", "a=0,1,2", average=key)
+    values = {0: (0.5, 0.99, 0.6), 1: (0.8, 0.9, 0.85), 2: (0.91, None, None)}  # by a
+    write(made, {3 * s + a: finished(found[s]) for a, found in values.items() for s in range(3)})
+    write(made, {5: {"state": "failed", "error": "x"}, 8: {"state": "queued"}})
+    content = as_json(made)
+    assert content["rows"][0]["job"] == 3, "the luckiest job"
+    assert content["groups"][0]["swept"] == {"a": "2"}, "the average of a single job"
+    command = f"python train.py -m {key}=0,1,2 a=1{option}"
+    assert (content["best"]["swept"], content["best"]["command"]) == ({"a": "1"}, command)
+    assert content["best"]["mean"] == pytest.approx(0.85)
+    results_table.show(made)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2:] == ["best: a=1, mean accuracy 0.8500 over 3 of 3 jobs; it runs again with", f"  {command}"]
+
+
+def test_a_job_that_has_failed_with_nan_is_not_left_out_of_its_average(tmp_path: Path) -> None:
+    made = sweep(tmp_path / "sweep", "a=0,1", "seed=0,1")
+    diverged = finished(math.nan, state="failed", error="engine.allow_nan: the loss is nan", checkpoint=None)
+    write(made, {0: finished(0.9), 1: diverged, 2: finished(0.5), 3: finished(0.6)})
+    content = as_json(made)
+    assert [group["mean"] for group in content["groups"]] == [0.55, "nan"]
+    assert content["best"]["swept"] == {"a": "1"}
+    write(made, {2: diverged})
+    assert as_json(made)["best"] is None
 
 
 def test_the_command_has_custom_flags_and_no_option_of_the_sweep(tmp_path: Path) -> None:
