@@ -165,10 +165,7 @@ class Engine(HookApi):
             self._window.correct(optimizer)
         for call in self.stages.before_optimizer_step:
             call(self, batch_idx, batch, outputs)
-        if self._closure is None:
-            taken = self.precision.step(optimizer)
-        else:
-            taken = self._closure.step(optimizer, batch_idx, batch, outputs)
+        taken = self._closure.step(batch_idx, batch, outputs) if self._closure else self.precision.step(optimizer)
         for group in optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
             for parameter in group["params"]:
                 parameter.grad = None

@@ -197,7 +197,8 @@ MECHANISM = (
         "MMClassification",
         "log_config with interval and several logger hooks; evaluation with metric, metric_options "
         "topk, save_best=True, start",
-        "`default_hooks.logger.interval`, `task.metrics`, `default_hooks.checkpoint.save_best`, `engine.val_begin`",
+        "`default_hooks.logger.interval`, `hooks.tensorboard.interval`, `task.metrics`, "
+        "`default_hooks.checkpoint.save_best`, `engine.val_begin`",
         "engine.max_epochs=2 default_hooks.logger.interval=5 task.metrics.accuracy.top_k=2 engine.val_begin=2 "
         "default_hooks.checkpoint.save_best=auto",
         "engine.max_epochs=1 +task.metrics.top3._target_=torchmetrics.Accuracy +task.metrics.top3.task=multiclass "
@@ -207,6 +208,7 @@ MECHANISM = (
         test_evaluation_with_topk_of_torchmetrics_and_the_best_of_it
         test_evaluation_can_start_later_by_epoch_or_iteration
         tasks/test_metrics.py::test_accuracy_by_hand
+        hooks/test_tensorboard.py::test_an_interval_sends_every_nth_iteration_and_all_evaluations
         """,
     ),
 )
@@ -316,10 +318,12 @@ DEFAULT_HOOKS = (
     _row(
         "iMIX",
         "Fp16OptimizerHook",
-        "`precision=fp16`",
+        "`precision=fp16`, `precision.loss_scale`",
         "engine.max_iters=3 precision=fp16 default_hooks.grad_clip.max_norm=1.0 hooks=[ema]",
+        "engine.max_iters=3 precision=fp16 precision.loss_scale=512",
         tests="""
         engine/device/test_precision.py::test_clipping_sees_gradients_of_true_size
+        test_a_fixed_scale_never_changes_and_an_overflow_skips_its_step
         test_the_engine_skips_what_overflows
         hooks/test_ema.py::test_a_step_that_fp16_skips_is_no_update
         hooks/test_param_scheduler.py::test_a_skipped_step_moves_no_schedule
@@ -342,11 +346,14 @@ CUSTOM_HOOKS = (
     _row(
         "MMEngine; iMIX EMAIterHook, EMAEpochHook; MMDet ExpMomentumEMAHook, LinearMomentumEMAHook",
         "EMAHook",
-        "`ema`",
+        "`ema`; a formula of the project: `hooks.ema.weight`",
         "engine.max_epochs=1 hooks=[ema]",
+        "engine.max_iters=3 hooks=[ema] "
+        "hooks.ema.weight={_target_:torch.optim.swa_utils.get_ema_avg_fn,decay:0.9,_partial_:false}",
         "engine.max_epochs=2 hooks=[ema] hooks.ema.ema_type=stochastic hooks.ema.by_epoch=true",
         tests="""
         hooks/test_ema_rules.py::test_each_type_is_its_rule
+        test_a_custom_formula_is_the_average
         hooks/test_ema.py::test_training_does_not_notice
         test_evaluation_runs_on_the_average_and_the_raw_bits_come_back
         test_by_epoch_averages_the_ends_of_epochs
@@ -567,7 +574,8 @@ CUSTOM_HOOKS = (
         "TensorboardLoggerHook, WandbLoggerHook, MlflowLoggerHook",
         "`tensorboard`, `wandb`, `mlflow`",
         "engine.max_epochs=1 hooks=[tensorboard,wandb,mlflow]",
-        "engine.max_epochs=1 hooks=[visualization,tensorboard] hooks.tensorboard.histograms=10",
+        "engine.max_epochs=1 hooks=[visualization,tensorboard] hooks.tensorboard.histograms=10 "
+        "hooks.tensorboard.interval=20",
         tests="""
         e2e/trackers/test_trackers.py::test_every_tracker_has_the_whole_run
         test_a_resumed_run_is_the_same_run_everywhere

@@ -46,7 +46,10 @@ def weighed(loss: Tensor | Pair, samples: int) -> tuple[Tensor, float | Tensor]:
     """
     if isinstance(loss, Tensor):
         return loss, samples
-    return mean_of(loss), loss[1] if samples else 0
+    mean, count = mean_of(loss), loss[1]
+    if not samples:
+        return mean, 0
+    return mean, count.detach() if isinstance(count, Tensor) else count
 
 
 class Window:

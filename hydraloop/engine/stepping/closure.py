@@ -57,7 +57,7 @@ class Closure:
         self._asks_again: bool | None = None
         """Whether the first call asks for what the engine has already; None before the first step."""
 
-    def step(self, optimizer: optim.Optimizer, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> bool:
+    def step(self, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> bool:
         """Take a step. Values in the records stay those of the iteration's own forward.
 
         No host sync of its own, except in the first step.
@@ -65,7 +65,7 @@ class Closure:
         Args:
             outputs: of the iteration, whose gradients are computed and clipped.
         """
-        task = self._engine.task
+        task, optimizer = self._engine.task, self._engine.optimizer
         logged = dict(task.logged)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters]

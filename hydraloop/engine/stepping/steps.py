@@ -62,7 +62,7 @@ class Steps:
         samples = engine.task.num_samples(batch)
         merged: dict[str, Any] = {}
         total: Any = 0.0
-        engine.stepped = False
+        engine.stepped, engine.batch_samples = False, samples
         for step in self._steps:
             trained = {name: parameter for name, parameter in step.own.items() if parameter.requires_grad}
             if (progress.iteration + 1) % step.every or not trained:  # a hook may have frozen all

@@ -36,6 +36,8 @@ def seen_in_backward(engine: Engine, batch_idx: int, outputs: Mapping[str, Any])
     loss, weight = outputs["loss"], engine.loss_weights[f"{engine.step}/loss".lstrip("/")]
     if not engine.batch_samples:
         loss = torch.zeros_like(loss)
+    if isinstance(weight, Tensor):
+        weight = weight.clone()  # the task may reuse its storage
     iteration = engine.progress.iteration + 1  # the counters move after the step
     return Seen(iteration, engine.progress.epoch, batch_idx, loss, engine.step, weight)
 

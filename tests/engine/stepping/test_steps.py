@@ -21,7 +21,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.stepping.several import Several
 from hydraloop.errors import UserError
-from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook
+from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Task
 from hydraloop.tasks.building import prepare_model
 from tests.helpers import at, batches, tiny_task
@@ -214,6 +214,28 @@ def test_the_gradients_of_each_optimizer_are_those_of_the_full_batch(
     assert steps == (["discriminator"] if "every" in options else list(STEPS))
     assert first["loss"] == pytest.approx(sum(first[f"{step}/loss"] for step in steps))
     assert "discriminator/real" in first or "task" in options
+
+
+class Terms(Gan):
+    """Counts other numbers of terms in each batch and step, and keeps the sums and counts."""
+
+    def forward(self, batch: Any, step: str | None = None) -> dict[str, Any]:
+        """As in `Gan`."""
+        outputs, count = super().forward(batch, step), int((batch[0] > 0).sum()) * (1 + (step == "generator"))
+        total = outputs["loss"] * count
+        self.seen.setdefault(step, []).append((total.item(), count))
+        return {"loss": (total, count)}
+
+
+def test_the_recorded_loss_of_a_step_is_the_mean_over_its_terms(tmp_path: Path) -> None:
+    engine = gan_engine(tmp_path, {"runtime_info": RuntimeInfoHook()}, task=Terms)
+    engine.task.seen = {}
+    engine.train()
+    means = engine.messages.means()
+    for step in STEPS:
+        totals, counts = zip(*engine.task.seen[step], strict=True)
+        assert len(set(counts)) > 1
+        assert means[f"{step}/loss"] == pytest.approx(sum(totals) / sum(counts), rel=1e-6)
 
 
 def freezing() -> dict[str, Any]:
