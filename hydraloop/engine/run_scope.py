@@ -24,7 +24,7 @@ from hydraloop.run import code_patch
 from hydraloop.run.checkpoint_files import newest_intact
 from hydraloop.run.directory import checkpoint_folders
 from hydraloop.run.environment import resume_command, versions
-from hydraloop.run.result import INTERRUPTED, PREEMPTED, Objective, Result, Status, describe
+from hydraloop.run.result import PREEMPTED, Objective, Result, Status, describe, signal_of
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -98,7 +98,7 @@ def run(engine: Engine, *, write_result: bool) -> Iterator[None]:
             )  # fmt: skip
         engine.stages.report_repeated()
         has_error = engine.result is None or engine.result.error is not None
-        if not has_error and (engine.error or _failed_elsewhere(engine)) is not None:  # raised in after_run
+        if not has_error and _failed_in_after_run(engine):
             _put_result(engine, perf_counter() - start)
         # A user's mistake, or another rank's error, is printed once, by the process that reports it.
         if write_result and main and not isinstance(engine.error, UserError) and _failed_elsewhere(engine) is None:
@@ -194,9 +194,17 @@ def _failed_elsewhere(engine: Engine) -> str | None:
     first = engine.distributed.first_failure()
     if first is None or first[0] == engine.distributed.rank:
         return None
-    if isinstance(engine.error, KeyboardInterrupt | None) and first[1].startswith(INTERRUPTED):
+    if isinstance(engine.error, KeyboardInterrupt | None) and signal_of(first[1]):
         return None  # all ranks have got the signal
     return f"rank {first[0]}: {first[1]}"
+
+
+def _failed_in_after_run(engine: Engine) -> bool:
+    """Whether a closing hook of any rank has failed. A signal at that point does not change how the run has ended."""
+    first = engine.distributed.first_failure()
+    if first is not None:
+        return not signal_of(first[1])
+    return engine.error is not None and not isinstance(engine.error, KeyboardInterrupt)
 
 
 def _objective(engine: Engine) -> Objective | None:

@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 from hydraloop.errors import PeerError, Terminated, UserError, interrupt
 from hydraloop.run import atomic
-from hydraloop.run.result import describe, outcome
+from hydraloop.run.result import describe, outcome, signal_of
 from hydraloop.safety.secrets import mask_text
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
@@ -23,6 +23,8 @@ Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 left no error. signal: ended by a signal. follows: another rank has failed first."""
 _ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
 """The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
+_SENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that users, terminals and schedulers send. A rank that one of them has ended has not crashed."""
 REQUEUE = 75
 """The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, which schedulers can be told to requeue."""
 DONE = "done"
@@ -92,7 +94,8 @@ class Failure:
             if first is None or first[0] == rank or number == signal.SIGINT:
                 return cls("signal", f"rank {rank} was ended by {signal.Signals(number).name}", *made, number=number)
         if first is not None and first[0] != rank:
-            return cls("follows", f"rank {first[0]}: {first[1]}", *made)
+            number = signal_of(first[1])
+            return cls("signal" if number else "follows", f"rank {first[0]}: {first[1]}", *made, number=number)
         if isinstance(error, UserError):
             return cls("mistake", error.problem, *made, key=error.key, remedy=error.remedy)
         if _is_of_lost(error):
@@ -108,7 +111,7 @@ class Failure:
             exit_code: as of `subprocess`, negative for a signal.
             log: the file with the rank's output.
         """
-        if exit_code in (-signal.SIGTERM, -signal.SIGINT):  # before the rank could handle it
+        if -exit_code in _SENT:  # before the rank could handle it
             return cls.of(interrupt(-exit_code), rank)
         if exit_code < 0:
             ended_by = signal.Signals(-exit_code)
@@ -157,7 +160,13 @@ def cause(failures: Iterable[Failure]) -> Failure:
     `ChildFailedError.get_first_failure` compares times only, in whole seconds. A rank that lost its connection often
     reports before the launcher sees that another rank was killed.
     """
-    return min(failures, key=lambda failure: (_ORDER[failure.kind], failure.timestamp))
+
+    def order(failure: Failure) -> tuple[int, float]:
+        # After a failure, the launcher sends SIGTERM to the other ranks. Any other signal came from outside.
+        is_sent = failure.kind == "signal" and failure.number not in (0, signal.SIGTERM)
+        return _ORDER["killed" if is_sent else failure.kind], failure.timestamp
+
+    return min(failures, key=order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from omegaconf import DictConfig
 
 from hydraloop.run.config_yaml import dumped, plain, resolved, without_secrets
 from hydraloop.run.environment import command
-from hydraloop.run.resume import Resumed, newest_checkpoint
+from hydraloop.run.resume import Resumed, known_checkpoints, newest_checkpoint
 from hydraloop.safety import typed_options as typed
 
 
@@ -28,8 +27,8 @@ class Job:
     run_dir: str
     checkpoint: str | None
     """Where the run continues; None for a new run."""
-    began: float
-    """Seconds since 1970. This job has written every later checkpoint in the run directory."""
+    known: list[str] = field(default_factory=list)
+    """The `known_checkpoints` at the start. This job has written all other checkpoints of the run directory."""
     folders: list[str] = field(default_factory=list)
     """Folders whose Python files a config may name. Empty in a `public` job, as is `trusted`."""
     trusted: list[str] = field(default_factory=list)
@@ -62,7 +61,7 @@ class Job:
             config=dumped(resolved(cfg)),
             run_dir=str(resumed.run_dir.absolute()),
             checkpoint=None if resumed.checkpoint is None else str(resumed.checkpoint.absolute()),
-            began=time.time(),
+            known=known_checkpoints(resumed.run_dir),
             folders=[str(folder.resolve()) for folder in folders],
             trusted=list(trusted),
             typed=typed.keys(cfg),
@@ -90,7 +89,7 @@ class Job:
 
     def restarted(self) -> Self:
         """Return the same job, continued from the newest checkpoint that it has written, if any."""
-        newest = newest_checkpoint(Path(self.run_dir), since=self.began)
+        newest = newest_checkpoint(Path(self.run_dir), known=self.known)
         return self if newest is None else replace(self, checkpoint=str(newest.absolute()))
 
     def to_json(self) -> str:

@@ -141,6 +141,8 @@ class Jobs:
                 return
             trace = ended.error.trace if isinstance(ended.error, RankError) else None
             self.reports.end_job(ended.error, trace=trace, in_summary=result.has(ended.error))
+            if isinstance(ended.error, KeyboardInterrupt) and result.is_complete:
+                return  # a signal at the end does not change how the run has ended
             result.set_error(ended.error)
             if not ended.trained:
                 result.put_back()

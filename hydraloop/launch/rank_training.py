@@ -15,7 +15,7 @@ from hydraloop.launch.failure import Failure
 from hydraloop.launch.job import Job
 from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run.config_yaml import remember_config
-from hydraloop.run.result import INTERRUPTED, describe
+from hydraloop.run.result import describe
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import typed_options as typed
 
@@ -87,10 +87,6 @@ def _failure(training: Training, error: BaseException, rank: int, received: int)
     """Return why this rank failed, if the first signal that it has received is `received` (0: none)."""
     first = None if training.distributed is None else training.distributed.first_failure()
     failure = Failure.of(error, rank, trained=training.has_trained(), first=first)
-    if failure.kind == "mistake" or not received:
-        return failure
-    # All ranks got the signal, and another one may have ended first.
-    of_signal = first is not None and first[1].startswith(INTERRUPTED)
-    if of_signal or (received == SIGINT and failure.kind == "lost"):
+    if received == SIGINT and failure.kind == "lost":  # all ranks got the signal, and another one has ended first
         return replace(failure, kind="signal", number=received)
     return failure

@@ -27,7 +27,7 @@ from hydraloop.launch.job import Job
 from hydraloop.launch.rank_training import train
 from hydraloop.launch.termination import TerminationHandler, leave
 from hydraloop.run.processes import is_alive, started
-from hydraloop.run.resume import Resumed, newest_checkpoint
+from hydraloop.run.resume import Resumed, known_checkpoints, newest_checkpoint
 from hydraloop.run.uncollected import uncollected
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -244,7 +244,7 @@ def remember(run_dir: Path, checkpoint: Path | None) -> None:
     """Write to torchrun's store where a run starts, unless an earlier attempt has written it. See `earlier`."""
     if _keeps_store():
         start = None if checkpoint is None else str(checkpoint.absolute())
-        _connect().compare_set("run", "", json.dumps([str(run_dir.absolute()), start, time.time()]))
+        _connect().compare_set("run", "", json.dumps([str(run_dir.absolute()), start, known_checkpoints(run_dir)]))
 
 
 def earlier(resume: str | None) -> Callable[[], Resumed] | None:
@@ -273,10 +273,10 @@ def earlier(resume: str | None) -> Callable[[], Resumed] | None:
             problem += "the torchrun that kept their store has ended"
             raise UserError(problem, key="--max-restarts", remedy="Continue the run with resume=auto.")
         return None  # the ranks failed before there was a run
-    run_dir, start, began = json.loads(store.get("run"))
+    run_dir, start, known = json.loads(store.get("run"))
 
     def resumed() -> Resumed:
-        newest = newest_checkpoint(Path(run_dir), since=began)
+        newest = newest_checkpoint(Path(run_dir), known=known)
         return Resumed(Path(run_dir), newest or (Path(start) if start else None))
 
     return resumed

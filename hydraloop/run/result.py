@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT, Signals
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 Status = Literal["finished", "failed", "stopped", "interrupted"]
 
 FILENAME = "result.json"
-INTERRUPTED = "interrupted by "
+_INTERRUPTED = "interrupted by "
 """Begins the description of a signal that has ended the run."""
 PREEMPTED = "preempted by "
 """Begins the reason of a run that has saved and ended, to be continued."""
@@ -166,11 +167,17 @@ def describe(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         number = error.number if isinstance(error, Terminated) else SIGINT
-        return INTERRUPTED + ("Ctrl-C (SIGINT)" if number == SIGINT else Signals(number).name)
+        return _INTERRUPTED + ("Ctrl-C (SIGINT)" if number == SIGINT else Signals(number).name)
     text = str(error)
     if type(error).__name__ in ("UserError", "RankError"):
         return text
     return f"{type(error).__name__}: {text}" if text else repr(error)
+
+
+def signal_of(described: str) -> int:
+    """Return the number of the signal that `describe` has named; 0 for another error."""
+    found = re.fullmatch(rf"{_INTERRUPTED}(?:Ctrl-C \()?(SIG\w+)\)?", described)
+    return 0 if found is None else Signals[found[1]]
 
 
 def _outcome(error: BaseException) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,17 +109,29 @@ def lock_of(cfg: DictConfig, run_dir: Path) -> RunLock:
     return RunLock(run_dir, key="run_dir" if cfg.resume is None else "resume", wait=cfg.resume == "auto")
 
 
-def newest_checkpoint(run_dir: Path, *, since: float) -> Path | None:
-    """Return the undamaged checkpoint that a run has written last; None if it has written none since `since`.
+def newest_checkpoint(run_dir: Path, *, known: Collection[str] = ()) -> Path | None:
+    """Return the undamaged checkpoint that a run has written last; None without one, or if it is known.
 
     Args:
-        since: seconds since 1970.
+        known: the `known_checkpoints` at an earlier time.
 
     Raises:
         UserError: all checkpoints are damaged.
     """
     found = _newest_of(run_dir)
-    return None if found is None or found.stat().st_mtime < since else found
+    return None if found is None or _mark(found) in known else found
+
+
+def known_checkpoints(run_dir: Path) -> list[str]:
+    """Return a mark of each checkpoint of a run, which changes when the file is written again.
+
+    A time would not tell which files are newer: the clock of a file server may differ from this machine's.
+    """
+    return [_mark(path) for path in candidates(*checkpoint_folders(run_dir)) if path.exists()]
+
+
+def _mark(checkpoint: Path) -> str:
+    return f"{checkpoint.resolve()} {checkpoint.stat().st_mtime_ns}"
 
 
 def _auto(cfg: DictConfig, explicit: Path | None) -> Resumed:

@@ -157,7 +157,7 @@ class SweepJob(Worker):
                     if state.attempts > 1 and told is not None and told.is_over:  # its state was damaged
                         states.write(folder, told, flush=True)
                         return 0
-                checkpoint = newest_checkpoint(run_dir, since=0.0) if state.attempts > 1 else None
+                checkpoint = newest_checkpoint(run_dir) if state.attempts > 1 else None
                 self._jobs.on_build = lambda iterations: note(total=iterations)
                 self._train(request, cfg, run_dir, checkpoint)
         except BaseException as raised:

@@ -50,6 +50,8 @@ class Trouble(Hook):
             if os.path.exists(self.once):
                 return
             pathlib.Path(self.once).touch()
+            for path in (engine.run_dir / "checkpoints").glob("*"):  # the file server's clock is a minute behind
+                os.utime(path, (time.time() - 60, time.time() - 60))
         if self.what == "raise":
             print("about to fail")
             raise ValueError("raised by this rank")

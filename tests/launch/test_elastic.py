@@ -20,7 +20,7 @@ def launch(
     """Return how a job ends whose attempts end as given, and the number of attempts that were not made."""
     left = list(attempts)
     monkeypatch.setattr(elastic, "_launch", lambda job, processes: left.pop(0))
-    job = Job(config="{}", run_dir=str(tmp_path), checkpoint=None, began=0.0)
+    job = Job(config="{}", run_dir=str(tmp_path), checkpoint=None)
     return elastic.launch(job, processes=2, max_restarts=max_restarts), len(left)
 
 
@@ -54,7 +54,7 @@ def test_a_rank_that_ends_with_exit_code_0_before_it_is_done_has_failed(
     (tmp_path / "worker.py").write_text("import os\nos._exit(0)\n", encoding="utf-8")
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch's launcher sets it
     monkeypatch.setattr(elastic, "__file__", str(tmp_path / "elastic.py"))
-    ended = elastic.launch(Job(config="{}", run_dir=str(tmp_path), checkpoint=None, began=0.0), processes=2)
+    ended = elastic.launch(Job(config="{}", run_dir=str(tmp_path), checkpoint=None), processes=2)
     assert isinstance(ended.error, RankError)
     assert str(ended.error).startswith("rank 0 ended with exit code 0 and left no error, see ")
     assert str(ended.error).endswith("train.log")

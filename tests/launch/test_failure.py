@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hydraloop.errors import Terminated, UserError
 from hydraloop.launch.failure import Failure, Kind, RankError, cause
+from hydraloop.run.result import describe
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 
@@ -80,12 +81,19 @@ def test_a_rank_that_failed_later_reports_the_first_error() -> None:
     assert str(Failure.of(RuntimeError(GLOO), 0, first=(1, "ValueError: x")).error()) == "rank 1: ValueError: x"
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Terminated(signal.SIGHUP)])
+def test_a_rank_that_has_lost_an_interrupted_one_is_interrupted_too(error: KeyboardInterrupt) -> None:
+    found = Failure.of(RuntimeError(GLOO), 0, first=(1, describe(error))).error()
+    assert (type(found), str(found)) == (type(error), str(error))
+
+
 def test_ranks_that_left_no_error() -> None:
     log = Path("a.log")
     assert str(Failure.of_exit(1, -9, log).error()) == "rank 1 was killed by SIGKILL (out of memory?)"
     assert str(Failure.of_exit(1, -6, log).error()) == "rank 1 crashed (SIGABRT), see a.log"
     assert str(Failure.of_exit(1, 3, log).error()) == "rank 1 ended with exit code 3 and left no error, see a.log"
-    assert Failure.of_exit(1, -15, log).kind == "signal"
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        assert Failure.of_exit(1, -number, log).kind == "signal"
     errors = [Failure.of_exit(1, code, log).error() for code in (-9, -6, 3)]
     assert [getattr(error, "was_killed", None) for error in errors] == [True, False, False]
 
@@ -98,6 +106,11 @@ def test_torch_reads_a_failure_as_its_error_file(tmp_path: Path) -> None:
     assert Failure(**found.error_file_data) == failure
     failure.write(tmp_path / "removed" / "error.json")  # the launching process has ended
     assert json.loads((tmp_path / "error.json").read_text())["trained"]
+
+
+def test_another_signal_than_the_launcher_s_is_the_cause() -> None:
+    lost, ended = Failure.of(RuntimeError(GLOO), 0), Failure.of(Terminated(signal.SIGTERM), 2)
+    assert cause([lost, ended, Failure.of_exit(1, -signal.SIGHUP, Path("a.log"))]).number == signal.SIGHUP
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,22 @@ from hydraloop.launch import rank_log, torchrun
 from hydraloop.launch.failure import Failure
 from hydraloop.launch.job import Job
 from hydraloop.run.processes import started
-from hydraloop.run.resume import Resumed
+from hydraloop.run.resume import Resumed, known_checkpoints
 
 GIVEN = Path("/given.pth")
 
 
-def job_in(run_dir: Path, began: float) -> Job:
-    return Job(config="{}", run_dir=str(run_dir), checkpoint=str(GIVEN), began=began)
+def job_in(run_dir: Path) -> Job:
+    return Job(config="{}", run_dir=str(run_dir), checkpoint=str(GIVEN), known=known_checkpoints(run_dir))
+
+
+def written_by_a_slow_clock(run_dir: Path) -> Path:
+    """Write a checkpoint to a file server whose clock is 3 s behind."""
+    checkpoint = run_dir / "checkpoints" / "epoch_1.pth"
+    checkpoint.parent.mkdir(exist_ok=True)
+    torch.save({}, checkpoint)
+    os.utime(checkpoint, (time.time() - 3, time.time() - 3))
+    return checkpoint
 
 
 def test_one_process_is_not_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +64,8 @@ def test_a_restart_finds_its_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     found = torchrun.earlier("auto")
     assert found is not None
     assert found() == Resumed(tmp_path, GIVEN), "the first start's"
+    checkpoint = written_by_a_slow_clock(tmp_path)
+    assert found() == Resumed(tmp_path, checkpoint)
 
 
 @pytest.mark.parametrize(("kept", "said"), [("True", "kept their store has ended"), ("False", "keeps no store for")])
@@ -97,15 +108,15 @@ def test_rank_0_ends_at_once_after_a_mistake_if_torchrun_ends_the_others(monkeyp
 
 
 def test_a_restarted_job_continues_from_its_own_newest_checkpoint(tmp_path: Path) -> None:
-    job = job_in(tmp_path, time.time() - 100)
+    job = job_in(tmp_path)
     assert job.restarted().checkpoint == str(GIVEN)
-    checkpoint = tmp_path / "checkpoints" / "epoch_1.pth"
-    checkpoint.parent.mkdir()
-    torch.save({}, checkpoint)
+    checkpoint = written_by_a_slow_clock(tmp_path)
     assert job.restarted().checkpoint == str(checkpoint)
     assert Job.from_json(job.to_json()) == job
-    os.utime(checkpoint, (0, 0))
-    assert job.restarted().checkpoint == str(GIVEN), "an earlier run wrote the checkpoint"
+    resumed = job_in(tmp_path)
+    assert resumed.restarted().checkpoint == str(GIVEN), "an earlier run wrote the checkpoint"
+    os.utime(written_by_a_slow_clock(tmp_path), (time.time() - 2, time.time() - 2))
+    assert resumed.restarted().checkpoint == str(checkpoint), "it was written again"
 
 
 SERVE = """
@@ -128,12 +139,12 @@ def test_a_lost_connection_after_the_end_of_torchrun_is_an_interrupt(tmp_path: P
         launcher.wait()
     lost = Failure.of(RuntimeError("gloo: Connection reset by peer"), 0, trained=True)
     assert lost.kind == "lost"
-    found = torchrun._cause(store, lost, job_in(tmp_path, 0.0), launcher.pid)
+    found = torchrun._cause(store, lost, job_in(tmp_path), launcher.pid)
     assert (found.kind, found.number, found.trained) == ("signal", signal.SIGTERM, True)
     own = Failure.of(ValueError("own"), 0)
-    assert torchrun._cause(store, own, job_in(tmp_path, 0.0), launcher.pid) == own
+    assert torchrun._cause(store, own, job_in(tmp_path), launcher.pid) == own
     there = os.getppid()
-    assert torchrun._cause(store, lost, job_in(tmp_path, 0.0), there) == lost, "torchrun on another machine has ended"
+    assert torchrun._cause(store, lost, job_in(tmp_path), there) == lost, "torchrun on another machine has ended"
 
 
 # Ranks that were killed. ----------------------------------------------------------------------------------------------
@@ -141,7 +152,7 @@ def test_a_lost_connection_after_the_end_of_torchrun_is_an_interrupt(tmp_path: P
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(config="{}", run_dir=str(tmp_path), checkpoint=None, began=0.0)
+    return Job(config="{}", run_dir=str(tmp_path), checkpoint=None)
 
 
 @pytest.fixture

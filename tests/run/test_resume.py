@@ -224,7 +224,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_again(damaged: l
             find(config(resume=wanted), explicit)
         assert caught.value.key == "resume"
     with pytest.raises(UserError, match=problem):
-        newest_checkpoint(run_dir, since=0)  # a restart
+        newest_checkpoint(run_dir)  # a restart
 
 
 def test_a_run_whose_only_checkpoint_is_gone_does_not_start_again() -> None:
