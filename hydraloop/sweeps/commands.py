@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from hydraloop.cli.console import ConsoleHandler, prepare_handlers
+from hydraloop.cli.console import ConsoleHandler, MaskingFormatter
 from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import UserError
 from hydraloop.run import lock
@@ -183,8 +183,9 @@ def results(path: Path, *, as_json: bool) -> None:
 
 
 def _log_to_terminal() -> None:
-    logging.basicConfig(level=logging.INFO, handlers=[ConsoleHandler()])
-    prepare_handlers()
+    handler = ConsoleHandler()
+    handler.setFormatter(MaskingFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def logs(path: Path, number: int | None, *, follow: bool) -> None:

@@ -63,7 +63,7 @@ time.sleep(60)
 """
 
 SAVING = """
-import signal, threading, time
+import os, signal, threading, time
 from pathlib import Path
 import torch
 from hydraloop.engine.checkpoint import format
@@ -76,15 +76,17 @@ def save(checkpoint, file, save=torch.save):
         while not Path("done").exists():
             time.sleep(0.01)
 
+def save_and_end():
+    format.write(Path("elsewhere/epoch_1.pth"), {"state_dict": {}})
+    told.wait()
+    os._exit(75)
+
 torch.save = save
 told = threading.Event()
 signal.signal(signal.SIGTERM, lambda number, frame: told.set())
 RunLock(Path("run"), key="").acquire()
-writer = threading.Thread(target=format.write, args=(Path("elsewhere/epoch_1.pth"), {"state_dict": {}}), daemon=True)
-writer.start()
-told.wait()
-writer.join()
-raise SystemExit(75)
+threading.Thread(target=save_and_end).start()
+threading.Event().wait()
 """
 
 SLOW = """
@@ -241,7 +243,7 @@ def saving(run: Path) -> Iterator[Script]:
 
 
 @contextmanager
-def _stopping(run: Path, seconds: float = 0.1) -> Iterator[subprocess.Popen[str]]:
+def _stopping(run: Path, seconds: float = 0.5) -> Iterator[subprocess.Popen[str]]:
     """Start `stop`, and wait until it says what it waits for, or has ended."""
     command = [sys.executable, "-m", "hydraloop", "stop", str(run), "--wait", str(seconds)]
     with subprocess.Popen(command, stdout=PIPE, text=True, env=environment_of_python()) as stop:
@@ -335,6 +337,18 @@ def test_attach_says_that_no_controller_is_running(tmp_path: Path, capsys: pytes
     assert main(["attach", str(made.path)]) == 0
     command = f"python train.py seed=0,1 sweep.resume={made.path}"
     assert capsys.readouterr().out.endswith(f"No controller is running. Continue the sweep: {command}\n")
+
+
+def test_attach_without_a_terminal_prints_messages_only(sweep: SweepDirectory) -> None:
+    command = [sys.executable, "-m", "hydraloop", "attach", str(sweep.path)]
+    with (
+        RunLock(sweep.folder(3), key="sweep"),
+        subprocess.Popen(command, stdout=PIPE, text=True, env=environment_of_python()) as attached,
+    ):
+        assert attached.stdout is not None
+        line = attached.stdout.readline()
+        attached.kill()
+    assert line == "job 3 (optimizer.lr=1e-2 seed=0) continues\n"
 
 
 def test_results_and_attach_print_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
