@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from hydraloop.run.result import shortened
 from hydraloop.safety.secrets import mask_text
 
 _COLOURS = {"header": 1, "val": 36, "test": 36, "best": 32, "WARNING": 33, "ERROR": 31, "CRITICAL": 31}
 """Codes of ANSI terminals by a message's `style` (an attribute of the log record), else by its level."""
+
+_MOST = 20_000
+"""Characters of an error with its traceback: some hundred lines. Log files have all of it."""
 
 
 class ConsoleHandler(logging.Handler):
@@ -25,8 +29,10 @@ class ConsoleHandler(logging.Handler):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the formatted message, with its level unless that is INFO."""
+        """Return the formatted message, with its level unless that is INFO. A long error is shortened."""
         text = super().format(record)
+        if record.levelno >= logging.ERROR:
+            text = shortened(text, _MOST)
         return text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}"
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -15,18 +15,23 @@ from hydraloop.safety.secrets import mask_text
 log = logging.getLogger("hydraloop")
 
 NAMED = 5
-"""Failed jobs that the last line of a sweep names. More do not fit on a screen."""
+"""Jobs without a result that the last line of a sweep names. More do not fit on a screen."""
 
 
-def failed_jobs(names: Sequence[str], count: int) -> str:
+def failed_jobs(names: Sequence[str], count: int, interrupted: int = 0) -> str:
     """Return the last line of a sweep.
 
     Args:
-        names: of the jobs that have failed.
+        names: of the jobs that have failed or were interrupted.
         count: of all jobs.
+        interrupted: how many of `names` were interrupted.
     """
+    failed = len(names) - interrupted
+    numbers = f"{failed} of {count} jobs failed" if failed else f"{interrupted} of {count} jobs were interrupted"
+    if failed and interrupted:
+        numbers += f", {interrupted} interrupted"
     others = f" and {len(names) - NAMED} others" if len(names) > NAMED else ""
-    return f"{len(names)} of {count} jobs failed: {', '.join(names[:NAMED])}{others}"
+    return f"{numbers}: {', '.join(names[:NAMED])}{others}"
 
 
 @dataclass

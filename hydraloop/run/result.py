@@ -24,6 +24,8 @@ _INTERRUPTED = "interrupted by "
 """Begins the description of a signal that has ended the run."""
 PREEMPTED = "preempted by "
 """Begins the reason of a run that has saved and ended, to be continued."""
+_MOST = 2_000
+"""Characters of an error in `result.json`, in states of jobs and in tables: twenty to fifty lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +162,29 @@ def has_diverged(run_dir: Path) -> bool:
     return result["status"] == "failed" and (result["objective"] or {}).get("value") == "nan"
 
 
+def shortened(text: str, most: int) -> str:
+    """Return the first and last lines of a text that is longer than `most` characters. Its secrets are masked."""
+    if len(text) <= most:
+        return text
+    text = mask_text(text)  # not later: half of a secret would not be found
+    first, last = text[: most // 2], text[-(most // 2) :]
+    first = first.rpartition("\n")[0] or first
+    last = last.partition("\n")[2] or last
+    return f"{first}\n… {len(text) - len(first) - len(last):,} characters are left out: train.log has them …\n{last}"
+
+
 def describe(error: BaseException) -> str:
     """Return an error as text: its type and message, or `interrupted by Ctrl-C (SIGINT)`.
 
-    A `UserError`, and the error of another rank, is its message alone.
+    A `UserError`, and the error of another rank, is its message alone. A long text is shortened.
     """
     if isinstance(error, KeyboardInterrupt):
         number = error.number if isinstance(error, Terminated) else SIGINT
         return _INTERRUPTED + ("Ctrl-C (SIGINT)" if number == SIGINT else Signals(number).name)
     text = str(error)
-    if type(error).__name__ in ("UserError", "RankError"):
-        return text
-    return f"{type(error).__name__}: {text}" if text else repr(error)
+    if type(error).__name__ not in ("UserError", "RankError"):
+        text = f"{type(error).__name__}: {text}" if text else repr(error)
+    return shortened(text, _MOST)
 
 
 def signal_of(described: str) -> int:

@@ -31,8 +31,8 @@ class SweepConf:
     gpus: Optional[List[int]] = None
     """Numbers of the GPUs that jobs may use, as in `cuda:0`. Null: all that are visible."""
     gpus_per_job: float = 1.0
-    """GPUs of each job: a whole number, or a fraction (0.5: two jobs share a GPU). 1: a run uses one unless it has
-    several ranks."""
+    """GPUs of each job: a whole number, or a fraction (0.5: two jobs share a GPU). Without GPUs, only 1 is accepted.
+    1: a run uses one unless it has several ranks."""
     executor: str = "pool"
     """What runs the jobs: `pool`, processes on this machine; or `submitit`, jobs of Slurm."""
     submitit: Dict[str, Any] = field(default_factory=open_mapping)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from hydraloop.cli.console import ConsoleHandler, prepare_handlers
+from hydraloop.cli.console import ConsoleHandler, MaskingFormatter
 from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import UserError
 from hydraloop.run import lock
@@ -30,6 +30,8 @@ from hydraloop.sweeps.states import JobState
 
 _POLL = 0.3
 """Seconds between two looks at a log."""
+_SETTLING = 2.0
+"""Seconds for another `stop` to record the jobs that have ended."""
 _LISTED = ("running", "interrupted", "failed")
 """States of jobs that `status` lists."""
 _MOST = 20
@@ -185,8 +187,9 @@ def results(path: Path, *, as_json: bool) -> None:
 
 
 def _log_to_terminal() -> None:
-    logging.basicConfig(level=logging.INFO, handlers=[ConsoleHandler()])
-    prepare_handlers()
+    handler = ConsoleHandler()
+    handler.setFormatter(MaskingFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def logs(path: Path, number: int | None, *, follow: bool) -> None:
@@ -235,8 +238,12 @@ def stop(path: Path, seconds: float, *, kill: bool) -> bool:
         controllers = {} if sweep is None else sweep.controllers()
         held = {path / lock.CONTROLLERS / name: one for name, one in controllers.items()}
         if not any(one.is_here for one in held.values()):  # which tell their jobs
-            folders = [path] if sweep is None else [sweep.folder(state.number) for state in _running(sweep)]
-            held |= {folder: one for folder in folders if (one := lock.holder(folder)) is not None}
+            pids = {path: None} if sweep is None else {sweep.folder(job.number): job.pid for job in _running(sweep)}
+            found = {folder: lock.holder(folder) for folder in pids}
+            # Another process, such as a second `stop`, holds the lock for a moment to record the end of a job.
+            held |= {
+                at: one for at, one in found.items() if one is not None and pids[at] in (None, one.processes[0][0])
+            }
         others.update(one.host for one in held.values() if not one.is_here)
         return {folder: one for folder, one in held.items() if one.alive}
 
@@ -258,8 +265,11 @@ def stop(path: Path, seconds: float, *, kill: bool) -> bool:
     if sweep is not None:
         for number in range(sweep.description.axes.count):
             (sweep.folder(number) / states.REQUEST).unlink(missing_ok=True)  # of a job that waits in Slurm's queue
-        for state in _running(sweep):
-            sweep.settle(state.number, None)
+        until = time.monotonic() + _SETTLING
+        while [job for job in _running(sweep) if sweep.settle(job.number, None).state == "running"]:
+            if others or left or time.monotonic() > until:
+                break
+            time.sleep(_POLL)
     return not others and not left
 
 

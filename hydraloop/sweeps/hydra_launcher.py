@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hydraloop.cli.compose import Composer
 from hydraloop.errors import UserError
+from hydraloop.run.result import describe
 from hydraloop.sweeps.executors import gpus
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.pool import PoolExecutor
@@ -95,10 +96,9 @@ class Batch:
             outcome["working_dir"], outcome["task_name"] = done.working_dir, done.task_name
             outcome["value"] = _as_json(done.return_value)
         except BaseException as error:
-            is_mistake = isinstance(error, UserError)
-            if not is_mistake:
+            if not isinstance(error, UserError):
                 sys.excepthook(*sys.exc_info())
-            outcome["error"] = str(error) if is_mistake else f"{type(error).__name__}: {error}"
+            outcome["error"] = describe(error)
         _outcome(request).write_text(json.dumps(outcome), encoding="utf-8")
         return 0
 

@@ -70,4 +70,5 @@ def print_end(controller: Controller) -> None:
         numbers = ",".join(map(str, failed[:NAMED]))
         folder = shlex.quote(shown(directory.folder(0).parent))
         logs = f"{folder}/{f'{{{numbers}}}' if len(failed) > 1 else numbers}/{states.LOG}"
-        log.error("%s; logs: %s", failed_jobs([*map(directory.name, failed)], count), logs)
+        interrupted = sum(state.state == "interrupted" for state in controller.failed)
+        log.error("%s; logs: %s", failed_jobs([*map(directory.name, failed)], count, interrupted), logs)

@@ -523,6 +523,31 @@ def test_a_job_does_not_overwrite_another_run(project: Project) -> None:
         assert not (project.path / name / "checkpoints").exists()
 
 
+BIG = """
+from hydraloop import Hook
+
+class Big(Hook):
+    def before_train(self, engine):
+        raise ValueError("first\\n" + "x" * 5_000_000 + "\\nlast")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["-m seed=0,1", "hydra.run.dir=outputs/a/b distributed.nproc_per_node=2"])
+def test_a_long_error_is_whole_in_the_log_only(line: str, project: Project) -> None:
+    project.write("my_project/big.py", BIG)
+    done = project.train(
+        *line.split(), "experiment=spirals", "engine.max_iters=1", "+hooks.big._target_=my_project.big.Big"
+    )
+    assert done.code == 1
+    assert "ValueError: first\n" in done.text
+    assert "characters are left out: train.log has them" in done.text
+    assert len(done.text) < 40_000
+    large = {path.name for name in project.files if (path := project.path / name).stat().st_size > 20_000}
+    assert "train.log" in large
+    assert not [name for name in large if name.endswith((".json", ".csv", "job.log"))]
+
+
 @pytest.mark.slow
 def test_the_last_line_of_hydras_own_launcher_names_the_failed_jobs(project: Project) -> None:
     line = ("-m", "hydra/launcher=basic", "hydra/sweeper=basic", "optimizer.lr=1e-3,-1,1e-2")

@@ -168,6 +168,20 @@ def test_errors_are_described_in_one_string() -> None:
     assert describe(UserError("bad", key="a.b")) == "a.b: bad"
 
 
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_long_error_is_described_by_its_begin_and_its_end(lines: int) -> None:
+    text = describe(ValueError("first\n" + "\n".join(["x" * (5_000_000 // lines)] * lines) + "\nlast"))
+    assert len(text) < 2200
+    first, *_, last = text.splitlines()
+    assert (first, last) == ("ValueError: first", "last")
+    assert " characters are left out: train.log has them" in text
+
+
+def test_a_secret_in_a_long_error_is_not_cut_into_two_parts() -> None:
+    for place in range(970, 1000, 2):
+        assert "kQ" not in describe(UserError(f"{'x' * place} api_token=kQ81sdf7Zp02 {'y' * 5000}"))
+
+
 def test_a_launcher_writes_the_error_that_rank_0_did_not_know(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"status": "finished", "error": null}')  # of an earlier attempt
     file = ResultFile(tmp_path)

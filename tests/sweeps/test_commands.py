@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -63,7 +64,7 @@ time.sleep(60)
 """
 
 SAVING = """
-import signal, threading, time
+import os, signal, threading, time
 from pathlib import Path
 import torch
 from hydraloop.engine.checkpoint import format
@@ -76,15 +77,17 @@ def save(checkpoint, file, save=torch.save):
         while not Path("done").exists():
             time.sleep(0.01)
 
+def save_and_end():
+    format.write(Path("elsewhere/epoch_1.pth"), {"state_dict": {}})
+    told.wait()
+    os._exit(75)
+
 torch.save = save
 told = threading.Event()
 signal.signal(signal.SIGTERM, lambda number, frame: told.set())
 RunLock(Path("run"), key="").acquire()
-writer = threading.Thread(target=format.write, args=(Path("elsewhere/epoch_1.pth"), {"state_dict": {}}), daemon=True)
-writer.start()
-told.wait()
-writer.join()
-raise SystemExit(75)
+threading.Thread(target=save_and_end).start()
+threading.Event().wait()
 """
 
 SLOW = """
@@ -188,6 +191,24 @@ def test_stop_records_what_was_killed(sweep: SweepDirectory, capsys: pytest.Capt
     assert capsys.readouterr().out.startswith("processes ended: 0\n")
 
 
+def test_stop_does_not_end_a_process_that_records_the_end_of_a_job(sweep: SweepDirectory) -> None:
+    """Another `stop`, or a controller, has the lock of the job for a moment."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            _lock_for(process.pid, sweep.folder(2))
+            assert main(["stop", "--kill", str(sweep.path)]) == 0
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+def _lock_for(pid: int, folder: Path) -> None:
+    """Lock a folder for another process."""
+    RunLock(folder, key="").try_acquire(renew=False)
+    content = json.loads((folder / ".lock").read_bytes())
+    (folder / ".lock").write_text(json.dumps({**content, "processes": [[pid, started(pid)]]}) + "\n")
+
+
 def test_logs_prints_what_the_run_has_printed(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert main(["logs", "-f", str(run)]) == 0
     assert capfdbinary.readouterr().out == b"epoch 1\n"
@@ -241,7 +262,7 @@ def saving(run: Path) -> Iterator[Script]:
 
 
 @contextmanager
-def _stopping(run: Path, seconds: float = 0.1) -> Iterator[subprocess.Popen[str]]:
+def _stopping(run: Path, seconds: float = 0.5) -> Iterator[subprocess.Popen[str]]:
     """Start `stop`, and wait until it says what it waits for, or has ended."""
     command = [sys.executable, "-m", "hydraloop", "stop", str(run), "--wait", str(seconds)]
     with subprocess.Popen(command, stdout=PIPE, text=True, env=environment_of_python()) as stop:
@@ -259,20 +280,26 @@ def test_stop_waits_for_a_save(run: Path, saving: Script) -> None:
     assert is_complete(run.parent / "elsewhere" / "epoch_1.pth")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    ["hydra.run.dir=mine distributed.nproc_per_node=2", "-m seed=0,1 sweep.max_workers=2 hydra.sweep.dir=mine"],
-)
-def test_stop_waits_for_the_saves_of_ranks_and_of_jobs(line: str, tmp_path: Path) -> None:
-    project = Project.make(tmp_path / "project")
+RANKS = "hydra.run.dir=mine distributed.nproc_per_node=2"
+JOBS = "-m seed=0,1 sweep.max_workers=2 hydra.sweep.dir=mine"
+
+
+def _slow_saves(project: Project, line: str, count: int) -> Script:
+    """Start a training, and wait until so many processes are saving. They do until the file `done` exists."""
     project.write("my_project/slow.py", SLOW)
     command = f"{line} experiment=spirals engine.max_epochs=1000000 +hooks.slow._target_=my_project.slow.Slow"
     script = project.begin(*command.split())
-    count = 2 if "-m" in line else 1
     while len([*project.path.glob("saves-*")]) < count:
         assert script.poll() is None, script.printed
         time.sleep(0.05)
+    return script
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "count"), [(RANKS, 1), (JOBS, 2)])
+def test_stop_waits_for_the_saves_of_ranks_and_of_jobs(line: str, count: int, tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    script = _slow_saves(project, line, count)
     with _stopping(project.path / "mine", 10.0) as stop:
         (project.path / "done").touch()
         assert "killed" not in stop.communicate()[0].splitlines()[0]
@@ -280,6 +307,18 @@ def test_stop_waits_for_the_saves_of_ranks_and_of_jobs(line: str, tmp_path: Path
     results = [*(project.path / "mine").rglob("result.json")]
     assert [json.loads(path.read_text())["reason"] for path in results] == ["preempted by SIGTERM"] * count
     assert all(map(is_complete, (project.path / "mine").rglob("*.pth")))
+
+
+@pytest.mark.slow
+def test_a_second_stop_kills_a_sweep_whose_saves_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = Project.make(tmp_path / "project")
+    script = _slow_saves(project, JOBS, 2)
+    with _stopping(project.path / "mine"):
+        assert main(["stop", str(project.path / "mine")]) == 0
+    out = capsys.readouterr().out
+    assert re.match(r"processes ended: (\d+), killed: \1\n", out), out
+    assert "\n2 jobs: 2 interrupted\n" in out
+    assert script.wait(20) == -9
 
 
 def test_a_second_stop_kills_a_run_whose_save_hangs(
@@ -306,10 +345,8 @@ def test_stop_names_what_it_cannot_end(
     process = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; read line"], stdin=PIPE, stdout=PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    with RunLock(run, key=""):
-        content = json.loads((run / ".lock").read_bytes())
-        (run / ".lock").write_text(json.dumps({**content, "processes": [[process.pid, started(process.pid)]]}))
-        assert main(["stop", str(run), "--wait", "0"]) == 1
+    _lock_for(process.pid, run)
+    assert main(["stop", str(run), "--wait", "0"]) == 1
     printed = capfd.readouterr()
     assert printed.out == "processes ended: 0\n"
     assert printed.err == f"error: these processes could not be ended: ps -o pid,user,stat,args -p {process.pid}\n"
@@ -335,6 +372,18 @@ def test_attach_says_that_no_controller_is_running(tmp_path: Path, capsys: pytes
     assert main(["attach", str(made.path)]) == 0
     command = f"python train.py seed=0,1 sweep.resume={made.path}"
     assert capsys.readouterr().out.endswith(f"No controller is running. Continue the sweep: {command}\n")
+
+
+def test_attach_without_a_terminal_prints_messages_only(sweep: SweepDirectory) -> None:
+    command = [sys.executable, "-m", "hydraloop", "attach", str(sweep.path)]
+    with (
+        RunLock(sweep.folder(3), key="sweep"),
+        subprocess.Popen(command, stdout=PIPE, text=True, env=environment_of_python()) as attached,
+    ):
+        assert attached.stdout is not None
+        line = attached.stdout.readline()
+        attached.kill()
+    assert line == "job 3 (optimizer.lr=1e-2 seed=0) continues\n"
 
 
 def test_results_and_attach_print_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

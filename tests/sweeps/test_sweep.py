@@ -96,6 +96,21 @@ def test_the_results_are_those_of_the_grid_that_another_controller_has_widened(
     assert "seed=0,1,2,3" in caplog.text
 
 
+def test_the_last_line_counts_interrupted_jobs_apart(
+    directory: SweepDirectory, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number == 2:
+            return -signal.SIGKILL
+        return (fail if request.number in (0, 3) else finish)(played, request)
+
+    loop, _ = make(play)
+    loop.run()
+    caplog.set_level(logging.INFO)
+    print_end(loop)
+    assert caplog.messages[-1].startswith("2 of 6 jobs failed, 1 interrupted: job 0 "), caplog.text
+
+
 def test_without_any_result_there_is_no_table(directory: SweepDirectory, make: Make) -> None:
     def play(played: Played, request: Request) -> int:
         loop.signals.append(signal.SIGINT)

@@ -84,13 +84,13 @@ def shares(options: Any, *, ranks: int = 1, device: str = "auto") -> Shares:
         device: `cpu` if no job uses a GPU.
 
     Raises:
-        UserError: there are not so many GPUs.
+        UserError: there are not so many GPUs, or Slurm chooses them.
     """
     if options.executor != "pool":
-        if options.gpus is not None:
-            raise UserError(
-                "Slurm chooses the GPUs of a job", key="sweep.gpus", remedy="Use +sweep.submitit.gpus_per_node=1."
-            )
+        for name, value, default in (("gpus", options.gpus, None), ("gpus_per_job", options.gpus_per_job, 1)):
+            if value != default:
+                remedy = f"Leave it out, and use +sweep.submitit.gpus_per_node={max(1, int(options.gpus_per_job))}."
+                raise UserError("Slurm chooses the GPUs of a job", key=f"sweep.{name}", remedy=remedy)
         return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else _SUBMITTED))
     slots = _slots(options, ranks, device)
     workers = int(options.max_workers or (1 if slots is None else slots.most))
@@ -124,15 +124,18 @@ def visible() -> list[str]:
 
 
 def _slots(options: Any, ranks: int, device: str) -> Slots | None:
-    if options.gpus is None and device == "cpu":
-        return None
-    gpus = visible()
+    uses_gpus = options.gpus is not None or device != "cpu"
+    gpus = visible() if uses_gpus else []
     if options.gpus is not None:
         for number in options.gpus:
             if not 0 <= number < len(gpus):
                 raise _no_such_gpu(number, gpus)
         gpus = [gpus[number] for number in dict.fromkeys(options.gpus)]
     if not gpus:
+        if options.gpus_per_job != 1:
+            problem = "no GPU was found" if uses_gpus else "the jobs use no GPU"
+            remedy = "Leave it out. To run two jobs at a time, use sweep.max_workers=2."
+            raise UserError(problem, key="sweep.gpus_per_job", remedy=remedy)
         return None
     slots = Slots(gpus, float(options.gpus_per_job))
     if ranks > max(1, options.gpus_per_job):

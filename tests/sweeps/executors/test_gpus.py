@@ -94,6 +94,8 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pynvml, "nvmlInit", fails)
     assert visible() == []
     assert divided() == Shares(1)
+    with pytest.raises(UserError, match=r"sweep\.gpus_per_job: no GPU was found\n"):
+        divided(gpus_per_job=2)
 
 
 def test_one_job_for_each_gpu_and_equal_threads(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +136,8 @@ def test_the_numbers_of_gpus_are_those_of_torch(machine: list[str], monkeypatch:
         ({"ranks": 2}, r"distributed.nproc_per_node: the 2 ranks of a job need 2 GPUs, and it has 1\n"),
         ({"max_workers": 5}, "sweep.max_workers: 5 jobs at a time need more GPUs: there are enough for 4"),
         ({"executor": "submitit", "gpus": [0]}, "sweep.gpus: Slurm chooses"),
+        ({"executor": "submitit", "gpus_per_job": 2}, "sweep.gpus_per_job: Slurm chooses"),
+        ({"device": "cpu", "gpus_per_job": 2}, "sweep.gpus_per_job: the jobs use no GPU\n"),
     ],
 )
 def test_what_the_machine_does_not_have_is_refused(machine: list[str], options: dict[str, Any], message: str) -> None:
