@@ -23,7 +23,7 @@ from hydraloop.safety import working_directory
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
 from hydraloop.safety.typed_options import keys_of
-from hydraloop.validate import HOOK_GROUPS, validate
+from hydraloop.validate import hook_nodes, validate
 
 NAME = "resume"
 BASE = "hydraloop"
@@ -130,8 +130,8 @@ def _check_given(run_dir: Path, meta: Any) -> None:
 
 def _check_out_dirs(cfg: DictConfig, run_dir: Path, typed: Sequence[str]) -> None:
     """Refuse to write checkpoints outside of a run that may come from someone else, unless the folder was typed."""
-    for key in (f"{group}.{name}.out_dir" for group in HOOK_GROUPS for name in cfg[group]):
-        folder = OmegaConf.select(cfg, key)
+    for hook, node in hook_nodes(cfg):
+        key, folder = f"{hook}.out_dir", node.get("out_dir")
         is_inside = folder is None or Path(folder).expanduser().resolve().is_relative_to(run_dir.resolve())
         if key not in typed and not is_inside:
             raise UserError(
