@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,19 @@ def test_links_are_followed_if_that_is_typed(foreign: Path, trained: Project) ->
     done = trained.python(*command)
     assert done.code == 0, done.text
     assert len((foreign.parent / "records").read_text()) > len(before)
+
+
+def test_git_runs_no_program_of_an_unpacked_repository(foreign: Path) -> None:
+    """`git diff` calls the filters in the config of the repository."""
+    downloads = Project(foreign.parent)
+    downloads.write("code.py", "")
+    downloads.write(".gitattributes", "code.py filter=evil\n")
+    downloads.commit()
+    downloads.write("code.py", "changed = True\n")
+    for name, value in (("clean", f"touch {downloads.path}/owned; cat"), ("required", "true")):
+        subprocess.run(["git", "config", f"filter.evil.{name}", value], cwd=downloads.path, check=True)
+    done = downloads.python("-m", "hydraloop", "resume", "run", "engine.max_epochs=2")
+    assert (done.code, (downloads.path / "owned").exists()) == (0, False), done.text
 
 
 # Folders that a run names. -------------------------------------------------------------------------------------------
