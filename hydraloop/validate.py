@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order, missing, not_applied
 from hydraloop.engine.settings import seconds_of
 from hydraloop.errors import UserError, any_of, suggestion
+from hydraloop.run.config_yaml import plain
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
 from hydraloop.schemas import stored
@@ -116,8 +117,8 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
     from hydraloop.tracking.description import flattened  # 10 ms, which other commands do without
 
     folder, keys = run_dir.resolve(), typed.keys(cfg)
-    for key in (f"{group}.{name}.json_trace_path" for group in HOOK_GROUPS for name in cfg[group]):
-        path = OmegaConf.select(cfg, key)
+    for hook, node in hook_nodes(cfg):
+        key, path = f"{hook}.json_trace_path", node.get("json_trace_path")
         inside = path is None or (folder / str(path)).resolve().is_relative_to(folder)
         if key not in keys and not (inside and str(path or ".json").endswith((".json", ".json.gz"))):
             raise UserError(
@@ -126,8 +127,11 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
                 remedy="In a config file, name one in the run directory that ends in .json or .json.gz: trace.json. "
                 f"Any other path must be typed on the command line: {key}=…",
             )
-    sections = {name: OmegaConf.to_container(cfg[name], resolve=True) for name in (*HOOK_GROUPS, "engine")}
-    for key, value in flattened(sections).items():
+    written: dict[str, object] = {}
+    for key, node in [*hook_nodes(cfg), ("engine.compile", cfg.engine.compile)]:
+        with suppress(InterpolationResolutionError):  # an error when it is built
+            written |= flattened(plain(node), key)
+    for key, value in written.items():
         owner = re.sub(r"(\.\d+)?\._target_$", "", key)
         is_handler = key.endswith("._target_") and str(value).endswith(".tensorboard_trace_handler")
         is_compilers = key.startswith("engine.compile.options.") and "trace" in key.split(".")
@@ -139,6 +143,14 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
                 if is_handler
                 else "Leave it out, and begin the command with TORCH_COMPILE_DEBUG=1",
             )
+
+
+def hook_nodes(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    """Yield (key, config) of each hook; a hook's name may contain dots."""
+    for group in HOOK_GROUPS:
+        for name, node in cfg[group].items():
+            if isinstance(node, DictConfig):
+                yield f"{group}.{name}", node
 
 
 def slots_of(cfg: DictConfig) -> list[Slot]:

@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, ValueType
 from hydra.errors import OverrideParseException
 
 from hydraloop.errors import UserError
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
 from hydraloop.validate import HOOK_GROUPS
 
@@ -29,18 +30,25 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         SystemExit: with argparse's message, as Hydra does.
-        UserError: a flag of Hydra's that runs code, or a secret that is masked.
+        UserError: a flag that runs code or belongs to another command, or a secret that is masked.
     """
     parser: argparse.ArgumentParser = get_args_parser()
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--pdb", action="store_true")
     parser.add_argument("--trusted-links", action="store_true")
+    parser.add_argument("--trusted", action="append", default=[])  # not short for --trusted-links
     args = parser.parse_intermixed_args(argv)  # also takes `key=a -m key=b`
     if args.experimental_rerun is not None:
         raise UserError(
             "this flag loads a pickle file, which can run code",
             key="--experimental-rerun",
             remedy="Use resume=… or --config-dir.",
+        )
+    if args.trusted:
+        raise UserError(
+            "it belongs to python -m hydraloop resume and the commands for finished runs",
+            key="--trusted",
+            remedy=ALLOWLIST.remedy(*(package for given in args.trusted for package in given.split(","))),
         )
     for line in args.overrides:
         if MASK in line:  # copied from what hydraloop has printed or written

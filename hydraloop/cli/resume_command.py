@@ -18,12 +18,12 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.run_config import config_of
 from hydraloop.errors import UserError
 from hydraloop.run.checkpoint_files import newest_intact
-from hydraloop.run.directory import checkpoint_folders, config_file, holds_run, run_of
+from hydraloop.run.directory import checkpoint_folders, config_file, holds_run, is_own, run_of
 from hydraloop.safety import working_directory
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
 from hydraloop.safety.typed_options import keys_of
-from hydraloop.validate import validate
+from hydraloop.validate import hook_nodes, validate
 
 NAME = "resume"
 BASE = "hydraloop"
@@ -92,6 +92,8 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
     cfg = config_of(run_dir, ["resume_strict=true", *own_lines], meta)
     _check_given(run_dir, meta)
     _check_secrets(cfg)
+    if not is_own(run_dir):
+        _check_out_dirs(cfg, run_dir, keys_of(lines))
     cfg.resume, cfg.load_from, cfg.detach = str(path), None, cfg.detach and "detach" in keys_of(lines)
     composed = composer.compose(hydra_lines)
     with open_dict(cfg):
@@ -124,6 +126,19 @@ def _check_given(run_dir: Path, meta: Any) -> None:
             key=NAME,
             remedy=f"Continue it from Python: hydraloop.build(hydraloop.compose(['resume={run_dir}']), …).",
         )
+
+
+def _check_out_dirs(cfg: DictConfig, run_dir: Path, typed: Sequence[str]) -> None:
+    """Refuse to write checkpoints outside of a run that may come from someone else, unless the folder was typed."""
+    for hook, node in hook_nodes(cfg):
+        key, folder = f"{hook}.out_dir", node.get("out_dir")
+        is_inside = folder is None or Path(folder).expanduser().resolve().is_relative_to(run_dir.resolve())
+        if key not in typed and not is_inside:
+            raise UserError(
+                f"{folder} is outside of {run_dir}, and the run does not belong to this project",
+                key=key,
+                remedy=f"To write there, type it: {key}={folder} To write into the run directory: {key}=null",
+            )
 
 
 def _check_secrets(cfg: DictConfig) -> None:

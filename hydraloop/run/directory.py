@@ -24,7 +24,7 @@ from hydraloop.run.checkpoint_files import RUN_DIR_FILE, candidates
 from hydraloop.run.config_yaml import masked_yaml
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.projects import remember
+from hydraloop.safety.projects import owns, remember
 
 OUTPUTS = Path("outputs")
 """Runs of one job, as `outputs/<date>/<time>-<id>`."""
@@ -174,9 +174,21 @@ def owner(folder: Path) -> Path | None:
 def run_of(path: Path) -> Path | None:
     """Return the run directory of `resume=<path>`; None for a checkpoint that does not belong to a run.
 
-    The run of a checkpoint contains its folder, or is named in it (`out_dir`). It may have been deleted.
+    The run of a checkpoint contains its folder, or is named in it (`out_dir`). Such a run must name the folder, too, or
+    have been deleted in a project of the user: the checkpoint may come from anywhere.
     """
     if path.is_dir():
         return path
-    above = path.resolve().parent.parent
-    return above if (above / RECORDS).exists() else owner(path.parent)
+    folder = path.resolve().parent
+    if (folder.parent / RECORDS).exists():
+        return folder.parent
+    found = owner(folder)
+    if found is None:
+        return None
+    names_it = folder in map(Path.resolve, checkpoint_folders(found)) if holds_run(found) else is_own(found)
+    return found if names_it else None
+
+
+def is_own(run_dir: Path) -> bool:
+    """Return whether the user has started a run in a project whose Python files are trusted."""
+    return any(owns(Path(project), run_dir) for project in ALLOWLIST.folders)

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydraloop.safety.working_directory import UNTRUSTED
+
 _GIT = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-optional-locks"]
 _GIT_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CONFIG_HOME") if name in os.environ}
 """Without variables from a config. The user's git config is read, because it has `safe.directory`."""
@@ -65,7 +67,12 @@ def git_diff(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of git, which starts no other program; None if it fails or takes more than 5 s."""
+    """Return the output of git; None if it fails or takes more than 5 s, or if the working directory is not trusted.
+
+    Git starts no other program, except the filters that the repository's config names.
+    """
+    if UNTRUSTED in os.environ:
+        return None
     try:
         done = subprocess.run(
             [*_GIT, *arguments],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,9 @@ from pathlib import Path
 from hydraloop.safety.allowlist import ALLOWLIST, Advice
 from hydraloop.safety.projects import owns
 
+UNTRUSTED = "HYDRALOOP_UNTRUSTED_DIRECTORY"
+"""Variable of a process, and of those that it starts, whose working directory is not trusted. Git would run programs
+that a repository there names."""
 _HERE = "."
 """With `--trusted`: the working directory."""
 _PROJECT = "the folder of the project that trained the run"
@@ -33,6 +37,7 @@ def trust(argv: Sequence[str], run: Path, typed: Iterable[str]) -> bool:
         ALLOWLIST.trust_folder(here)
         sys.path.insert(0, str(here))  # `__main__` has removed it
     else:
+        os.environ[UNTRUSTED] = "1"
         trusting = _with_trusted(argv, [*packages, _HERE])
         missing = f"{missing} If you trust the Python files in the working directory: `{trusting}`."
     kept = packages & {_HERE}

@@ -37,7 +37,8 @@ class SweepConf:
     """What runs the jobs: `pool`, processes on this machine; or `submitit`, jobs of Slurm."""
     submitit: Dict[str, Any] = field(default_factory=open_mapping)
     """Parameters of submitit's AutoExecutor: `timeout_min`, the time limit of a job in minutes, is required;
-    `slurm_partition`, `gpus_per_node`, `mem_gb`, … are not. `cluster: local` needs no Slurm. Empty: Slurm."""
+    `slurm_partition`, `gpus_per_node`, `mem_gb`, … are not. `cluster: local` needs no Slurm. A config
+    file may only set time, partition, account, constraint, memory, CPUs, GPUs and nodes. Empty: Slurm."""
     zip: List[Any] = field(default_factory=list)
     """Keys whose axes advance together: `[[optimizer.lr,engine.max_epochs]]`. The axes have equal length. Empty: every
     combination is a job."""

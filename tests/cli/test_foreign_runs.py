@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.e2e.projects import Done, Project
 
@@ -24,13 +27,15 @@ RUN = "outputs/2026-01-01/run"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with a run in its `outputs`, and one in the folder `elsewhere/run` beside the project."""
+    """A project with a run in its `outputs`, and one in `elsewhere/run` beside the project; `copy` is of the first."""
     folder = tmp_path_factory.mktemp("trusted")
     project = Project.make(folder / "project")
     project.write("evil.py", MODEL)
+    project.write("own.py", "import sys, hydraloop\nhydraloop.build(hydraloop.compose([f'resume={sys.argv[1]}']))\n")
     for run_dir in (RUN, folder / "elsewhere" / "run"):
         done = project.train(*QUICK, f"hydra.run.dir={run_dir}", "task.model._target_=evil.Net")
         assert done.code == 0, done.text
+    shutil.copytree(project.path / RUN, folder / "copy")
     return project
 
 
@@ -38,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def archive(trained: Project, tmp_path: Path) -> Project:
     """The same project, unpacked from an archive of someone else, with all that was recorded in its folder."""
     shutil.copytree(trained.path, tmp_path / "archive")
-    shutil.copytree(trained.path / RUN, tmp_path / "archive" / "run")
+    shutil.copytree(trained.path.parent / "copy", tmp_path / "archive" / "run")
     found = Project(tmp_path / "archive")
     found.write("evil.py", EVIL)
     return found
@@ -48,7 +53,10 @@ def command(project: Project, name: str, run: str, *more: str) -> Done:
     return project.python("-m", "hydraloop", name, run, *COMMANDS[name], *more)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("evaluate", "resume") else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS],
+)
 def test_an_archive_runs_no_code(archive: Project, name: str) -> None:
     done = command(archive, name, "run")
     assert not (archive.path / "owned").exists()
@@ -62,7 +70,7 @@ def test_a_folder_is_not_trusted_because_of_what_it_contains(archive: Project) -
     assert not (archive.path / "owned").exists()
 
 
-@pytest.mark.parametrize("name", ["evaluate", "resume"])
+@pytest.mark.parametrize("name", ["evaluate", pytest.param("resume", marks=pytest.mark.slow)])
 def test_a_folder_that_is_typed_is_trusted(archive: Project, name: str) -> None:
     done = command(archive, name, "run", "--trusted", ".")
     assert done.code == 0, done.text
@@ -94,7 +102,7 @@ def test_a_file_beside_a_run_in_outputs_is_not_of_the_project(trained: Project) 
 @pytest.fixture
 def foreign(trained: Project, tmp_path: Path) -> Path:
     """A run of someone else, whose config names only classes of hydraloop. Beside it is the user's file `profile`."""
-    shutil.copytree(trained.path / RUN, tmp_path / "run")
+    shutil.copytree(trained.path.parent / "copy", tmp_path / "run")
     config = tmp_path / "run" / ".hydra" / "config.yaml"
     config.write_text(config.read_text().replace("evil.Net", "hydraloop.models.SmallCNN"))
     (tmp_path / "profile").write_text("export PATH\n")
@@ -112,7 +120,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("train.log", "profile", ["train.py", "resume", "RUN", "engine.max_epochs=9"]),
         ("checkpoints", "folder", ["train.py", "resume=RUN", "engine.max_epochs=9"]),
         (".lock", "new", ["train.py", "resume=auto", "hydra.run.dir=RUN", "engine.max_epochs=9"]),
-        ("metrics.jsonl", "profile", ["-c", "import hydraloop as h; h.build(h.compose(['resume=RUN']))"]),
+        ("metrics.jsonl", "profile", ["own.py", "RUN"]),
     ],
 )
 def test_no_link_leads_a_resumed_run_to_other_files(
@@ -131,6 +139,7 @@ def test_no_link_leads_a_resumed_run_to_other_files(
     assert "--trusted-links" in done.err
 
 
+@pytest.mark.slow
 def test_links_inside_a_run_and_above_it_are_followed(foreign: Path, trained: Project, tmp_path: Path) -> None:
     (foreign / "newest.jsonl").symlink_to("metrics.jsonl")
     (tmp_path / "above").symlink_to(tmp_path)
@@ -146,3 +155,59 @@ def test_links_are_followed_if_that_is_typed(foreign: Path, trained: Project) ->
     done = trained.python(*command)
     assert done.code == 0, done.text
     assert len((foreign.parent / "records").read_text()) > len(before)
+
+
+def test_git_runs_no_program_of_an_unpacked_repository(foreign: Path) -> None:
+    """`git diff` calls the filters in the config of the repository."""
+    downloads = Project(foreign.parent)
+    downloads.write("code.py", "")
+    downloads.write(".gitattributes", "code.py filter=evil\n")
+    downloads.commit()
+    downloads.write("code.py", "changed = True\n")
+    for name, value in (("clean", f"touch {downloads.path}/owned; cat"), ("required", "true")):
+        subprocess.run(["git", "config", f"filter.evil.{name}", value], cwd=downloads.path, check=True)
+    done = downloads.python("-m", "hydraloop", "resume", "run", "engine.max_epochs=2")
+    assert (done.code, (downloads.path / "owned").exists()) == (0, False), done.text
+
+
+# Folders that a run names. -------------------------------------------------------------------------------------------
+
+
+def test_a_foreign_run_writes_only_into_its_directory(foreign: Path, trained: Project, tmp_path: Path) -> None:
+    config = OmegaConf.load(foreign / ".hydra" / "config.yaml")
+    config.default_hooks.checkpoint.out_dir = str(tmp_path / "planted")
+    config.hydra = {"run": {"dir": str(tmp_path / "planted")}}
+    OmegaConf.save(config, foreign / ".hydra" / "config.yaml")
+    before = files(tmp_path)
+    done = trained.train("resume", str(foreign), "engine.max_epochs=3")
+    assert (done.code, files(tmp_path)) == (2, before), done.text
+    found = re.search(r"type it: (default_hooks.checkpoint.out_dir=\S+)", done.err)
+    assert found, done.err
+    for typed in (found[1], "default_hooks.checkpoint.out_dir=null"):
+        assert trained.train("resume", str(foreign), "engine.max_epochs=3", typed, "--dry-run").code == 0
+
+
+def test_a_foreign_checkpoint_does_not_choose_the_run_that_it_continues(foreign: Path, trained: Project) -> None:
+    """A folder of checkpoints names its run, which may be another run of the user, or a directory that is gone."""
+    checkpoint = next((foreign / "checkpoints").glob("*.pth"))
+    (foreign / ".hydra").rename(foreign / "gone")
+    (checkpoint.parent / "run_dir").write_text(f"{trained.path / RUN}\n")
+    before = files(trained.path / RUN)
+    done = trained.train("resume", str(checkpoint), "engine.max_epochs=9")
+    assert (done.code, files(trained.path / RUN)) == (2, before), done.text
+    assert "neither a run directory nor a checkpoint of one" in done.err
+    (checkpoint.parent / "run_dir").write_text(f"{foreign / 'planted'}\n")
+    done = trained.train(f"resume={checkpoint}", "engine.max_epochs=2", *QUICK[1:], "hydra.run.dir=outputs/typed")
+    assert (done.code, (foreign / "planted").exists()) == (0, False), done.text
+
+
+@pytest.mark.slow
+def test_an_own_run_keeps_its_folder_of_checkpoints(trained: Project, tmp_path: Path) -> None:
+    done = trained.train(*QUICK, "hydra.run.dir=outputs/own", f"default_hooks.checkpoint.out_dir={tmp_path}")
+    assert done.code == 0, done.text
+    for run in ("outputs/own", str(tmp_path / "epoch_1.pth")):
+        assert trained.train("resume", run, "engine.max_epochs=2", "--dry-run").code == 0
+    shutil.rmtree(trained.path / "outputs" / "own")
+    done = trained.train(f"resume={tmp_path / 'epoch_1.pth'}", "engine.max_epochs=2", *QUICK[1:])
+    assert done.code == 0, done.text
+    assert (trained.path / "outputs" / "own" / "metrics.jsonl").exists(), done.text

@@ -88,6 +88,10 @@ EXPERIMENTS = {
         "default_hooks:\n  profiler:\n    _target_: hydraloop.hooks.ProfilerHook\n    profile_times: 1\n"
         "    json_trace_path: ${oc.env:NCCL_ALGO,trace.json}\n"
     ),
+    "hooks.of.mine.json_trace_path": (
+        "hooks:\n  of.mine:\n    _target_: hydraloop.hooks.ProfilerHook\n    profile_times: 1\n"
+        "    json_trace_path: ${hydra:runtime.cwd}/evil_trace.py\n"
+    ),
     "hooks.profiler.on_trace_ready": (
         "defaults:\n  - override /hooks: [profiler]\nhooks:\n  profiler:\n    profile_times: 9\n    by_epoch: false\n"
         "    on_trace_ready:\n      - _target_: torch.profiler.profiler.tensorboard_trace_handler\n"
