@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydraloop.cli.console import MaskingFormatter
+from hydraloop.cli.console import PrintableFormatter
 from hydraloop.cli.error_reports import Reports
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, printable
 from hydraloop.launch import elastic, torchrun
 from hydraloop.launch.checks import check_debugger
 from hydraloop.launch.termination import terminable
@@ -92,7 +92,7 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
     ranks.append(distributed)
     ranks_differ = command.trained_by not in (None, distributed.world_size)
     note = f" (trained by {command.trained_by} ranks: the last digits can differ)" if ranks_differ else ""
-    told = f"{command.source}{note}"
+    told = printable(f"{command.source}{note}")
     if distributed.is_main and name == "replay":
         print(told, file=sys.stderr, flush=True)
     text = command.run(distributed)
@@ -126,7 +126,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
 def _log_warnings() -> None:
     """Write warnings to standard error, on rank 0. Standard output has only the result."""
     handler = logging.StreamHandler()
-    handler.setFormatter(MaskingFormatter("warning: %(message)s"))
+    handler.setFormatter(PrintableFormatter("warning: %(message)s"))
     logging.basicConfig(level=logging.WARNING if torchrun.rank() == 0 else logging.CRITICAL, handlers=[handler])
 
 

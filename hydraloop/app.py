@@ -21,7 +21,7 @@ from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan, show
 from hydraloop.cli.hydra_targets import check_search_path
-from hydraloop.errors import Terminated, UserError
+from hydraloop.errors import Terminated, UserError, printable
 from hydraloop.launch import torchrun
 from hydraloop.launch.checks import check_options
 from hydraloop.launch.failure import Requeue
@@ -153,7 +153,7 @@ class _App:
         with opened(self.project, resume_command.BASE) as composer:
             command = resume_command.check_resume(args, composer)
             if args.dry_run:
-                return show(format_plan(command.cfg))
+                return show(printable(format_plan(command.cfg)))
             jobs = self._jobs()
             if args.pdb:
                 jobs.use_debugger(command)

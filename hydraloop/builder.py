@@ -34,6 +34,7 @@ from hydraloop.run.config_yaml import masked_yaml, remember_config
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.resume import Resumed, lock_of, settle_on_main
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text
 from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
@@ -65,6 +66,13 @@ def build(
         UserError: an option that cannot be built; names the key and the fix.
         Exception: any error of a user's own constructor.
     """
+    with ALLOWLIST.trusting_for(cfg):
+        return _build(cfg, run_dir, resumed, distributed, parts)
+
+
+def _build(
+    cfg: DictConfig, run_dir: Path | None, resumed: Resumed | None, distributed: Distributed | None, parts: Parts
+) -> Engine:
     if resumed is None:
         remember_config(cfg)
     validate(cfg)
@@ -78,6 +86,8 @@ def build(
         compose = f"hydraloop.compose([…, 'resume={settled.checkpoint}'])"
         parts.check(position.given, f"hydraloop.build({compose}")
     engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint, position=position)
+    trust = ALLOWLIST.folders, ALLOWLIST.packages
+    engine.messages.provide("trust", lambda: trust)  # for trackers: from Python, the trust ends with this call
     if distributed.is_main:
         log_notices(cfg, given=parts.hooks)
         if settled.checkpoint is None and (resumed is not None or cfg.resume == "auto"):

@@ -1,10 +1,23 @@
-"""Errors that are shown to the user as a message instead of a traceback, and suggestions for misspelled names."""
+"""Errors that are shown to the user as a message, suggestions for misspelled names, and text for a terminal."""
 
 from __future__ import annotations
 
 import difflib
+import re
 import signal
 from collections.abc import Iterable, Sequence
+
+_COLOUR = re.compile(r"\x1b\[[\d;:]*m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""All characters that a terminal obeys, except for newlines and tabs; also those that change the direction of text."""
+
+
+def printable(text: str) -> str:
+    """Return a text that may come from anywhere without colours, and with control characters written as `\\x1b`.
+
+    A terminal obeys them: they change its title, the clipboard, or what it has shown.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), _COLOUR.sub("", text))
 
 
 class UserError(Exception):
@@ -28,7 +41,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         where = f"{self.key}: " if self.key else ""
         what_to_do = f"\n  {self.remedy}" if self.remedy else ""
-        return f"{where}{self.problem}{what_to_do}"
+        return printable(f"{where}{self.problem}{what_to_do}")
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default pickling loses keyword-only arguments, and launchers send errors between processes.

@@ -28,7 +28,7 @@ from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.loaders import share_of
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.stages import Stages
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, printable
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
 from hydraloop.hooks.rollback import RollbackHook
@@ -202,7 +202,7 @@ class Replay:
             lines = [f"{compared} records are equal to those of the run"]
         else:
             lines = ["the run has no record of these iterations"]
-        print("\n".join(lines), file=sys.stderr)
+        print(printable("\n".join(lines)), file=sys.stderr)
         return json.dumps(plain({**watch.found, "record": record}))
 
 

@@ -185,7 +185,7 @@ def _allowlist_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_allowlist() -> Iterator[None]:
-    """`compose` and `sync` trust folders and packages for the whole process."""
+    """`main` and `sync` trust folders and packages for the whole process."""
     from hydraloop.safety.allowlist import ALLOWLIST
 
     before = {name: set(value) if isinstance(value, set) else value for name, value in vars(ALLOWLIST).items()}

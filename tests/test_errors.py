@@ -13,6 +13,11 @@ def test_the_message_has_key_problem_and_remedy() -> None:
     assert str(UserError("it does not compose")) == "it does not compose"
 
 
+def test_a_message_with_text_of_a_file_does_not_control_the_terminal() -> None:
+    error = UserError("no \x1b[1mentry\x1b[0m \x1b]0;a\x07", key="a\x9bb", remedy="Use `a\u202eb`.\n\tOr ü…")
+    assert str(error) == "a\\x9bb: no entry \\x1b]0;a\\x07\n  Use `a\\u202eb`.\n\tOr ü…"
+
+
 def test_it_survives_being_sent_between_processes() -> None:
     error = UserError("a", key="b", remedy="c")
     again = pickle.loads(pickle.dumps(error))  # noqa: S301

@@ -17,6 +17,7 @@ from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.replay import Replay, _redirect
+from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY
 from tests.faults.in_project import Points
 from tests.helpers import logged
@@ -33,6 +34,17 @@ LINES = (
     "+hooks.ledger._target_=tests.faults.in_project.Ledger",
 )
 """19 iterations in an epoch, in windows of 3: the sample draws, the model has dropout and batch norm."""
+
+
+@pytest.fixture(autouse=True)
+def _trusted() -> None:
+    trust()
+
+
+def trust() -> None:
+    """As the command does in the repository with `--trusted tests`."""
+    ALLOWLIST.trust_folder(REPOSITORY)
+    ALLOWLIST.trust(["tests"])
 
 
 def train(run_dir: Path, *lines: str, distributed: Distributed | None = None) -> Path:
@@ -191,6 +203,7 @@ def test_batches_that_a_rollback_has_left_out_are_left_out(kept: str, tmp_path: 
 def replayed_on(distributed: Distributed, run_dir: Path, iterations: list[int]) -> list[dict[str, Any]]:
     train(run_dir, "data.loader.batch_size=3", distributed=distributed)
     distributed.barrier()
+    trust()
     return [replayed(run_dir, iteration, ranks=distributed) for iteration in iterations]
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from hydraloop.errors import printable
 from hydraloop.run.result import shortened
 from hydraloop.safety.secrets import mask_text
 
@@ -65,6 +66,14 @@ class MaskingFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a message and its traceback."""
         return mask_text(super().format(record))
+
+
+class PrintableFormatter(MaskingFormatter):
+    """Formats like `MaskingFormatter`, for commands that print what the files of a run contain."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a message, in which nothing controls the terminal."""
+        return printable(super().format(record))
 
 
 class _MaskingAnother(MaskingFormatter):

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop.cli.error_reports import Reports
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, printable
 from hydraloop.run import changes, code_patch, record_log
 from hydraloop.run.checkpoint_files import newest_intact
 from hydraloop.run.config_yaml import loaded, plain
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     for name, lines in sections.items():
         for number, line in enumerate(lines):
-            print(f"{'' if number else name:<10}{line}")
+            print(printable(f"{'' if number else name:<10}{line}"))
     if not any(sections.values()):
         print(f"no differences: {', '.join(sections)}")
     return int(any(sections.values()))

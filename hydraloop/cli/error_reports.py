@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, printable
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text
 
@@ -87,7 +87,7 @@ class Reports:
             text = f"error: {error}\n"
         else:
             text = "".join(traceback.format_exception(error))
-        print(mask_text(text), end="", file=sys.stderr)
+        print(printable(mask_text(text)), end="", file=sys.stderr)
 
     def debug(self, error: BaseException) -> None:
         """Open the debugger where an error of a run, or the first one that led to it, was raised.

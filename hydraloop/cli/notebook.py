@@ -34,7 +34,8 @@ def compose(
 ) -> DictConfig:
     """Return the config of one run, checked as on the command line.
 
-    When `hydraloop.build` resumes a run with this object (not with a copy), it treats the overrides as typed.
+    When `hydraloop.build` resumes a run with this object (not with a copy), it treats the overrides as typed. It also
+    trusts what this call trusts.
 
     Args:
         overrides: as typed on the command line, `["hooks=[ema]", "optimizer.lr=1e-2"]`.
@@ -47,14 +48,14 @@ def compose(
         UserError: a mistake in the overrides or the config files.
     """
     folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
-    _trust(folder, trusted)
-    ALLOWLIST.advice = from_python("compose")
-    with opened(folder / config_path, config_name) as composer:
+    trust = folder, _listed(trusted), from_python("compose")
+    with ALLOWLIST.trusting(*trust), opened(folder / config_path, config_name) as composer:
         lines, _ = arguments.with_hook_lists(_listed(overrides))
         cfg = compose_job(lines, composer)
     with open_dict(cfg):
         del cfg["hydra"]
     typed.remember(cfg, typed.keys_of(lines))
+    ALLOWLIST.remember(cfg, *trust)
     return cfg
 
 
@@ -93,8 +94,7 @@ def build(
         UserError: an option that cannot be built; names the key and the fix.
         Exception: any error of a user's own constructor.
     """
-    _trust(folder or _folder_of(sys._getframe(1).f_code.co_filename), trusted)
-    ALLOWLIST.advice = ALLOWLIST.advice or from_python("build")
+    folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
     console.ensure()
     from hydraloop.builder import build as build_engine
     from hydraloop.parts import Parts
@@ -104,7 +104,9 @@ def build(
     if not isinstance(config, DictConfig):
         remedy = "Use hydraloop.compose([…]), or OmegaConf.load(file)."
         raise UserError(f"{type(config).__name__} is not a config", key="cfg", remedy=remedy)
-    return build_engine(cfg, run_dir=None if run_dir is None else Path(run_dir), distributed=distributed, parts=parts)
+    directory = None if run_dir is None else Path(run_dir)
+    with ALLOWLIST.trusting(folder, _listed(trusted), ALLOWLIST.advice or from_python("build")):
+        return build_engine(cfg, run_dir=directory, distributed=distributed, parts=parts)
 
 
 def load(
@@ -141,20 +143,12 @@ def load(
     Raises:
         UserError: there is no run or no checkpoint, the weights do not fit, or an option cannot be built.
     """
-    _trust(folder or _folder_of(sys._getframe(1).f_code.co_filename), trusted)
+    folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
     from hydraloop.cli.loading import find, load_found
 
-    before, ALLOWLIST.advice = ALLOWLIST.advice, from_python("load")
-    try:
+    with ALLOWLIST.trusting(folder, _listed(trusted), from_python("load")):
         found = find(Path(run_dir), checkpoint, _listed(overrides))
         return load_found(found, _listed(splits), task, loaders, hooks, distributed)
-    finally:
-        ALLOWLIST.advice = before
-
-
-def _trust(folder: str | Path, packages: Sequence[str]) -> None:
-    ALLOWLIST.trust_folder(Path(folder))
-    ALLOWLIST.trust(_listed(packages))
 
 
 def _listed(texts: Sequence[str]) -> list[str]:

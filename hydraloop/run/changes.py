@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from hydraloop.errors import printable
 from hydraloop.run.config_yaml import plain
 
 ABSENT = "(absent)"
@@ -52,7 +53,8 @@ def resumed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """
     changes = differences(config_of(old), config_of(new)) if "config" in old and "config" in new else ()
     lines = [f"{change}{_without_effect(change.key)}" for change in changes if _is_reported(change.key)]
-    return [*lines, *code(old.get("git") or {}, new.get("git") or {}), *packages(old, new)]
+    lines += [*code(old.get("git") or {}, new.get("git") or {}), *packages(old, new)]
+    return list(map(printable, lines))  # the checkpoint may come from anywhere
 
 
 def packages(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

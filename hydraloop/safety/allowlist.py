@@ -17,7 +17,9 @@ import inspect
 import pkgutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -66,6 +68,7 @@ class Allowlist:
         self._folders: set[Path] = set()
         self._untrusted: set[Path] = set()
         self._trusted: set[str] = set()
+        self._of_configs: dict[int, tuple[Path, Sequence[str], Advice]] = {}  # by `id`, while the config exists
         self.advice: Advice | None = None
         """How the user can trust a package, for messages. None: by an argument of `compose`."""
 
@@ -81,6 +84,30 @@ class Allowlist:
     def trust(self, packages: Iterable[str]) -> None:
         """Allow everything in these packages, named as in an import (`timm`)."""
         self._trusted.update(packages)
+
+    @contextmanager
+    def trusting(self, folder: Path, packages: Iterable[str], advice: Advice) -> Iterator[None]:
+        """In the body, also allow this folder and these packages, and give this advice."""
+        new_folder, new_packages = {folder.resolve()} - self._folders, set(packages) - self._trusted
+        before = self.advice
+        self._folders |= new_folder
+        self._trusted |= new_packages
+        self.advice = advice
+        try:
+            yield
+        finally:  # not what was there before the body: another thread may be in another body
+            self._folders -= new_folder
+            self._trusted -= new_packages
+            self.advice = before
+
+    def remember(self, cfg: Any, folder: Path, packages: Sequence[str], advice: Advice) -> None:
+        """Allow a folder and packages to a config, not to a copy of it, wherever it is built."""
+        self._of_configs[id(cfg)] = folder, packages, advice
+        weakref.finalize(cfg, self._of_configs.pop, id(cfg), None)
+
+    def trusting_for(self, cfg: Any) -> AbstractContextManager[None]:
+        """In the body, also allow what is remembered for this config."""
+        return self.trusting(*self._of_configs[id(cfg)]) if id(cfg) in self._of_configs else nullcontext()
 
     @property
     def folders(self) -> list[str]:
@@ -232,7 +259,8 @@ class Allowlist:
 
 
 ALLOWLIST = Allowlist()
-"""What this process may instantiate; `main()` and `compose()` add their caller's folder."""
+"""What this process may instantiate. `main()` adds its caller's folder; `compose`, `build` and `load` do so until they
+return."""
 
 
 def _is_path(target: str) -> bool:

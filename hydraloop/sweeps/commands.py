@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from hydraloop.cli.console import ConsoleHandler, MaskingFormatter
+from hydraloop.cli.console import ConsoleHandler, PrintableFormatter, prepare_handlers
 from hydraloop.cli.error_reports import Reports
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, printable
 from hydraloop.run import lock
 from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.directory import checkpoint_folders, holds_run
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         elif args.command == "stop" and not stop(args.directory, args.wait, kill=args.kill):
             return 1
         else:
-            print("\n".join(status(args.directory)))
+            print(printable("\n".join(status(args.directory))))
         sys.stdout.flush()
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -165,7 +165,7 @@ def attach(path: Path) -> None:
     watch(Lines(sweep))
     results(path, as_json=False)
     for line in _hint(sweep, sweep.current_states()):
-        print(line)
+        print(printable(line))
 
 
 def results(path: Path, *, as_json: bool) -> None:
@@ -188,8 +188,9 @@ def results(path: Path, *, as_json: bool) -> None:
 
 def _log_to_terminal() -> None:
     handler = ConsoleHandler()
-    handler.setFormatter(MaskingFormatter("%(message)s"))
+    handler.setFormatter(PrintableFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    prepare_handlers()
 
 
 def logs(path: Path, number: int | None, *, follow: bool) -> None:
@@ -219,8 +220,9 @@ def logs(path: Path, number: int | None, *, follow: bool) -> None:
     with log.open("rb") as file:
         while True:
             is_over = not follow or not alive()
-            while chunk := file.read(1 << 16):  # after the end was seen, so that nothing is missed
-                sys.stdout.buffer.write(chunk)
+            while line := file.readline(1 << 16):  # after the end was seen, so that nothing is missed
+                text = line.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")  # of progress bars
+                sys.stdout.buffer.write(printable(text).encode())
             sys.stdout.buffer.flush()
             if is_over:
                 return

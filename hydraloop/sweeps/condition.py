@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hydraloop.errors import UserError, suggestion
@@ -16,13 +17,31 @@ _ALLOWED = {
     *(ast.Constant, ast.List, ast.Tuple, ast.Load),
 }
 """Nothing that calls a function or reads an attribute, and no powers, which may take forever."""
+_OF_NUMBERS: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Mult: ("*", operator.mul),
+    ast.Mod: ("%", operator.mod),
+}
+"""Operators that could make a text or list of any length: `'x' * 10000000000`, `'%10000000000d' % 1`."""
+
+
+def _of_numbers(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def computed(left: Any, right: Any) -> Any:
+        if not (isinstance(left, int | float) and isinstance(right, int | float)):
+            raise TypeError(f"{name} needs numbers")
+        return compute(left, right)
+
+    return computed
+
+
+_FUNCTIONS = {name: _of_numbers(name, compute) for name, compute in _OF_NUMBERS.values()}
 
 
 class Condition(ast.NodeTransformer):
     """A condition on the overrides of a job.
 
     Args:
-        text: comparisons, `and`, `or`, `not`, `in` and arithmetic over keys, numbers, quoted strings and lists.
+        text: comparisons, `and`, `or`, `not`, `in` and arithmetic over keys, numbers, quoted strings and lists. `*` and
+            `%` take only numbers.
         keys: that a job may set.
 
     Raises:
@@ -49,7 +68,7 @@ class Condition(ast.NodeTransformer):
             UserError: the job does not set a key, or a comparison is not possible.
         """
         try:
-            return bool(eval(self._code, {"__builtins__": {}, **_CONSTANTS}, values))  # noqa: S307
+            return bool(eval(self._code, {"__builtins__": {}, **_CONSTANTS, **_FUNCTIONS}, values))  # noqa: S307
         except (TypeError, ValueError, ArithmeticError, MemoryError, NameError) as error:
             reason = f"it sets no {error.name}" if isinstance(error, NameError) else str(error)
             problem = f"{self._text} cannot be evaluated: {reason}, in the job {' '.join(job)}"
@@ -65,6 +84,9 @@ class Condition(ast.NodeTransformer):
         if isinstance(node, ast.expr) and not kinds | {type(node)} <= _ALLOWED:
             raise self._refused(f"{ast.unparse(node)} cannot be part of a condition")
         node = self.generic_visit(node)
+        if isinstance(node, ast.BinOp) and type(node.op) in _OF_NUMBERS:
+            name, _ = _OF_NUMBERS[type(node.op)]  # no key has such a name
+            return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], [])
         return ast.List(node.elts, node.ctx) if isinstance(node, ast.Tuple) else node  # as the values of lists are
 
     def _known(self, key: str) -> str:

@@ -103,6 +103,7 @@ class TrackerHook(Hook):
             self._options,
             training_continues=on_error != "raise",
             forked=in_sweep and engine.distributed.world_size == 1,  # otherwise, each job has new processes
+            trust=engine.messages.read("trust"),
         )
         if self._is_installed():
             self._link.start()

@@ -27,20 +27,26 @@ _PAUSES = (0.0, 1.0, 10.0)
 given up."""
 _DELIVERY = 2.0
 """Seconds until the messages are written to a process that is starting, at most."""
+Trust = tuple[list[str], list[str]]
 SENDING: list[Link] = []
 """Those that this process has left to send the rest."""
 
 
-def first_message(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a follower is sent first: through a pipe, because the options may contain a password."""
+def first_message(kind: str, options: Mapping[str, Any], trust: Trust | None = None) -> dict[str, Any]:
+    """Return what a follower is sent first: through a pipe, because the options may contain a password.
+
+    Args:
+        trust: the folders and packages in which the tracker may be. None: those that this process trusts now.
+    """
+    folders, packages = trust or (ALLOWLIST.folders, ALLOWLIST.packages)
     return {
         "kind": kind,
         "options": options,
         "masked": masked(options),
         "flush_timeout": options["flush_timeout"],
         "secrets": secret_names(),
-        "folders": ALLOWLIST.folders,
-        "trusted": ALLOWLIST.packages,
+        "folders": folders,
+        "trusted": packages,
         "training": (os.getpid(), started(os.getpid())),
         "environment": dict(os.environ),
         "cwd": str(Path.cwd()),
@@ -63,13 +69,14 @@ class Link:
         *,
         training_continues: bool = True,
         forked: bool = False,
+        trust: Trust | None = None,
     ) -> None:
         self.run_dir, self.name = run_dir, name
         self._flush_timeout, self._forked = options["flush_timeout"], forked
         self._suffix = "; training continues, the records stay in the run directory" if training_continues else ""
         self._errors = run_dir / FOLDER / f"{name}.log"
         self._child: Child | None = None
-        self._first = first_message(kind, options)
+        self._first = first_message(kind, options, trust)
         self._messages: list[Mapping[str, Any] | None] = [self._first]
         """All messages, for each process that is started; None after the last one."""
         self._warned = self._over = self._left = False

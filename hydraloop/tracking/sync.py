@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 from filelock import Timeout
 
+from hydraloop.errors import printable
 from hydraloop.run.processes import is_alive
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.safety.secret_names import name_secrets
@@ -140,7 +141,7 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
         text += f"; not all: {problem}"
     elif where is not None:
         text += f", {where}"
-    print(mask_text(text), flush=True)
+    print(printable(mask_text(text)), flush=True)
     return problem is None
 
 
@@ -198,5 +199,6 @@ def _finish_sweeps(found: Sequence[Path]) -> bool:
                 update_parents(sweep.folder)
         except Exception as error:
             complete = False
-            print(mask_text(f"{os.path.relpath(run_dir)}: the parent run of its sweep: {described(error)}"))
+            text = f"{os.path.relpath(run_dir)}: the parent run of its sweep: {described(error)}"
+            print(printable(mask_text(text)))
     return complete

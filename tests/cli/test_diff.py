@@ -42,6 +42,19 @@ def test_equal_runs_have_no_differences(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "no differences: config, code, packages, results, records\n"
 
 
+def test_escape_sequences_in_files_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = (run(tmp_path / name, reason=f"{name}\x1b]0;title\x07", val_metrics={"\x9b2J": len(name)}) for name in "ab")
+    (b / ".hydra" / "config.yaml").write_text('name: "\\e[2J"\n')
+    (b / "result.json").write_text((b / "result.json").read_text().replace("\\u009b2J", "\\u009bx"))
+    assert diff(a, b) == 1
+    said = capsys.readouterr().out
+    assert "reason: a\\x1b]0;title\\x07 -> b" in said
+    assert "\\x9b2J" in said
+    assert [text for text in ("\x1b", "\x07", "\x9b") if text in said] == []
+
+
 def test_each_difference_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = run(tmp_path / "a", patch="diff --git a/x.py b/x.py\n+1\n", val_metrics={"loss": 1.0})
     later = {"versions": {"torch": "2.14.0"}, "val_metrics": {"loss": 0.5}}

@@ -254,6 +254,7 @@ def test_packages_are_trusted_by_the_call_alone(run: Path, tmp_path: Path, monke
     override = ["task.model._target_=their_package.make"]
     assert "their_package" in error(run, overrides=override)
     hydraloop.load(run, overrides=override, trusted=["their_package"])
+    assert "their_package" in error(run, overrides=override)
 
 
 def test_objects_are_used_instead_of_the_config(run: Path) -> None:

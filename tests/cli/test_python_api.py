@@ -52,6 +52,67 @@ def refused_training(cfg: DictConfig, run_dir: Path, **objects: Any) -> str:
     return str(caught.value)
 
 
+# Trust. ----------------------------------------------------------------------------------------------------------
+
+
+STARTS = "hooks.mine._target_: a config may not instantiate subprocess.CompletedProcess"
+
+
+def test_trust_ends_with_the_call_and_with_its_config(tmp_path: Path) -> None:
+    """A notebook loads a run that it trusts, and then a config from the web."""
+    lines = ["+hooks.mine._target_=subprocess.CompletedProcess", "+hooks.mine.args=x", "+hooks.mine.returncode=0"]
+    assert STARTS in refused(composed(*lines), tmp_path)
+    cfg = hydraloop.compose([*QUICK, *lines], folder=REPOSITORY, trusted=["subprocess"])
+    assert STARTS in refused(composed(*lines), tmp_path)
+    built = refused(cfg, tmp_path)  # by the allowlist: the object is made, and is not a hook
+    assert STARTS not in built
+    assert "hooks.mine" in built
+    assert STARTS not in refused(composed(*lines), tmp_path, trusted=["subprocess"])
+    assert STARTS in refused(composed(*lines), tmp_path)
+
+
+def test_the_folder_of_a_call_is_trusted_for_that_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs.py").write_text("import hydraloop\nclass Mine(hydraloop.Hook): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = [*QUICK, "+hooks.mine._target_=theirs.Mine"]
+    hydraloop.build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path / "run", folder=tmp_path)
+    assert "a config may not instantiate theirs.Mine" in refused(composed(*lines), tmp_path / "other")
+
+
+def test_the_follower_of_a_trusted_tracker_is_told_of_the_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The follower starts when the engine trains, after the call that trusts its package."""
+    (tmp_path / "their_tracker.py").write_text(TRACKER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sent = tmp_path / "sent"
+    cfg = composed("+hooks.mine._target_=their_tracker.Mine", f"+hooks.mine.file={sent}", "engine.test=false")
+    hydraloop.build(cfg, run_dir=tmp_path / "run", folder=tmp_path).train()
+    assert sent.read_text() == "4"
+
+
+TRACKER = """
+from hydraloop.tracking import Tracker, TrackerHook
+
+class Mine(TrackerHook):
+    kind = "their_tracker.MineTracker"
+
+    def __init__(self, *, file: str) -> None:
+        super().__init__(flush_timeout=60.0, options={"file": file})
+
+class MineTracker(Tracker):
+    def open(self) -> None:
+        pass
+
+    def send(self, records) -> None:
+        with open(self.options["file"], "w") as file:
+            file.write(str(records[-1].iteration))
+
+    def finish(self, finish) -> None:
+        pass
+"""
+
+
 # Finished objects. -----------------------------------------------------------------------------------------------
 
 

@@ -39,6 +39,10 @@ def test_a_resumed_run_lists_what_takes_effect_and_why_the_rest_does_not() -> No
     assert resumed(meta(old), meta(old)) == []
 
 
+def test_what_a_checkpoint_contains_does_not_control_the_terminal() -> None:
+    assert resumed(meta('{name: "\\e]0;a\\a"}'), meta("{name: b}")) == ["name: \\x1b]0;a\\x07 -> b"]
+
+
 def test_another_version_of_the_code_or_of_a_package_is_named() -> None:
     later = {"commit": "2b3c4d5e" * 5, "dirty": False}
     edited, edited_again = ({**GIT, "dirty": True, "patch": patch} for patch in ("0a", "0b"))

@@ -154,6 +154,29 @@ def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[
     assert f"controller: process {os.getpid()} on " in capsys.readouterr().out
 
 
+HOSTILE = "\x1b]52;c;Y3VybA==\x07\x1b[31mred\x1b[0m \x9b2J\u202e\r"
+"""Writes the clipboard, colours, empties the screen, and reverses the direction of text."""
+VISIBLE = "\\x1b]52;c;Y3VybA==\\x07red \\x9b2J\\u202e"
+
+
+@pytest.mark.parametrize("words", ["status", "logs 1", "results", "results --json", "attach"])
+def test_escape_sequences_in_files_do_not_reach_the_terminal(
+    words: str, sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command, *rest = words.split()
+    failed = replace(sweep.states()[1], error=f"ValueError: {HOSTILE}", metric=HOSTILE, value=1.0)
+    states.write(sweep.folder(1), failed, flush=False)
+    states.write(sweep.folder(0), replace(sweep.states()[0], checkpoint=HOSTILE), flush=False)
+    (sweep.folder(1) / "job.log").write_text(f"{HOSTILE}\nlast\n")
+    for number in (2, 3):
+        states.write(sweep.folder(number), replace(sweep.states()[number], state="finished"), flush=False)
+    assert main([command, str(sweep.path), *rest]) == 0
+    said = "".join(capfd.readouterr())
+    assert [text for text in ("\x1b", "\x07", "\x9b", "\u202e", "\r") if text in said] == []
+    assert ("]52;c;Y3VybA==" if rest == ["--json"] else VISIBLE) in said
+    assert "last\n" in said or command != "logs"
+
+
 def test_logs_of_a_sweep(sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(sweep.path), "1"]) == 0
     assert capfd.readouterr().out == "line\n"

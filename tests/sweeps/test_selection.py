@@ -145,6 +145,7 @@ def test_a_condition_leaves_jobs_out() -> None:
         ("x == null", 2),
         ("x != null and x >= 2", 2),
         ("0 < (x == null) + 1 < 2", 4),
+        ("x == null or x * 3 % 2 == 1 and 2 * (x + 1.5) % 2 == 1.0", 4),
         ("x in (1, 2) or name not in ('a',)", 5),
         ("x % 2 == 0 and x / 2 == 1 and x // 2 - 1 == -0", None),
     ],
@@ -169,6 +170,9 @@ def test_conditions(where: str, count: int | None) -> None:
         ("[x for x in [1]]", "cannot be part", "Compare keys"),
         ("a.__class__ == 1", "no override sets a.__class__", "Quote"),
         ("a < 'x'", "a < 'x' cannot be evaluated: '<' not supported", "Compare what each job sets"),
+        ("'%900000000d' % a == 'x'", "% needs numbers, in the job a=1", "Compare what each job sets"),
+        ("'x' * 900000000 == a", "* needs numbers, in the job a=1", "Compare what each job sets"),
+        ("a * [1] == a", "* needs numbers, in the job a=1", "Compare what each job sets"),
         ("a / 0 > 1", "division by zero, in the job a=1 optimizer.lr=1", "Compare what each job sets"),
     ],
 )

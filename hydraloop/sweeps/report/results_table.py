@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.report.formats import duration, number
+from hydraloop.errors import printable
 from hydraloop.run.environment import shown
 from hydraloop.safety.secrets import MASK
 from hydraloop.sweeps.directory import SweepDirectory
@@ -54,10 +55,14 @@ def show(directory: SweepDirectory) -> None:
 
 
 def new_console() -> Console:
-    """Return a console for text that contains brackets and colons: `hooks=[ema]` is no markup."""
+    """Return a console for text of the sweep's files: `hooks=[ema]` is no markup, and nothing controls the terminal."""
     from rich.console import Console
 
-    console = Console(markup=False, emoji=False, highlight=False)
+    class Printable(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    console = Printable(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = _WIDE
     return console
@@ -108,7 +113,7 @@ def line(text: str) -> Text:
     """Return a line that is cut if the terminal is narrow."""
     from rich.text import Text
 
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 
 def _ranges(numbers: list[int]) -> str:
