@@ -62,8 +62,8 @@ def main(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]) -> int:
     """Run a command, and add this process's connection to the other ranks to `ranks`."""
     with uncollected():
-        from hydraloop.builder import connected
         from hydraloop.cli.after_training import Command, Request
+        from hydraloop.engine.distributed.process_group import connect
         from hydraloop.replay import Replay
 
     name = argv[0]
@@ -88,7 +88,7 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
         command = Command(Request(name, args.run, args.format, overrides=overrides, **{"output": output, **own}))
     if command.processes > 1 and not torchrun.is_several():
         return elastic.run_module(["hydraloop", *argv], command.processes)
-    distributed = connected(command.cfg)
+    distributed = connect(command.cfg.distributed, command.cfg.engine.device)
     ranks.append(distributed)
     ranks_differ = command.trained_by not in (None, distributed.world_size)
     note = f" (trained by {command.trained_by} ranks: the last digits can differ)" if ranks_differ else ""

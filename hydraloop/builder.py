@@ -22,7 +22,6 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.settings import Settings
-from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.building import build_hooks
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
@@ -76,7 +75,7 @@ def _build(
     if resumed is None:
         remember_config(cfg)
     validate(cfg)
-    distributed = distributed or connected(cfg)
+    distributed = distributed or connect(cfg.distributed, cfg.engine.device)
     check_strategy(cfg.distributed.strategy, several=distributed.world_size > 1)
     settled = resumed or settle_on_main(cfg, run_dir, distributed)
     directory = settled.run_dir or run_directory.new()
@@ -152,18 +151,6 @@ def assemble(
         seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
     engine.generators = rng_state()
     return engine
-
-
-def connected(cfg: DictConfig) -> Distributed:
-    """Return the ranks of the launcher (torchrun), or this process."""
-    distributed = connect(cfg.distributed, cfg.engine.device)
-    if cfg.distributed.nproc_per_node > 1 and distributed.world_size == 1:
-        raise UserError(
-            "from Python no processes are started",
-            key="distributed.nproc_per_node",
-            remedy=f"Use train.py, or torchrun --nproc-per-node={cfg.distributed.nproc_per_node} script.py.",
-        )
-    return distributed
 
 
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:

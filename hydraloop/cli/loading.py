@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from hydraloop.builder import assemble, connected
+from hydraloop.builder import assemble
 from hydraloop.cli.run_config import config_of
 from hydraloop.data.building import check_splits
 from hydraloop.engine.checkpoint.format import EVALUATED
@@ -18,6 +18,7 @@ from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation
 from hydraloop.engine.device.seeding import rng_state, set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -77,7 +78,7 @@ def load_found(
     run_dir, file, saved, cfg = found
     check_splits(splits, "splits")
     cfg.distributed.nproc_per_node = 1  # no processes are started
-    distributed = distributed or connected(cfg)
+    distributed = distributed or connect(cfg.distributed, cfg.engine.device)
     if distributed.world_size == 1:
         cfg.distributed.strategy = "auto"
     validate(cfg)

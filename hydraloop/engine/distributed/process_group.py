@@ -37,6 +37,7 @@ _FAILED = "failed"
 class Options(Protocol):
     """The options of `ProcessGroup`; `hydraloop.schemas.distributed.DistributedConf` gives their reasons."""
 
+    nproc_per_node: int
     strategy: str
     backend: str
     timeout: float
@@ -57,10 +58,16 @@ def connect(options: Options, device: str = "auto") -> Distributed:
         A `ProcessGroup`, once all ranks have joined; a plain `Distributed` for a single process.
 
     Raises:
-        UserError: there is no such device, or this process has already joined.
+        UserError: there is no such device, this process has already joined, or there should be several and is one.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if "RANK" not in os.environ or world_size == 1:
+        if options.nproc_per_node > 1:
+            raise UserError(
+                "from Python no processes are started",
+                key="distributed.nproc_per_node",
+                remedy=f"Use train.py, or torchrun --nproc-per-node={options.nproc_per_node} script.py.",
+            )
         return Distributed()
     if dist.is_initialized():
         raise UserError(

@@ -1,6 +1,6 @@
 """Duration of a sweep with a tracker, as a ratio to the same sweep without it.
 
-    python scripts/benchmarks/tracked_sweep.py [--rounds 3] [--jobs 10] [--iterations 40] [--tracker mlflow]
+    python scripts/benchmarks/sweeps/tracked.py [--rounds 3] [--jobs 10] [--iterations 40] [--tracker mlflow]
 
 Goal: ten jobs of 1 s with MLflow take at most 1.3 times as long as without. Sweeps with and without the tracker
 alternate. Each has its own folder, so MLflow creates a new database. The time is that of the whole command; it includes
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GOAL = 1.3
 
 
