@@ -170,7 +170,7 @@ def shortened(text: str, most: int) -> str:
     first, last = text[: most // 2], text[-(most // 2) :]
     first = first.rpartition("\n")[0] or first
     last = last.partition("\n")[2] or last
-    return f"{first}\n… {len(text) - len(first) - len(last):,} characters are left out: train.log has them …\n{last}"
+    return f"{first}\n… {len(text) - len(first) - len(last):,} characters are left out: the log has them …\n{last}"
 
 
 def describe(error: BaseException) -> str:

@@ -541,7 +541,7 @@ def test_a_long_error_is_whole_in_the_log_only(line: str, project: Project) -> N
     )
     assert done.code == 1
     assert "ValueError: first\n" in done.text
-    assert "characters are left out: train.log has them" in done.text
+    assert "characters are left out: the log has them" in done.text
     assert len(done.text) < 40_000
     large = {path.name for name in project.files if (path := project.path / name).stat().st_size > 20_000}
     assert "train.log" in large

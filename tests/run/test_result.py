@@ -174,7 +174,7 @@ def test_a_long_error_is_described_by_its_begin_and_its_end(lines: int) -> None:
     assert len(text) < 2200
     first, *_, last = text.splitlines()
     assert (first, last) == ("ValueError: first", "last")
-    assert " characters are left out: train.log has them" in text
+    assert " characters are left out: the log has them" in text
 
 
 def test_a_secret_in_a_long_error_is_not_cut_into_two_parts() -> None:
