@@ -29,12 +29,11 @@ from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
 from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.parts import NONE, Parts
 from hydraloop.run import directory as run_directory
-from hydraloop.run.config_yaml import masked_yaml, remember_config
+from hydraloop.run.config_yaml import masked_metadata, remember_config
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.resume import Resumed, lock_of, settle_on_main
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import mask_text
 from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.tasks.building import build_task, prepare_model
@@ -65,13 +64,6 @@ def build(
         UserError: an option that cannot be built; names the key and the fix.
         Exception: any error of a user's own constructor.
     """
-    with ALLOWLIST.trusting_for(cfg):
-        return _build(cfg, run_dir, resumed, distributed, parts)
-
-
-def _build(
-    cfg: DictConfig, run_dir: Path | None, resumed: Resumed | None, distributed: Distributed | None, parts: Parts
-) -> Engine:
     if resumed is None:
         remember_config(cfg)
     validate(cfg)
@@ -82,11 +74,9 @@ def _build(
     check_trace_paths(cfg, directory)
     position = None if settled.checkpoint is None else peek(settled.checkpoint, key="resume")
     if position is not None:
-        compose = f"hydraloop.compose([…, 'resume={settled.checkpoint}'])"
-        parts.check(position.given, f"hydraloop.build({compose}")
-    engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint, position=position)
-    trust = ALLOWLIST.folders, ALLOWLIST.packages
-    engine.messages.provide("trust", lambda: trust)  # for trackers: from Python, the trust ends with this call
+        parts.check(position.given, f"hydraloop.build(hydraloop.compose([…, 'resume={settled.checkpoint}'])")
+    with ALLOWLIST.trusting_for(cfg):
+        engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint, position=position)
     if distributed.is_main:
         log_notices(cfg, given=parts.hooks)
         if settled.checkpoint is None and (resumed is not None or cfg.resume == "auto"):
@@ -155,7 +145,7 @@ def assemble(
 
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:
     engine = {entry.name: cfg.engine[entry.name] for entry in fields(Settings) if entry.name in cfg.engine}
-    metadata = {"experiment_name": mask_text(cfg.experiment_name), "config": masked_yaml(cfg, resolve=True)}
+    metadata = masked_metadata(cfg)
     if "data.train" not in parts.names:
         metadata["batch_size_per_rank"] = loader_options(cfg.data, "train")[0]["batch_size"]
     return Settings(

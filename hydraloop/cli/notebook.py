@@ -106,7 +106,11 @@ def build(
         raise UserError(f"{type(config).__name__} is not a config", key="cfg", remedy=remedy)
     directory = None if run_dir is None else Path(run_dir)
     with ALLOWLIST.trusting(folder, _listed(trusted), ALLOWLIST.advice or from_python("build")):
-        return build_engine(cfg, run_dir=directory, distributed=distributed, parts=parts)
+        engine = build_engine(cfg, run_dir=directory, distributed=distributed, parts=parts)
+        with ALLOWLIST.trusting_for(cfg):
+            trust = ALLOWLIST.folders, ALLOWLIST.packages
+    engine.messages.provide("trust", lambda: trust)  # for trackers, which start later
+    return engine
 
 
 def load(

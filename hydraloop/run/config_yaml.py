@@ -127,6 +127,11 @@ def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:
     return dumped(masked(resolved(cfg) if resolve else OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)))
 
 
+def masked_metadata(cfg: DictConfig) -> dict[str, Any]:
+    """Return what a checkpoint contains of a config, with secrets masked."""
+    return {"experiment_name": mask_text(cfg.experiment_name), "config": masked_yaml(cfg, resolve=True)}
+
+
 def remember_config(cfg: DictConfig) -> None:
     """Register the secrets of a config, so that they are masked everywhere. The config need not resolve."""
     remember_names(cfg)
