@@ -177,6 +177,20 @@ def test_escape_sequences_in_files_do_not_reach_the_terminal(
     assert "last\n" in said or command != "logs"
 
 
+@pytest.mark.parametrize("checkpoints", [[], ["epoch_1.pth"]])
+def test_status_of_an_interrupted_run_has_a_command_if_the_run_can_continue(
+    checkpoints: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "result.json").unlink()  # it was killed
+    (run / "checkpoints").mkdir()
+    for name in checkpoints:
+        (run / "checkpoints" / name).touch()
+    assert main(["status", str(run)]) == 0
+    found = capsys.readouterr().out
+    assert "interrupted" in found
+    assert found.count("resume") == len(checkpoints)
+
+
 def test_logs_of_a_sweep(sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(sweep.path), "1"]) == 0
     assert capfd.readouterr().out == "line\n"
