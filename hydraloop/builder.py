@@ -38,7 +38,7 @@ from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.tasks.building import build_task, prepare_model
 from hydraloop.tracking.cursor import wait_for_followers
-from hydraloop.validate import check_strategy, check_trace_paths, validate
+from hydraloop.validate import check_strategy, check_trace_paths, log_notices, validate
 
 
 def build(
@@ -78,6 +78,7 @@ def build(
         parts.check(position.given, f"hydraloop.build({compose}")
     engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint, position=position)
     if distributed.is_main:
+        log_notices(cfg, given=parts.hooks)
         if settled.checkpoint is None and (resumed is not None or cfg.resume == "auto"):
             wait_for_followers(directory)  # the directory may be that of an attempt that was killed
             cut_after(directory / FILENAME, iteration=-1, last_validation=-1)

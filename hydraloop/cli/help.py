@@ -20,7 +20,7 @@ from hydraloop.schemas.engine import EngineConf
 from hydraloop.schemas.optimizer import _Optimizer
 from hydraloop.schemas.root import Config, InitConf
 from hydraloop.schemas.scheduler import _Schedule
-from hydraloop.validate import slots_of
+from hydraloop.validate import notices, slots_of
 
 _WIDTH = 110
 _SELECTION = re.compile(r"`\S+=\S+`(?:: |, (?=the default))")
@@ -70,6 +70,7 @@ def format_plan(cfg: DictConfig) -> str:
             "",
             "# Hooks by mount point, in the order they are called (priority)",
             format_order(slots_of(cfg)),
+            *notices(cfg),
             "",
             "Nothing was trained or written. Leave --dry-run out to start.",
         ]

@@ -1,12 +1,19 @@
-"""The order in which hooks are called, and the check of that order. The dry run uses this file too, without torch."""
+"""The order in which hooks are called, the check of that order, and the hooks that an engine adds if they are missing.
+
+The dry run uses this file too, without torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import importlib
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, Priority
 from hydraloop.errors import UserError
+
+_NEEDED = {"sampler_seed": "DistSamplerSeedHook", "param_scheduler": "ParamSchedulerHook"}
+"""By name, the classes of the hooks without which a run trains worse, and nothing says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +80,50 @@ def mount_points_of(cls: type[Hook]) -> tuple[str, ...]:
 def overrides(cls: type[Hook], method: str) -> bool:
     """Return whether the class overrides a method of `Hook`."""
     return getattr(cls, method) is not getattr(Hook, method)
+
+
+def missing(given: Container[str], *, scheduled: bool) -> list[str]:
+    """Return the names of the hooks to add.
+
+    Args:
+        given: the names of all hooks, also of those that are left out explicitly.
+        scheduled: whether the run has schedules.
+    """
+    return [name for name in _NEEDED if name not in given and (scheduled or name != "param_scheduler")]
+
+
+def with_missing(
+    hooks: Mapping[str, Hook | None], slots: Sequence[Slot] | None, *, trains: bool, scheduled: bool
+) -> tuple[dict[str, Hook], list[Slot]]:
+    """Return the hooks with those that are missing, and their places in the order.
+
+    Args:
+        hooks: by name; None for a hook that is left out explicitly.
+        slots: the places of these hooks; None: from their classes.
+        trains: whether the engine can train. If it only evaluates, no hook is missing.
+        scheduled: whether the run has schedules.
+
+    Raises:
+        UserError: there are schedules, and `param_scheduler` is left out.
+    """
+    if scheduled and trains and hooks.get("param_scheduler", ...) is None:
+        raise not_applied()
+    found = {name: hook for name, hook in hooks.items() if hook is not None}
+    places = [slot_of(name, hook) for name, hook in found.items()] if slots is None else [*slots]
+    for name in missing(hooks, scheduled=scheduled) if trains else ():
+        # By name, because hooks are built on the engine. A class derived from it, under another name, does its work.
+        cls: type[Hook] = getattr(importlib.import_module("hydraloop.hooks"), _NEEDED[name])
+        if not any(isinstance(hook, cls) for hook in found.values()):
+            found[name] = cls()
+            found[name].key = f"default_hooks.{name}"
+            places.append(slot_of(name, found[name], is_default=True))
+    return found, places
+
+
+def not_applied() -> UserError:
+    """Return the error for schedules that no hook would apply."""
+    return UserError(
+        "the schedules of this run would not be applied, and the learning rate would be constant",
+        key="default_hooks.param_scheduler",
+        remedy="For a constant learning rate, use scheduler={}. Otherwise leave this null out.",
+    )

@@ -33,7 +33,7 @@ class Stages:
     Args:
         hooks: by name, default hooks first, in the order of registration.
         slots: the places of the same hooks; None: from their classes.
-        on_error: by name; None: from their classes.
+        on_error: by name; without an entry, that of its class.
         rank: on ranks other than 0, hooks with `rank_zero_only` are left out.
     """
 
@@ -55,7 +55,7 @@ class Stages:
         table: dict[str, list[_Entry]] = {point: [] for point in MOUNT_POINTS}
         for slot in self.slots:
             hook = hooks[slot.name]
-            rule = hook.on_error if on_error is None else on_error[slot.name]
+            rule = (on_error or {}).get(slot.name, hook.on_error)
             policy = self._policies[slot.name] = Policy(slot.name, rule, self.newly_disabled)
             if not hook.rank_zero_only or rank == 0:
                 for point, method in _methods(hook):

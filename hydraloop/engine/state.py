@@ -21,7 +21,7 @@ from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.prefetch import prefetched, reads_ahead
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Hook, OnError
-from hydraloop.engine.hook_order import Slot
+from hydraloop.engine.hook_order import Slot, with_missing
 from hydraloop.engine.hook_requests import Requests
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Loader, Loaders, TrainLoader, sets_of, share_of
@@ -61,8 +61,9 @@ class EngineState(LogsRecords):
             keeps its mode (train or eval) in training.
         optimizer: over the task's parameters; None if nothing is trained.
         loaders: of batches; the engine moves them to the device.
-        hooks: by name, in the order of registration.
-        slots: the hooks' places (`hook_order.Slot`); by default from the classes, all of them custom.
+        hooks: by name, in the order of registration. An engine that trains adds `sampler_seed`, and with schedules
+            `param_scheduler`, if they are not given. `{"sampler_seed": None}` leaves it out.
+        slots: the hooks' places (`hook_order.Slot`); by default from the classes, all given ones custom.
         on_error: by name; by default from the classes.
         schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
         settings: the options.
@@ -152,7 +153,7 @@ class EngineState(LogsRecords):
         task: nn.Module,
         optimizer: optim.Optimizer | None = None,
         loaders: Loaders,
-        hooks: Mapping[str, Hook] | None = None,
+        hooks: Mapping[str, Hook | None] | None = None,
         slots: Sequence[Slot] | None = None,
         on_error: Mapping[str, OnError] | None = None,
         schedules: Mapping[str, Stateful] | None = None,
@@ -172,12 +173,16 @@ class EngineState(LogsRecords):
         # A sharded model is on its device, or waits in host memory.
         self.task: Any = cast(Any, task if self.distributed.sharded else task.to(self.device))
         self.task.engine = self
-        self.loaders, self.hooks, self.schedulers = loaders, dict(hooks or {}), dict(schedules or {})
+        self.loaders, self.schedulers = loaders, dict(schedules or {})
         self.run_dir, self.seed, self.lock, self.git = run_dir, seed, lock, {}
+        for name, given in (hooks or {}).items():
+            if given is not None:
+                check_hook(given, f"hooks.{name}")
+        trains = optimizer is not None and loaders.train is not None
+        self.hooks, places = with_missing(hooks or {}, slots, trains=trains, scheduled=bool(self.schedulers))
         for name, hook in self.hooks.items():
-            check_hook(hook, f"hooks.{name}")
             hook.name, hook.key = name, hook.key or f"hooks.{name}"
-        self.stages = Stages(self.hooks, slots, on_error, rank=self.distributed.rank)
+        self.stages = Stages(self.hooks, places, on_error, rank=self.distributed.rank)
         self.messages, self.progress, self.left_out = Messages(), Progress(), {}
         self.accumulate = self.settings.accumulate
         self.epoch_length = self.settings.limited("train", len(self.train_loader or ()))

@@ -55,6 +55,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "~data.train": ("data.train", "Use data.train=null for none"),
     "data.val_loader=5": ("data.val_loader", "Set each of them: data.val_loader.batch_size=8."),
     "~default_hooks.loger": ("default_hooks.loger", "Did you mean default_hooks.logger"),
+    "default_hooks.param_scheduler=null": ("default_hooks.param_scheduler", "scheduler={}"),
     "~hooks": ("hooks", "hooks=[]"),
     "hooks={ema:{}}": ("hooks", "hooks=[]"),
     "hooks=": ("hooks", "To select none, use hooks=[]"),

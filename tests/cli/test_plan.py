@@ -23,6 +23,8 @@ SELECTIONS = [
     ["default_hooks.checkpoint=null", "~default_hooks.logger", "default_hooks.timer.priority=50"],
     ["default_hooks.progress.priority=0", "scheduler=[]"],
     ["experiment=diabetes", "hooks=[ema]"],
+    ["default_hooks.sampler_seed=null"],
+    ["default_hooks=[]", "+hooks.mine._target_=hydraloop.hooks.ParamSchedulerHook"],
 ]
 
 
@@ -60,6 +62,12 @@ def test_a_hook_without_a_schema_stands_apart() -> None:
     assert "class not imported" in text
     line = next(line for line in text.splitlines() if "class not imported" in line)
     assert line.endswith("mine (50)")
+
+
+def test_the_plan_says_what_is_missing() -> None:
+    with composer() as opened:
+        text = format_plan(command.compose_job(["default_hooks=[]"], opened))
+    assert "\ndefault_hooks is empty: this run writes no records (metrics.jsonl) and no checkpoints; " in text
 
 
 def test_the_plan_resolves_what_can_be_resolved_before_the_job() -> None:

@@ -38,8 +38,9 @@ class Orders(Hook):
 
 def orders(run_dir: Path, loader: Any, *, hook: bool = True, **settings: Any) -> dict[int, list[int]]:
     seen = Orders()
-    hooks: dict[str, Hook] = {"sampler_seed": DistSamplerSeedHook()} if hook else {}
-    engine_of(run_dir, {**hooks, "orders": seen}, train=loader, **settings).train()
+    engine_of(
+        run_dir, {"sampler_seed": DistSamplerSeedHook() if hook else None, "orders": seen}, train=loader, **settings
+    ).train()
     return seen.epochs
 
 

@@ -69,7 +69,7 @@ def model() -> nn.Sequential:
 
 def engine_of(
     run_dir: Path,
-    hooks: Mapping[str, Hook],
+    hooks: Mapping[str, Hook | None],
     *,
     metrics: Mapping[str, Any] | None = None,
     net: nn.Module | None = None,

@@ -17,8 +17,10 @@ from hydraloop.safety.instantiate import instantiate
 
 def build_hooks(
     cfg: DictConfig, *, several: bool, given: Mapping[str, Hook] = MappingProxyType({})
-) -> tuple[dict[str, Hook], list[Slot], dict[str, OnError]]:
+) -> tuple[dict[str, Hook | None], list[Slot], dict[str, OnError]]:
     """Return the hooks by name, default hooks first, with their places in the order and their error policies.
+
+    A hook that is null in the config is None, so that the engine does not add it.
 
     Args:
         cfg: the whole config, validated.
@@ -28,12 +30,13 @@ def build_hooks(
     Raises:
         UserError: a hook, its options or its place in the order is wrong; names the key.
     """
-    hooks: dict[str, Hook] = {}
+    hooks: dict[str, Hook | None] = {}
     slots: list[Slot] = []
     on_errors: dict[str, OnError] = {}
     for group in ("default_hooks", "hooks"):
         for name, node in cfg[group].items():
             if node is None:
+                hooks.setdefault(str(name), None)  # a hook of the other group may have its name
                 continue
             hook, priority, on_error = _build_hook(node, f"{group}.{name}", several=several)
             hooks[str(name)] = hook
@@ -41,7 +44,7 @@ def build_hooks(
             on_errors[str(name)] = on_error
     for name, hook in given.items():
         key = f"hooks.{name}"
-        if name in hooks:
+        if hooks.get(name) is not None:
             raise UserError(f"the config has a hook {name!r}, too", key=key, remedy="Give it another name.")
         if hook.key:
             problem = f"this {type(hook).__name__} has been given to an engine before, and has its state"
@@ -50,7 +53,8 @@ def build_hooks(
         _check_policy(hook, hook.on_error, several=several)
         slots.append(slot_of(name, hook, None, is_default=False))
     if cfg.engine.check_order:  # again: `runs_after` of a custom hook is known only now
-        check_order(in_order(slots), key_of=lambda name: hooks[name].key)
+        keys = {name: hook.key for name, hook in hooks.items() if hook is not None}
+        check_order(in_order(slots), key_of=lambda name: keys[name])
     return hooks, slots, on_errors
 
 

@@ -90,7 +90,7 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["optimizer"] == "SGD, lr 0.01, weight_decay 0"
     assert rows["training"] == "6 iterations in 2 epochs, 3 per epoch"
     assert rows["run"] == os.path.join("runs", "one")
-    assert rows["hooks"] == "slow (30), failing (50)"
+    assert rows["hooks"] == "slow (30), sampler_seed (50), failing (50)"
     assert _by_point(text) == {"before_run": "slow", "after_train_iter": "slow", "after_train_epoch": "failing"}
 
 
@@ -200,7 +200,7 @@ def test_start_of_an_evaluation(tmp_path: Path) -> None:
     assert "training" not in rows
     assert "optimizer" not in rows
     assert rows["data"] == "test 1 batch"
-    assert "hooks" not in rows
+    assert rows["hooks"] == "sampler_seed (50)", "the engine was made to train"
 
 
 def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert max(map(len, format_summary(engine).splitlines())) <= 80
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
     assert re.fullmatch(r"12.00s: 0% waiting for data, 5\d% in hooks", rows["time"])
-    assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+", rows["hooks"])
+    assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+, sampler_seed [^,]+", rows["hooks"])
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
     assert rows["profile"] == "tensorboard --logdir " + os.path.join("run", "tf_tracing_logs")
     assert "continue" not in rows
