@@ -22,7 +22,8 @@ class ParamSchedulerHook(Hook):
     The schedules of a value are applied in the order of `begin`, then of the config. At each step they start from the
     value that the optimizer was constructed with. They count optimizer steps (not accumulated iterations or skipped
     fp16 steps) or epochs; one with a `monitor` (`plateau`) counts validations. The summary at the end of the run has
-    the first, highest and last lr of the first parameter group, as read at records and epochs (fact `lr_summary`).
+    the first, highest and last lr of the first parameter group, as read at records and epochs (fact `lr_summary`). An
+    engine with schedules adds this hook if it is not given, and refuses `default_hooks.param_scheduler=null`.
 
     Priority LOW, MMEngine's: after the logger, whose record has the lr that the iteration used, and before
     `checkpoint`. No host sync in an iteration. No state: the engine saves the schedules. No options, as in MMEngine.

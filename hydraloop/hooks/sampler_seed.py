@@ -11,7 +11,8 @@ class DistSamplerSeedHook(Hook):
 
     All ranks then use the same order, and a resumed run continues with it. `set_epoch` is called if the loader, its
     `sampler`, its `batch_sampler` or the sampler of that has it. A sampler without it (torch's for a single process)
-    uses the global generator and is not changed.
+    uses the global generator and is not changed. An engine that trains adds this hook if it is not given. With
+    `default_hooks.sampler_seed=null`, all epochs have the same order and the same augmentation.
 
     Priority NORMAL, MMEngine's. No host sync, nothing in an iteration. No state: the epoch is part of the run's
     progress. No options, as in MMEngine.

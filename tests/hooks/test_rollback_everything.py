@@ -51,7 +51,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "cosine_restart": {"periods": [1, 2]},
     "exponential": {"gamma": 0.9},
     "linear": {"end": 7},
-    "multistep": {"milestones": [7, 9], "by_epoch": False},
+    "multistep": {"milestones": [SAVED + 1, 9], "by_epoch": False},
     "onecycle": {"param": "weight_decay", "max_lr": 0.1},
     "plateau": {"patience": 0},
     "step": {"step_size": 7, "by_epoch": False},
@@ -171,6 +171,7 @@ def result_of(engine: Engine) -> dict[str, Any]:
     }
 
 
+DEFAULT = {"rollback", *(name for name, _ in stored("default_hooks"))}
 ALL = {name for group in ("default_hooks", "hooks") for name, _ in stored(group)}
 
 
@@ -179,6 +180,7 @@ ALL = {name for group in ("default_hooks", "hooks") for name, _ in stored(group)
     [
         pytest.param(ALL - SLOW, built_in_schedules, (1, 1), 2, id="every schedule"),
         pytest.param(ALL - SLOW, in_steps, (0, 5), 100, id="noticed in the next epoch"),
+        pytest.param(DEFAULT, in_steps, (1, 1), 100, id="default hooks, a step after the checkpoint"),
         pytest.param(
             ALL - {"npu_profiler"}, of_torch, (1, 1), 2, id="every hook, a schedule of torch", marks=pytest.mark.slow
         ),
