@@ -14,7 +14,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from hydraloop.cli import arguments
 from hydraloop.errors import UserError, suggestion
 from hydraloop.run.attempts import RECORDS
-from hydraloop.run.config_yaml import loaded, remember_config, resolved
+from hydraloop.run.config_yaml import loaded, remember_config, resolved_but_secrets
 from hydraloop.run.directory import CONFIG, config_file
 from hydraloop.schemas.root import Config
 
@@ -51,9 +51,8 @@ def config_of(
     for override in arguments.parse(overrides):
         _apply(override, cfg)
     _fill(cfg, cache(lambda: loaded(meta().get("config", ""), f"the config in a checkpoint of {run_dir}")))
-    cfg = _typed(resolved(cfg))
     remember_config(cfg)
-    return cfg
+    return _typed(resolved_but_secrets(cfg))  # under torchrun, the ranks resolve them
 
 
 def _typed(config: Any) -> DictConfig:

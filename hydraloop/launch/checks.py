@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.launch import torchrun
-from hydraloop.run.config_yaml import check_secrets
+from hydraloop.run.config_yaml import check_no_secret
 from hydraloop.validate import check_strategy
 
 
@@ -17,7 +17,7 @@ def check(cfg: DictConfig) -> None:
     """Check `distributed`, secrets, and the devices of this machine. Imports torch for several processes only."""
     check_options(cfg)
     if torchrun.is_several():
-        check_secrets(cfg)
+        check_no_secret(cfg)
     options = cfg.distributed
     if several(cfg) or options.backend != "auto":
         _check_machine(options, str(cfg.engine.device), _processes(options))

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.run.config_yaml import dumped, plain, resolved, without_secrets
+from hydraloop.run.config_yaml import check_no_secret, dumped, plain, resolved, resolved_but_secrets
 from hydraloop.run.environment import command
 from hydraloop.run.resume import Resumed, known_checkpoints, newest_checkpoint
 from hydraloop.safety import typed_options as typed
@@ -80,8 +80,9 @@ class Job:
         Raises:
             UserError: a secret is not in the environment.
         """
-        config = dumped(without_secrets(cfg))
-        return replace(self, config=config, folders=[], trusted=[], logging=None, sys_path=[], command=[])
+        config = resolved_but_secrets(cfg)
+        check_no_secret(OmegaConf.create(config))
+        return replace(self, config=dumped(config), folders=[], trusted=[], logging=None, sys_path=[], command=[])
 
     def resumed(self) -> Resumed:
         """Return the run directory, and where the run continues."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -74,7 +74,28 @@ def resolved(cfg: DictConfig) -> Any:
         ) from error
 
 
-def check_secrets(cfg: DictConfig) -> None:
+def resolved_but_secrets(cfg: DictConfig) -> Any:
+    """Return a config as `resolved` does, but leave the interpolation of each secret that is interpolated.
+
+    Raises:
+        UserError: as `resolved`.
+    """
+    values = resolved(cfg)
+    return _interpolated(values, masked(values), OmegaConf.to_container(cfg, resolve=False, enum_to_str=True))
+
+
+def _interpolated(value: Any, hidden: Any, written: Any) -> Any:
+    """Return `value`, but what is `written` at each secret, where `hidden` differs from `value`."""
+    if value == hidden:
+        return value
+    if isinstance(written, Mapping):
+        return {name: _interpolated(value[name], hidden[name], written[name]) for name in value}
+    if isinstance(written, list):
+        return [_interpolated(*items) for items in zip(value, hidden, written, strict=True)]
+    return written
+
+
+def check_no_secret(cfg: DictConfig) -> None:
     """Refuse a config with a secret that is not interpolated, for ranks of torchrun. The node `hydra` is left out.
 
     Raises:
@@ -82,37 +103,25 @@ def check_secrets(cfg: DictConfig) -> None:
     """
     written: Any = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)
     written.pop("hydra", None)
-    _interpolated(written, masked(written), written, "")
+    for key in _secrets(written, masked(written), ""):
+        variable = re.sub(r"\W+", "_", key).upper()
+        raise UserError(
+            "its value is a secret, and others on the network can read what torchrun's ranks are sent",
+            key=key,
+            remedy=f"Set {variable} to it on each machine, and write '++{key}=${{oc.env:{variable}}}'.",
+        )
 
 
-def without_secrets(cfg: DictConfig) -> Any:
-    """Return a config as `resolved` does, but with the interpolation instead of each secret that is interpolated.
-
-    Raises:
-        UserError: as `resolved` and `check_secrets`.
-    """
-    plain = resolved(cfg)
-    return _interpolated(plain, masked(plain), OmegaConf.to_container(cfg, resolve=False, enum_to_str=True), "")
-
-
-def _interpolated(value: Any, hidden: Any, written: Any, key: str) -> Any:
-    """Return `value`, in which `hidden` differs at each secret, with what is `written` there."""
-    if value == hidden:
-        return value
-    if isinstance(written, str) and "${" in written and mask_text(written) == written:
-        return written
-    if isinstance(value, Mapping):
-        below = {name: (hidden[name], written[name], f"{key}.{name}".lstrip(".")) for name in value}
-        return {name: _interpolated(value[name], *below[name]) for name in value}
-    if isinstance(value, list):
-        below_list = zip(value, hidden, written, strict=True)
-        return [_interpolated(*item, f"{key}.{index}") for index, item in enumerate(below_list)]
-    variable = re.sub(r"\W+", "_", key).upper()
-    raise UserError(
-        "its value is a secret, and others on the network can read what torchrun's ranks are sent",
-        key=key,
-        remedy=f"Set {variable} to it on each machine, and write '++{key}=${{oc.env:{variable}}}'.",
-    )
+def _secrets(written: Any, hidden: Any, key: str) -> Iterator[str]:
+    """Yield the keys of secrets, where `hidden` differs from what is `written`, except for interpolations."""
+    if isinstance(written, Mapping):
+        for name, value in written.items():
+            yield from _secrets(value, hidden[name], f"{key}.{name!s}".lstrip("."))
+    elif isinstance(written, list):
+        for index, value in enumerate(written):
+            yield from _secrets(value, hidden[index], f"{key}.{index}")
+    elif written != hidden and not (isinstance(written, str) and "${" in written and mask_text(written) == written):
+        yield key
 
 
 def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:

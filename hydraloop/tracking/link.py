@@ -28,6 +28,7 @@ given up."""
 _DELIVERY = 2.0
 """Seconds until the messages are written to a process that is starting, at most."""
 Trust = tuple[list[str], list[str]]
+"""Folders and packages in which a tracker may be."""
 SENDING: list[Link] = []
 """Those that this process has left to send the rest."""
 

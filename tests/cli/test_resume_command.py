@@ -15,6 +15,7 @@ from hydraloop.cli.notebook import compose
 from hydraloop.cli.resume_command import BASE, check_resume
 from hydraloop.engine.checkpoint.format import write
 from hydraloop.errors import UserError
+from hydraloop.run.config_yaml import check_no_secret
 from tests.e2e.projects import REPOSITORY
 
 
@@ -73,6 +74,19 @@ def test_a_config_that_cannot_be_read_is_named(text: str, run: Path, tmp_path: P
         check(str(tmp_path))
     assert str(caught.value).startswith(f"{file} cannot be read: ")
     assert caught.value.remedy == "Restore the file, or name another run."
+
+
+def test_a_secret_in_the_environment_stays_there(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun, each rank resolves it."""
+    moved = Path(shutil.copytree(run, tmp_path / "moved"))
+    with (moved / ".hydra" / "config.yaml").open("a") as file:
+        file.write("notify: {api_key: '${oc.env:MINE}', every: '${engine.max_epochs}'}\n")
+    monkeypatch.setenv("MINE", "hunter2-hunter2")
+    cfg = check(str(moved)).cfg
+    saved = OmegaConf.to_container(cfg.notify, resolve=False)
+    assert saved == {"api_key": "${oc.env:MINE}", "every": 3}
+    assert cfg.notify.api_key == "hunter2-hunter2"
+    check_no_secret(cfg)
 
 
 def test_a_run_with_objects_from_python_is_continued_from_python(run: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import UserError
 from hydraloop.launch.checks import check, check_single_run
-from hydraloop.run.config_yaml import without_secrets
+from hydraloop.run.config_yaml import resolved_but_secrets
 from hydraloop.schemas.distributed import DistributedConf
 
 RANK_0_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
@@ -86,7 +86,7 @@ def test_under_torchrun_a_secret_must_be_in_the_environment(monkeypatch: pytest.
     assert caught.value.key == "hooks.mine.urls.1"
     cfg.hooks.mine.urls = []
     check(cfg)  # type: ignore[arg-type]
-    sent = without_secrets(cfg)  # type: ignore[arg-type]
+    sent = resolved_but_secrets(cfg)  # type: ignore[arg-type]
     assert sent["hooks"]["mine"] == {**mine, "urls": []}
     assert sent["distributed"]["nproc_per_node"] == 1
 
