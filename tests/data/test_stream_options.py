@@ -17,6 +17,7 @@ from hydraloop.data.stream import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import validate
 from tests.config.composed import REPOSITORY
 
@@ -28,8 +29,9 @@ INDEXED = TWO.replace("Sized", "Indexed")
 
 def built(*lines: str) -> Loaders:
     cfg = hydraloop.compose(["data=base", *lines], folder=REPOSITORY)
-    validate(cfg)
-    return build_loaders(cfg, torch.device("cpu"), Distributed())
+    with ALLOWLIST.trusting_for(cfg):
+        validate(cfg)
+        return build_loaders(cfg, torch.device("cpu"), Distributed())
 
 
 def refused(*lines: str) -> UserError:
@@ -47,7 +49,10 @@ class Sharded(Distributed):
 def test_fsdp_is_refused_for_a_stream_to_evaluate() -> None:
     lines = [NUMBERS, "data.val=${data.train}", "data.loader.steps_per_epoch=5", "data.val_loader.steps_per_epoch=2"]
     cfg = hydraloop.compose(["data=base", *lines], folder=REPOSITORY)
-    with pytest.raises(UserError, match="FSDP needs the same number on each") as caught:
+    with (
+        ALLOWLIST.trusting_for(cfg),
+        pytest.raises(UserError, match="FSDP needs the same number on each") as caught,
+    ):
         build_loaders(cfg, torch.device("cpu"), Sharded())
     assert caught.value.key == "data.val"
 
