@@ -24,6 +24,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.building import build_hooks
+from hydraloop.hooks.shared.selection import log_notices
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
 from hydraloop.optim.schedules_from_config import build_schedules
@@ -38,7 +39,7 @@ from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.tasks.building import build_task, prepare_model
 from hydraloop.tracking.cursor import wait_for_followers
-from hydraloop.validate import check_strategy, check_trace_paths, log_notices, validate
+from hydraloop.validate import check_strategy, check_trace_paths, validate
 
 
 def build(

@@ -7,9 +7,8 @@ the key, the problem and the fix.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,8 @@ from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order, missing, not_applied
 from hydraloop.engine.settings import seconds_of
 from hydraloop.errors import UserError, any_of, suggestion
+from hydraloop.hooks.shared.selection import HOOK_GROUPS as HOOK_GROUPS
+from hydraloop.hooks.shared.selection import has_schedules, is_left_out, targets
 from hydraloop.run.config_yaml import plain
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
@@ -31,9 +32,6 @@ from hydraloop.schemas.optimizer import check_own_options, nodes
 from hydraloop.schemas.root import Config
 from hydraloop.schemas.scheduler import no_such_optimizer
 
-log = logging.getLogger(__name__)
-
-HOOK_GROUPS = ("default_hooks", "hooks")
 STRATEGIES = ("auto", "ddp", "fsdp2")
 _AT_LEAST = {
     "engine.max_epochs": (1, "Use 1 or more."),
@@ -81,7 +79,7 @@ def validate(cfg: DictConfig, *, trains: bool = False) -> None:
         _check_data(cfg, trains=trains)
         _check_targets(cfg, trains=trains)
         _check_hooks(cfg)
-        if trains and _has_schedules(cfg) and _is_left_out(cfg, "param_scheduler"):
+        if trains and has_schedules(cfg) and is_left_out(cfg, "param_scheduler"):
             raise not_applied()
         if cfg.engine.check_order:
             groups = {str(name): group for group in HOOK_GROUPS for name in cfg[group]}
@@ -163,8 +161,8 @@ def slots_of(cfg: DictConfig) -> list[Slot]:
                 continue
             schema = schemas.get(str(node.get("_target_")))
             slots.append(_slot(group, str(name), schema, node.get("priority")))
-    selected = _targets(cfg)
-    for name in missing({str(name) for group in HOOK_GROUPS for name in cfg[group]}, scheduled=_has_schedules(cfg)):
+    selected = targets(cfg)
+    for name in missing({str(name) for group in HOOK_GROUPS for name in cfg[group]}, scheduled=has_schedules(cfg)):
         schema = dict(stored("default_hooks"))[name]
         if schema._target_ not in selected:
             slots.append(_slot("default_hooks", name, schema, None))
@@ -180,41 +178,6 @@ def _slot(group: str, name: str, schema: Any, priority: int | str | None) -> Slo
         runs_after=tuple(getattr(schema, "runs_after", ())),
         mount_points=getattr(schema, "mount_points", None),
     )
-
-
-def notices(cfg: DictConfig) -> list[str]:
-    """Return a line for each consequence of missing default hooks that the run itself does not show."""
-    lines = []
-    if _is_left_out(cfg, "sampler_seed"):
-        lines.append("default_hooks.sampler_seed=null: all epochs have the same order of samples and augmentation")
-    if all(node is None for node in cfg.default_hooks.values()):
-        files = {"logger": "no records (metrics.jsonl)", "checkpoint": "no checkpoints"}
-        selected, defaults = _targets(cfg), dict(stored("default_hooks"))
-        lacking = [name for name in files if defaults[name]._target_ not in selected]
-        if lacking:
-            what, which = " and ".join(files[name] for name in lacking), ", ".join(lacking)
-            lines.append(f"default_hooks is empty: this run writes {what}; for these, select {which} in default_hooks")
-    return lines
-
-
-def log_notices(cfg: DictConfig, given: Collection[str]) -> None:
-    """Log the `notices`, unless finished hooks are `given` from Python, whose work is not known."""
-    for line in () if given else notices(cfg):
-        log.warning("%s", line)
-
-
-def _targets(cfg: DictConfig) -> set[str]:
-    """Return the `_target_` of each selected hook."""
-    return {str(node.get("_target_")) for group in HOOK_GROUPS for node in cfg[group].values() if node is not None}
-
-
-def _is_left_out(cfg: DictConfig, name: str) -> bool:
-    """Return whether a default hook is null and not only absent."""
-    return cfg.default_hooks.get(name, ...) is None and cfg.hooks.get(name) is None
-
-
-def _has_schedules(cfg: DictConfig) -> bool:
-    return any(schedule is not None for schedule in cfg.scheduler.values())
 
 
 def _hook_schemas() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import end_with_reader
 from hydraloop.engine.report.hook_table import format_order
+from hydraloop.hooks.shared.selection import notices
 from hydraloop.schemas import stored
 from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf
@@ -21,7 +22,7 @@ from hydraloop.schemas.engine import EngineConf
 from hydraloop.schemas.optimizer import _Optimizer
 from hydraloop.schemas.root import Config, InitConf
 from hydraloop.schemas.scheduler import _Schedule
-from hydraloop.validate import notices, slots_of
+from hydraloop.validate import slots_of
 
 _WIDTH = 110
 _SELECTION = re.compile(r"`\S+=\S+`(?:: |, (?=the default))")

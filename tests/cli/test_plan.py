@@ -67,7 +67,8 @@ def test_a_hook_without_a_schema_stands_apart() -> None:
 def test_the_plan_says_what_is_missing() -> None:
     with composer() as opened:
         text = format_plan(command.compose_job(["default_hooks=[]"], opened))
-    assert "\ndefault_hooks is empty: this run writes no records (metrics.jsonl) and no checkpoints; " in text
+    line = "default_hooks is empty: this run writes no records (metrics.jsonl) and no checkpoints"
+    assert f"\n{line}; to write them, select logger and checkpoint in default_hooks\n" in text
 
 
 def test_the_plan_resolves_what_can_be_resolved_before_the_job() -> None:
