@@ -273,5 +273,5 @@ class _Watch(Hook):
         self._open = self._open and not engine.window_closed
         if now == self.end:
             engine.preempted_by = "replay"  # no validation
-            engine.last_checkpoint = engine.resumed_from or engine.run_dir  # nothing is to be saved
+            engine.saved_iteration = engine.max_iters  # nothing is to be saved
             engine.request_stop("replay", agreed=True)

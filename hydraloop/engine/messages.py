@@ -88,7 +88,11 @@ class Messages:
 
     def total(self, name: str) -> float:
         """Return the weighted sum of a name since the last record; 0 without values. One host sync for each device."""
-        return self._read().get(name, (0.0, 0.0, 0.0))[0]
+        window = self._windows.get(name)
+        if window is None:
+            return 0.0
+        window.fold()
+        return _read([window.total])[0]
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the sum, weight and count since the last record, without times. One host sync for each device that has

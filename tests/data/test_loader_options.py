@@ -15,11 +15,18 @@ from hydraloop.data.building import build_loaders
 from hydraloop.data.loader import PartLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import validate
 from tests.config.composed import REPOSITORY
 from tests.data import loader_parts
 
 PARTS = "tests.data.loader_parts"
+
+
+@pytest.fixture(autouse=True)
+def _trusted() -> None:
+    """The parts are built without `hydraloop.build`, which trusts what the config was composed with."""
+    ALLOWLIST.trust_folder(REPOSITORY)
 
 
 def composed(*lines: str, base: bool = True) -> DictConfig:

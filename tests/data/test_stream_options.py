@@ -27,11 +27,16 @@ TWO = f"data.train={{a: {{_target_: {STREAMS}.Sized, samples: 90}}, b: {{_target
 INDEXED = TWO.replace("Sized", "Indexed")
 
 
+@pytest.fixture(autouse=True)
+def _trusted() -> None:
+    """The parts are built without `hydraloop.build`, which trusts what the config was composed with."""
+    ALLOWLIST.trust_folder(REPOSITORY)
+
+
 def built(*lines: str) -> Loaders:
     cfg = hydraloop.compose(["data=base", *lines], folder=REPOSITORY)
-    with ALLOWLIST.trusting_for(cfg):
-        validate(cfg)
-        return build_loaders(cfg, torch.device("cpu"), Distributed())
+    validate(cfg)
+    return build_loaders(cfg, torch.device("cpu"), Distributed())
 
 
 def refused(*lines: str) -> UserError:
@@ -49,10 +54,7 @@ class Sharded(Distributed):
 def test_fsdp_is_refused_for_a_stream_to_evaluate() -> None:
     lines = [NUMBERS, "data.val=${data.train}", "data.loader.steps_per_epoch=5", "data.val_loader.steps_per_epoch=2"]
     cfg = hydraloop.compose(["data=base", *lines], folder=REPOSITORY)
-    with (
-        ALLOWLIST.trusting_for(cfg),
-        pytest.raises(UserError, match="FSDP needs the same number on each") as caught,
-    ):
+    with pytest.raises(UserError, match="FSDP needs the same number on each") as caught:
         build_loaders(cfg, torch.device("cpu"), Sharded())
     assert caught.value.key == "data.val"
 

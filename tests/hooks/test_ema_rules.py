@@ -22,6 +22,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.ema.averaging import DEFAULT_GAMMA, EMA_TYPES
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.shared.building import build_hooks
+from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY
 from tests.hooks.test_ema import Recorder, check
 from tests.hooks.tiny_runs import engine_of
@@ -195,6 +196,13 @@ def too_large(updates: int) -> float:
 
 def takes_nothing() -> float:
     return 0.5
+
+
+@pytest.fixture(autouse=True)
+def _trusted() -> None:
+    """The parts are built without `hydraloop.build`, which trusts what the config was composed with."""
+    ALLOWLIST.trust_folder(REPOSITORY)
+    ALLOWLIST.trust(["tests"])
 
 
 def from_config(*overrides: str) -> EMAHook:
