@@ -54,6 +54,7 @@ def test_a_change_after_the_save_does_not_change_the_file() -> None:
     assert held.settled == [True]
     assert held.written[0]["weight"].tolist() == [0, 0, 0]
     assert one.settle(), "nothing is left to wait for"
+    one.close()
 
 
 def test_a_copy_that_needs_too_much_memory_is_not_made(caplog: pytest.LogCaptureFixture) -> None:
