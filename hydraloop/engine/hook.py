@@ -3,7 +3,7 @@
 One run, with every mount point in its place::
 
     before_run
-    │   after_load_checkpoint                    only with resume= or load_from=
+    │   after_load_checkpoint                    with resume= or load_from=, after a rollback
     │   before_train
     │   │   before_train_epoch                   ┐ before_epoch(mode="train")
     │   │   │   before_train_iter                │ before_iter(mode="train")
