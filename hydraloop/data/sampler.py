@@ -26,7 +26,7 @@ class Request(NamedTuple):
     number: int
     """Position of the first sample in the epoch, which has the samples of all ranks; the others follow it."""
     seeds: list[int] | None = None
-    """Of the draws of each sample; None: not computed yet."""
+    """The seed of each sample, from which its draws follow. None: `Seeded` computes the seeds."""
 
 
 class Order:
