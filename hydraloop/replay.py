@@ -108,6 +108,7 @@ class Replay:
             cfg.distributed.nproc_per_node = meta.get("ranks_per_node", cfg.distributed.nproc_per_node)
         cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
         cfg.engine.test = False
+        cfg.engine.allow_nan = True  # the iteration may be the one at which the run has failed
         if self._start is not None:
             cfg.load_from = cfg.init.checkpoint = None
             before = self._start.meta

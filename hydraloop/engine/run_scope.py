@@ -139,7 +139,10 @@ def _forget_earlier_use(engine: Engine) -> None:
         engine._optimizer.zero_grad(set_to_none=True)  # an error after backward leaves gradients
     if engine._window is not None and not engine.window_closed:
         engine._window.discard()
-    engine.error, engine.result, engine.window_closed, engine.diverged = None, None, True, False
+    if engine.error is not None:
+        engine.messages.load_state_dict([], engine.distributed)  # the loss of the error
+    engine.error, engine.result, engine.window_closed = None, None, True
+    engine.diverged = engine.precision.diverged = False
     engine.preempted_by, engine.requeue_at, engine.preemptible = None, math.inf, False
     engine._requests.forget_stop()
 
@@ -215,11 +218,11 @@ def _objective(engine: Engine) -> Objective | None:
     of its loss, also without a validation.
     """
     monitor: tuple[str, bool] | None = engine.messages.read("monitor")
-    name = next(iter(engine.metrics), "loss") if monitor is None else monitor[0]
+    name = next(iter(engine.metric_names), "loss") if monitor is None else monitor[0]
     rule: Literal["greater", "less"] | None = None
     if monitor is not None:
         rule = "greater" if monitor[1] else "less"
-    if engine.diverged or engine.precision.diverged:
+    if engine.error is not None and (engine.diverged or engine.precision.diverged):
         return Objective(name, rule, math.nan, engine.progress.iteration)
     if engine.best is not None:
         return Objective(engine.best.metric, rule, engine.best.value, engine.best.iteration)

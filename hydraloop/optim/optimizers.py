@@ -208,7 +208,12 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
 
 
 def _check_counts(factory: functools.partial[Any], key: str) -> None:
-    """Refuse options without as many numbers as the default has: most optimizers notice it only in their first step."""
+    """Refuse options of torch's optimizers without as many numbers as the default has.
+
+    Most of them notice it only in their first step. For other optimizers, any number may be right.
+    """
+    if not factory.func.__module__.startswith("torch.optim."):
+        return
     for name, parameter in inspect.signature(factory.func).parameters.items():
         default, value = parameter.default, factory.keywords.get(name)
         if not isinstance(default, tuple) or value is None:

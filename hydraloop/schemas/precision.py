@@ -61,8 +61,9 @@ class FP16Conf:
     """Scale below which the run ends with an error, 1e-30 .. `init_scale`. From 65536 this takes 30 overflows in a row:
     then the loss itself is not finite, and all further steps would be skipped silently."""
     loss_scale: Optional[float] = None
-    """A fixed factor of the loss, 1e-30 .. 1e38. It never grows and never backs off; an overflow skips the step. The
-    other options are then not used. Null, torch's default: the factor is adapted, so that there is nothing to tune."""
+    """A fixed factor of the loss, 1e-30 .. 1e38. It never grows and never backs off; an overflow skips the step, and 30
+    in a row end the run. The other options are then not used. Null, torch's default: the factor is adapted, so that
+    there is nothing to tune."""
 
 
 def register(store: ConfigStore) -> None:

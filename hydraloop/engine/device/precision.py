@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _NAMES = ("fp32", "tf32", "bf16", "fp16")
+_MOST_SKIPPED = 30
+"""Steps that a fixed scale may skip in a row: about as many as lower the default scale below `min_scale`."""
 
 
 class Precision:
@@ -142,7 +144,8 @@ class FP16(Autocast):
         backoff_factor: the scale is multiplied by it after a skipped step; above 0, at most 0.99.
         growth_interval: consecutive good steps before the scale grows; 1 or more.
         min_scale: a lower scale ends the run; 1e-30 or more.
-        loss_scale: a fixed scale, 1e-30 .. 1e38; the other options are not used. None: the scale is adapted.
+        loss_scale: a fixed scale, 1e-30 .. 1e38; the other options are not used. 30 skipped steps in a row end the
+            run. None: the scale is adapted.
 
     Raises:
         UserError: torch has no autocast to float16 for the device, or an option is out of range.
@@ -178,7 +181,7 @@ class FP16(Autocast):
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._min_scale = growth_interval, min_scale
         self._fixed = loss_scale
-        self.skipped = 0
+        self.skipped = self._skipped_in_a_row = 0
         self._start(init_scale, good_steps=0)
 
     def _start(self, scale: float, *, good_steps: int) -> None:
@@ -227,7 +230,7 @@ class FP16(Autocast):
         overflow, so it is updated first, and the optimizer is called only if it has not fallen.
 
         Raises:
-            UserError: the scale is below `min_scale`: gradients are not finite at any scale.
+            UserError: the scale is below `min_scale`, or a fixed scale has skipped 30 steps in a row.
         """
         if not self._unscaled:
             self.unscale(optimizer)
@@ -240,14 +243,15 @@ class FP16(Autocast):
                 self.scale = adapted
             else:
                 self._scaler.update(before)
+            self._skipped_in_a_row = self._skipped_in_a_row + 1 if adapted < before else 0
             if adapted < before:
                 self.skipped += 1
-                if self._fixed is None and adapted < self._min_scale:
+                if self._skipped_in_a_row >= _MOST_SKIPPED if self._fixed else adapted < self._min_scale:
                     self.diverged = True
                     raise UserError(
                         f"gradients are infinite or NaN even at a loss scale of {self.scale:.2g} ({self.skipped} steps "
                         "skipped); the loss may be, too, and every further step would be skipped",
-                        key="precision.min_scale",
+                        key="precision.loss_scale" if self._fixed else "precision.min_scale",
                         remedy="Lower optimizer.lr, clip gradients (default_hooks.grad_clip.max_norm=1), or use "
                         "precision=bf16, which has the range of fp32; precision=fp32 shows whether the loss is finite.",
                     )

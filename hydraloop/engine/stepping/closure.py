@@ -49,18 +49,19 @@ class Closure:
     """Takes steps with a function that repeats forward and backward.
 
     LBFGS calls it first for the loss and the gradients of the iteration, which the engine has already. SAM may call it
-    only after it has moved the weights. The first step shows which, by comparing the weights at the first call.
+    only after it has moved the weights. So the weights at the first call are compared in each step, until they have
+    moved once. A SAM may begin with a distance of 0.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._asks_again: bool | None = None
-        """Whether the first call asks for what the engine has already; None before the first step."""
+        self._moves_first = False
+        """Whether the optimizer has moved the weights or changed the gradients before its first call."""
 
     def step(self, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> bool:
         """Take a step. Values in the records stay those of the iteration's own forward.
 
-        No host sync of its own, except in the first step.
+        One host sync of its own, unless the optimizer has moved the weights before the first call in an earlier step.
 
         Args:
             outputs: of the iteration, whose gradients are computed and clipped.
@@ -69,7 +70,7 @@ class Closure:
         logged = dict(task.logged)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters]
-        before = None if self._asks_again is not None else _copies(parameters, gradients)
+        before = None if self._moves_first else _copies(parameters, gradients)
         mean = self._over_ranks(outputs["loss"], self._engine.loss_weights["loss"])
         called = False
 
@@ -78,8 +79,8 @@ class Closure:
             nonlocal called
             is_first, called = not called, True
             if is_first and before is not None:
-                self._asks_again = all(map(torch.equal, before, _copies(parameters, gradients)))
-            if not is_first or not self._asks_again:
+                self._moves_first = not all(map(torch.equal, before, _copies(parameters, gradients)))
+            if not is_first or self._moves_first:
                 return self._evaluate(optimizer, batch_idx, batch)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient  # the optimizer may have removed it

@@ -19,6 +19,8 @@ def notices(cfg: DictConfig) -> list[str]:
     lines = []
     if is_left_out(cfg, "sampler_seed"):
         lines.append("default_hooks.sampler_seed=null: all epochs have the same order of samples and augmentation")
+    if is_left_out(cfg, "runtime_info"):
+        lines.append("default_hooks.runtime_info=null: records have no loss, and a loss of NaN does not end the run")
     if all(node is None for node in cfg.default_hooks.values()):
         files = {"logger": "no records (metrics.jsonl)", "checkpoint": "no checkpoints"}
         selected, defaults = targets(cfg), dict(stored("default_hooks"))

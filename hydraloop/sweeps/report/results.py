@@ -108,7 +108,9 @@ def collect(directory: SweepDirectory) -> Results:
         for state in states
         if state.has_diverged or (state.state in ("finished", "stopped") and state.value is not None)
     ]
-    monitored = next(iter(with_result), None)
+    monitored = min(
+        with_result, key=lambda state: state.has_diverged, default=None
+    )  # a diverged job may know no metric
     metric, rule = (None, None) if monitored is None else (monitored.metric, monitored.rule)
     values = {state.number: float(state.value or 0.0) for state in with_result if state.metric == metric}
     rows = sorted(

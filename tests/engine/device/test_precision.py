@@ -314,6 +314,19 @@ def test_a_fixed_scale_never_changes_and_an_overflow_skips_its_step(loss_scale: 
     assert step(resumed, model, optimizer)
 
 
+def test_a_fixed_scale_that_skips_every_step_ends_the_run() -> None:
+    """As if the weights were NaN. A good step in between begins the count again."""
+    model, precision = linear(), FP16(CPU, loss_scale=8.0)
+    optimizer = optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        assert not any(step(precision, model, optimizer, float("nan")) for _ in range(29))
+        assert step(precision, model, optimizer)
+    assert not any(step(precision, model, optimizer, float("nan")) for _ in range(29))
+    with pytest.raises(UserError, match=r"precision\.loss_scale: gradients are infinite or NaN"):
+        step(precision, model, optimizer, float("nan"))
+    assert precision.diverged
+
+
 @pytest.mark.parametrize("init_scale", [1000.1, 65536.1, 0.3])
 def test_a_scale_that_fp32_rounds_is_no_overflow(init_scale: float) -> None:
     model, precision = linear(), FP16(CPU, init_scale=init_scale)

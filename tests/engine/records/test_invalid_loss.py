@@ -151,3 +151,21 @@ def test_all_ranks_end_if_one_has_it(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["status"], result["objective"]["value"]) == ("failed", "nan")
     assert not list((tmp_path / "checkpoints").glob("*.pth"))
+
+
+def test_an_engine_that_has_failed_can_train_again(tmp_path: Path) -> None:
+    """As in a notebook, after the data has been repaired."""
+    train = planted(7)
+    engine = engine_of(
+        tmp_path, hooks(checkpoint=CheckpointHook(by_epoch=False, interval=8)), train=train, max_epochs=1
+    )
+    failed(engine)
+    train[6][1][0, 0] = 0.0
+    with torch.no_grad():
+        for value in engine.model.state_dict().values():
+            value.copy_(torch.ones_like(value))
+    engine.optimizer.state.clear()
+    result = engine.train()
+    assert result.status == "finished"
+    assert result.objective is not None
+    assert math.isfinite(result.objective.value)

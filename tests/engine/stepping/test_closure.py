@@ -158,6 +158,48 @@ class SAMOfTwo(SAM):
         super().step(closure)
 
 
+class WarmSAM(SAM):
+    """A SAM whose distance is 0 in the first step."""
+
+    distance = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        moves = [self.distance * parameter.grad for parameter in parameters]
+        self.distance = 0.5
+        torch._foreach_add_(parameters, moves)
+        closure()
+        torch._foreach_sub_(parameters, moves)
+        optim.SGD.step(self)
+
+
+def test_a_sam_may_begin_with_a_distance_of_zero(tmp_path: Path) -> None:
+    task = Task(nn.Linear(3, 1), nn.MSELoss())
+    expected = copy.deepcopy(task.model)
+    optimizer = WarmSAM(expected.parameters(), lr=0.1)
+    for inputs, targets in DATA:
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                loss = nn.functional.mse_loss(expected(inputs), targets)
+                torch.autograd.backward(loss)
+            return loss
+
+        closure()
+        optimizer.step(closure)
+    engine = Engine(
+        task=task,
+        optimizer=WarmSAM(task.parameters(), lr=0.1),
+        loaders=Loaders(DATA),
+        settings=Settings(device="cpu", max_epochs=1, closures={"": True}),
+        run_dir=tmp_path,
+    )
+    engine.train()
+    assert all(map(torch.equal, task.model.state_dict().values(), expected.state_dict().values()))
+
+
 class DataSAM(optim.SGD):
     """A SAM that needs the gradients, and moves the weights without a trace for autograd."""
 
