@@ -47,7 +47,7 @@ _PARAMETERS = """
     cluster name timeout_min slurm_time slurm_signal_delay_s slurm_partition slurm_account slurm_qos slurm_constraint
     mem_gb slurm_mem slurm_mem_per_gpu slurm_mem_per_cpu cpus_per_task slurm_cpus_per_gpu
     gpus_per_node slurm_gpus_per_node slurm_gpus_per_task slurm_gres
-    nodes slurm_nodelist slurm_exclude slurm_exclusive
+    nodes tasks_per_node slurm_ntasks_per_node slurm_nodelist slurm_exclude slurm_exclusive slurm_array_parallelism
 """
 _SUBMITIT = frozenset(_PARAMETERS.split())
 """Parameters that a config may give submitit: time, partition, memory, CPUs, GPUs, nodes and account. Others can run
@@ -93,7 +93,7 @@ def check_submitit(cfg: DictConfig, typed: Collection[str]) -> None:
         is_harmless = key.removeprefix(f"{section}.") in _SUBMITIT and _SUBMITIT_VALUE.fullmatch(str(value))
         if key not in typed and not (value is None or is_harmless):
             raise UserError(
-                f"a config file may not set this to {value!r}, which could run a command",
+                f"a config file may not set this to {value!r}: only harmless parameters, as plain numbers and words",
                 key=key,
                 remedy=f"Type it on the command line: {key}=…. To trust all parameters, {ALLOWLIST.remedy('submitit')}",
             )

@@ -4,6 +4,7 @@ that was started from Python, or whose config does not resolve here."""
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -137,7 +138,8 @@ def _check_out_dirs(cfg: DictConfig, run_dir: Path, typed: Sequence[str]) -> Non
             raise UserError(
                 f"{folder} is outside of {run_dir}, and the run does not belong to this project",
                 key=key,
-                remedy=f"To write there, type it: {key}={folder} To write into the run directory: {key}=null",
+                remedy=f"To write there, add {shlex.quote(f'{key}={folder}')}\n"
+                f"  To write into the run directory, add {key}=null",
             )
 
 

@@ -53,8 +53,8 @@ def settle_run(command: Command, restarted: Callable[[], Resumed] | None, locks:
 
     found = find(named)
     key = _KEY if cfg.resume is None else "resume"
-    if not command.follows_links:
-        run_directory.check_links(found.run_dir or directory, key=key)
+    if found.run_dir is not None and not command.follows_links:
+        run_directory.check_links(found.run_dir, key=key)
     locks.enter_context(
         RunLock(found.run_dir or directory, key=key, wait=cfg.resume == "auto" or restarted is not None)
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -92,7 +93,7 @@ def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed:
         recorded: the process that launched this one has written the config.
     """
     if not resumed:
-        for project in ALLOWLIST.folders:
+        for project in {*ALLOWLIST.folders, sys.path[0] or "."}:  # the last one has the code of `python -m`
             remember(Path(project), run_dir)
     records = run_dir / RECORDS
     begun = (records / CONFIG).exists()
@@ -109,7 +110,7 @@ def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed:
 def check_links(directory: Path, *, key: str) -> None:
     """Refuse links in a directory that lead out of it: a resumed run would write there, and may come from anywhere.
 
-    The directory itself, and those above it, may be links.
+    The directory itself, and those above it, may be links, and so may the files of W&B, which links its own logs.
 
     Raises:
         UserError: there is such a link; names `key`.
@@ -121,17 +122,18 @@ def check_links(directory: Path, *, key: str) -> None:
             raise UserError(
                 f"{link} is a link to {target}, outside of {directory}",
                 key=key,
-                remedy="Remove the link. If you trust all links there, add --trusted-links to the command.",
+                remedy="If the links there are yours, add --trusted-links to the command; Python's build has no such "
+                "option. Otherwise do not resume this run.",
             )
 
 
-def _links(directory: Path | str) -> Iterator[str]:
+def _links(directory: Path | str, left_out: str | None = "wandb") -> Iterator[str]:
     with suppress(OSError), os.scandir(directory) as entries:  # a missing one, or one that cannot be read
         for entry in entries:
             if entry.is_symlink():
                 yield entry.path
-            elif entry.is_dir():
-                yield from _links(entry.path)
+            elif entry.is_dir() and entry.name != left_out:
+                yield from _links(entry.path, None)
 
 
 def refuse_held(directory: Path, *, key: str) -> None:

@@ -38,8 +38,14 @@ def trust(argv: Sequence[str], run: Path, typed: Iterable[str]) -> bool:
         sys.path.insert(0, str(here))  # `__main__` has removed it
     else:
         os.environ[UNTRUSTED] = "1"
+        if argv[0] == "resume":
+            problem = "the code is not recorded, because git is not asked in a directory that is not trusted"
+            print(f"warning: {problem}", file=sys.stderr)
         trusting = _with_trusted(argv, [*packages, _HERE])
-        missing = f"{missing} If you trust the Python files in the working directory: `{trusting}`."
+        missing = (
+            f"{missing} You have trained no such run here on this account, so Python files in the working directory "
+            f"are not trusted. If you trust them: `{trusting}`."
+        )
     kept = packages & {_HERE}
     ALLOWLIST.trust(packages - kept)
     ALLOWLIST.advice = Advice(lambda names: f"run `{_with_trusted(argv, [*kept, *names])}`.", _PROJECT, missing)

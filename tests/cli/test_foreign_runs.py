@@ -83,6 +83,17 @@ def test_a_project_uses_its_own_runs(trained: Project, name: str, run: str) -> N
     assert done.code == 0, done.text
 
 
+@pytest.mark.slow
+def test_a_program_that_runs_as_a_module_has_its_project_in_the_working_directory(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    project.write("pkg/own.py", MODEL)
+    project.write("pkg/train.py", "import hydraloop\n\nhydraloop.main(config_path='../conf')\n")
+    done = project.python("-m", "pkg.train", *QUICK, f"hydra.run.dir={RUN}", "task.model._target_=pkg.own.Net")
+    assert done.code == 0, done.text
+    done = command(project, "evaluate", RUN)
+    assert done.code == 0, done.text
+
+
 def test_a_project_does_not_give_its_classes_to_other_runs(trained: Project, tmp_path: Path) -> None:
     shutil.copytree(trained.path / RUN, tmp_path / "foreign")
     done = command(trained, "evaluate", str(tmp_path / "foreign"))
@@ -181,7 +192,7 @@ def test_a_foreign_run_writes_only_into_its_directory(foreign: Path, trained: Pr
     before = files(tmp_path)
     done = trained.train("resume", str(foreign), "engine.max_epochs=3")
     assert (done.code, files(tmp_path)) == (2, before), done.text
-    found = re.search(r"type it: (default_hooks.checkpoint.out_dir=\S+)", done.err)
+    found = re.search(r"add (default_hooks.checkpoint.out_dir=\S+)", done.err)
     assert found, done.err
     for typed in (found[1], "default_hooks.checkpoint.out_dir=null"):
         assert trained.train("resume", str(foreign), "engine.max_epochs=3", typed, "--dry-run").code == 0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from hydraloop.errors import UserError
 from hydraloop.run import directory
 
 
@@ -32,6 +33,20 @@ def test_what_makes_a_directory_a_runs(what: str) -> None:
     path.parent.mkdir(parents=True)
     path.touch()
     assert directory.holds_run(Path("some"))
+
+
+def test_links_out_of_a_run_are_refused_but_not_those_to_logs_of_wandb() -> None:
+    Path("run/wandb/offline-run/logs").mkdir(parents=True)
+    Path("run/wandb/offline-run/logs/debug-core.log").symlink_to(Path("cache.log").absolute())
+    Path("run/wandb/latest-run").symlink_to("offline-run")
+    directory.check_links(Path("run"), key="resume")
+    Path("run/checkpoints").mkdir()
+    Path("run/checkpoints/wandb").mkdir()
+    for link in ("run/checkpoints/wandb/x", "run/tensorboard"):
+        Path(link).symlink_to(Path("elsewhere").absolute())
+        with pytest.raises(UserError, match=f"^resume: {link} is a link to .*/elsewhere, outside of run"):
+            directory.check_links(Path("run"), key="resume")
+        Path(link).unlink()
 
 
 def test_what_is_recorded_without_hydra() -> None:
