@@ -57,7 +57,8 @@ class EngineConf:
     allow_nan: bool = False
     """Whether training continues when its loss is NaN or infinite. False: the run fails, because training does not
     recover from it: at the next record, before a checkpoint is written, or at the end. The hooks `rollback` and
-    `check_invalid_loss` act instead if they are selected. Steps that fp16 has skipped do not count."""
+    `check_invalid_loss` act instead if they are selected. Steps that fp16 has skipped do not count. Without the hook
+    `runtime_info`, records have no loss, and nothing is checked."""
     check_order: bool = True
     """Whether to reject hook priorities that break a hook's `runs_after`."""
     device: str = "auto"

@@ -123,6 +123,13 @@ def test_jobs_with_another_metric_are_not_compared(tmp_path: Path) -> None:
     assert [group["values"] for group in content["groups"]] == [[0.7], [0.5, 0.6]]
 
 
+def test_a_job_that_diverges_before_its_first_validation_does_not_name_the_metric(tmp_path: Path) -> None:
+    made = sweep(tmp_path / "sweep", "a=0,1")
+    write(made, {0: finished(math.nan, state="failed", metric="loss", error="the loss is nan"), 1: finished(0.6)})
+    content = as_json(made)
+    assert (content["metric"], content["best"]["job"]) == ("accuracy", 1)
+
+
 def test_five_seeds_tell_which_averages_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = sweep(tmp_path / "sweep", "seed=0,1,2,3,4", "a=0,1,2")
     noise = (0.0, 0.01, -0.01, 0.02, -0.02)
