@@ -47,7 +47,7 @@ class Objective:
     metric: str
     """The first metric of `save_best`, else of the task."""
     rule: Literal["greater", "less"] | None
-    """Which values are better; None if that is not known."""
+    """Whether greater or lesser values are better; None if the metric does not say."""
     value: float
     """The best one with `save_best`, else the last. NaN if no validation was finite."""
     iteration: int

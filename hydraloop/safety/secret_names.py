@@ -1,4 +1,4 @@
-"""Which names are those of secrets: `db_password`, `hfToken`, and those in the option `secrets`. Imports no torch."""
+"""Recognizes the names of secrets: `db_password`, `hfToken`, and names in the option `secrets`. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Python files `python -m hydraloop <command> <run>` trusts: those of the project that has trained the run."""
+"""Decides whether `python -m hydraloop <command> <run>` trusts the Python files of the working directory."""
 
 from __future__ import annotations
 

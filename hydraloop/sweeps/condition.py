@@ -68,6 +68,7 @@ class Condition(ast.NodeTransformer):
             UserError: the job does not set a key, or a comparison is not possible.
         """
         try:
+            # The code was compiled from a syntax tree with allowed nodes only.
             return bool(eval(self._code, {"__builtins__": {}, **_CONSTANTS, **_FUNCTIONS}, values))  # noqa: S307
         except (TypeError, ValueError, ArithmeticError, MemoryError, NameError) as error:
             reason = f"it sets no {error.name}" if isinstance(error, NameError) else str(error)

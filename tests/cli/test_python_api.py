@@ -174,7 +174,7 @@ def test_a_hook_object_that_changes_the_evaluation_is_given_again(tmp_path: Path
 
 
 def test_some_parts_are_given_and_the_others_are_those_of_the_config(tmp_path: Path) -> None:
-    """Of the data, a split that is not given is empty: the config's test set says nothing about the user's data."""
+    """If loaders are given, other splits are empty: the config's test set says nothing about the user's data."""
     cfg = composed("optimizer=sgd")
     train = [(torch.rand(10, 1, 8, 8), torch.arange(10))] * 5
     sgd = functools.partial(torch.optim.SGD, lr=0.25)

@@ -229,7 +229,7 @@ def test_stop_records_what_was_killed(sweep: SweepDirectory, capsys: pytest.Capt
 
 
 def test_stop_does_not_end_a_process_that_records_the_end_of_a_job(sweep: SweepDirectory) -> None:
-    """Another `stop`, or a controller, has the lock of the job for a moment."""
+    """A second `stop` or a controller holds the lock of the job for a moment."""
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             _lock_for(process.pid, sweep.folder(2))

@@ -23,7 +23,7 @@ class Formula:
         function: any of these forms.
 
     Raises:
-        UserError: it is none of them.
+        UserError: the object is not one of these functions.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

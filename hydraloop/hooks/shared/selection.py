@@ -1,4 +1,5 @@
-"""Which hooks a config selects, and what a run without some default hooks does not do. Imports no torch."""
+"""Reads from a config the hooks that it selects, and what its run does not do without some default hooks. Imports no
+torch."""
 
 from __future__ import annotations
 
