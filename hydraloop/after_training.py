@@ -20,6 +20,7 @@ from hydraloop.errors import UserError, printable
 from hydraloop.launch import elastic, torchrun
 from hydraloop.launch.checks import check_debugger
 from hydraloop.launch.termination import terminable
+from hydraloop.launch.unloading import leave_before_unloading
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import working_directory
 from hydraloop.safety.secrets import remember_overrides
@@ -43,6 +44,14 @@ _ARGUMENTS = {
 
 def main(argv: Sequence[str]) -> int:
     """Run a command. Returns the exit code: 0, 1 after an error message, 128 + n after signal n; argparse: 2."""
+    finished = leave_before_unloading()
+    code = _main(argv)
+    if torchrun.is_several():
+        finished(code)
+    return code
+
+
+def _main(argv: Sequence[str]) -> int:
     args = _parser(argv[0]).parse_intermixed_args(argv[1:])
     remember_overrides(args.overrides)
     _log_warnings()

@@ -26,6 +26,7 @@ from hydraloop.launch.failure import Ended, Failure
 from hydraloop.launch.job import Job
 from hydraloop.launch.rank_training import train
 from hydraloop.launch.termination import TerminationHandler, leave
+from hydraloop.launch.unloading import leave_before_unloading
 from hydraloop.run.processes import is_alive, started
 from hydraloop.run.resume import Resumed, known_checkpoints, newest_checkpoint
 from hydraloop.run.uncollected import uncollected
@@ -179,6 +180,7 @@ def _killed(store: Any, job: Job) -> Failure | None:
 
 def follow() -> int:
     """Wait for rank 0's job and train. Returns the exit code. Prints nothing: rank 0 reports for all ranks."""
+    finished = leave_before_unloading()
     try:
         store = _store()
         text = json.loads(store.get("job"))
@@ -204,6 +206,7 @@ def follow() -> int:
     _note(store, "ended", rank())
     if failure is not None:
         leave(1)
+    finished(0)
     return 0
 
 

@@ -6,7 +6,6 @@ standard library, so no other module can shadow one that the launching process w
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -18,14 +17,16 @@ from pathlib import Path
 
 def main(folder: Path, launcher: int) -> None:
     """Train as the rank that the environment names, then end this process."""
-    finished: list[bool] = []
-    atexit.register(lambda: finished and leave(0))  # the first is called last, after those of other libraries
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback until there is something to close
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     threads = max(1, cores // int(os.environ["LOCAL_WORLD_SIZE"]))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # otherwise each rank would use all cores
     text = (folder / "job.json").read_text(encoding="utf-8")
     sys.path[:] = json.loads(text)["sys_path"]
+
+    from hydraloop.launch.unloading import leave_before_unloading
+
+    finished = leave_before_unloading()
 
     from hydraloop.errors import Terminated
     from hydraloop.launch import rank_log, torchrun
@@ -63,8 +64,7 @@ def main(folder: Path, launcher: int) -> None:
         leave(1)
     with contextlib.suppress(FileNotFoundError):  # the launching process has ended
         error_file.with_name(DONE).touch()
-    # While torch is unloaded, a thread of gloo may still run, and abort the process: once in thousands of jobs.
-    finished.append(True)
+    finished(0)
 
 
 if __name__ == "__main__":

@@ -390,26 +390,33 @@ def test_torchrun_restarts_a_single_process_from_its_newest_checkpoint(project: 
 
 
 LIBRARY = """
-import atexit, ctypes, pathlib
-from hydraloop import Hook
+import atexit, ctypes, os, pathlib
+from hydraloop.tasks import Classification as Task
 
 def noted():
     pathlib.Path("noted").touch()
 
-class Library(Hook):
-    def before_run(self, engine) -> None:
-        libc = ctypes.CDLL(None)
-        getattr(libc, "__cxa_atexit")(libc.abort, None, None)  # as a thread does that outlives torch
-        atexit.register(noted)
+if os.environ.get("RANK") in RANKS:
+    libc = ctypes.CDLL(None)
+    getattr(libc, "__cxa_atexit")(libc.abort, None, None)  # as a thread does that outlives torch
+    atexit.register(noted)
 """
 
 
 @pytest.mark.slow
 def test_a_rank_that_has_finished_is_not_failed_by_a_library_that_is_unloaded(project: Project) -> None:
-    project.write("my_project/library.py", LIBRARY)
-    done = project.train(*QUICK, TWO, "+hooks.library._target_=my_project.library.Library")
+    """Python's own exit handlers are called."""
+    project.write("my_project/library.py", LIBRARY.replace("RANKS", "('0', '1')"))
+    done = project.train(*QUICK, TWO, "task._target_=my_project.library.Task", "hydra.run.dir=run")
     assert done.code == 0, done.text
-    assert (project.path / "noted").exists(), "Python's own exit handlers are called"
+    (project.path / "noted").unlink()
+    done = project.python("-m", "hydraloop", "evaluate", "run", "split=val")
+    assert done.code == 0, done.text
+    (project.path / "noted").unlink()
+    project.write("my_project/library.py", LIBRARY.replace("RANKS", "('1',)"))  # rank 0 belongs to the user's script
+    done = torchrun(project, "--nproc-per-node=2", "train.py", *QUICK, "task._target_=my_project.library.Task")
+    assert done.code == 0, done.text
+    (project.path / "noted").unlink()
 
 
 @pytest.mark.nightly
