@@ -239,10 +239,10 @@ def stop(path: Path, seconds: float, *, kill: bool) -> bool:
     def holders() -> dict[Path, lock.Holder]:
         controllers = {} if sweep is None else sweep.controllers()
         held = {path / lock.CONTROLLERS / name: one for name, one in controllers.items()}
-        if not any(one.is_here for one in held.values()):  # which tell their jobs
+        if not any(one.is_here for one in held.values()):  # a controller on this machine tells its own jobs
             pids = {path: None} if sweep is None else {sweep.folder(job.number): job.pid for job in _running(sweep)}
             found = {folder: lock.holder(folder) for folder in pids}
-            # Another process, such as a second `stop`, holds the lock for a moment to record the end of a job.
+            # Only the lock of the job's own process counts: a second `stop` holds it while it records the end of a job.
             held |= {
                 at: one for at, one in found.items() if one is not None and pids[at] in (None, one.processes[0][0])
             }
@@ -250,7 +250,8 @@ def stop(path: Path, seconds: float, *, kill: bool) -> bool:
         return {folder: one for folder, one in held.items() if one.alive}
 
     def find() -> list[int]:
-        return [one.alive[0][0] for one in holders().values()]  # which tells rank 0, if that is another
+        # The first process of a lock tells rank 0, if rank 0 is another process.
+        return [one.alive[0][0] for one in holders().values()]
 
     def waits() -> None:
         command = shlex.join(["python", "-m", "hydraloop", "stop", "--kill", shown(path)])

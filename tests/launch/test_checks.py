@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -49,9 +51,9 @@ def test_a_backend_that_does_not_work(backend: str) -> None:
 
 
 def test_ranks_cannot_import_the_script() -> None:
-    cfg = OmegaConf.merge(config(nproc_per_node=2), {"hooks": {"mine": {"_target_": "__main__.Mine"}}})
+    cfg: Any = OmegaConf.merge(config(nproc_per_node=2), {"hooks": {"mine": {"_target_": "__main__.Mine"}}})
     with pytest.raises(UserError, match="Move the class to another file"):
-        check(cfg)  # type: ignore[arg-type]
+        check(cfg)
 
 
 def test_a_strategy_for_several_processes_with_one() -> None:
@@ -80,13 +82,13 @@ def test_more_processes_than_gpus() -> None:
 def test_under_torchrun_a_secret_must_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWHERE", "abc")
     mine = {"api_key": "${oc.env:ELSEWHERE}", "dsn": "ab://me:${oc.env:ELSEWHERE}@host", "urls": ["a", "ab://me:abc@h"]}
-    cfg = OmegaConf.merge(config(), {"hooks": {"mine": mine}})
+    cfg: Any = OmegaConf.merge(config(), {"hooks": {"mine": mine}})
     with pytest.raises(UserError, match="others on the network can read") as caught:
-        check(cfg)  # type: ignore[arg-type]
+        check(cfg)
     assert caught.value.key == "hooks.mine.urls.1"
     cfg.hooks.mine.urls = []
-    check(cfg)  # type: ignore[arg-type]
-    sent = resolved_but_secrets(cfg)  # type: ignore[arg-type]
+    check(cfg)
+    sent = resolved_but_secrets(cfg)
     assert sent["hooks"]["mine"] == {**mine, "urls": []}
     assert sent["distributed"]["nproc_per_node"] == 1
 

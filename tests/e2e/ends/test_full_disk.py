@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.projects import Project, Run
+from tests.small_disk import small_disk
 
 HOOK = '''
 from __future__ import annotations
@@ -55,13 +55,8 @@ def project(tmp_path: Path) -> Project:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MB."""
-    path = tmp_path / "a small disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(tmp_path / "a small disk", 8) as folder:
+        yield folder
 
 
 def filling(disk: Path, after: int, **options: int) -> list[str]:

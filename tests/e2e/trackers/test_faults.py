@@ -20,6 +20,7 @@ from tests.e2e.projects import REPOSITORY, Done, Project, Run
 from tests.e2e.trackers.fault_hooks import HOOKS, LONG, PICTURES, UNTIL
 from tests.e2e.trackers.http_proxy import http_proxy
 from tests.e2e.trackers.tracked import MLflowRun, mlflow_run, mlflow_runs, points
+from tests.small_disk import small_disk
 from tests.tracking.mlflow.server import MLflowServer, mlflow_server
 
 SOON = 120.0
@@ -40,16 +41,10 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 2 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"this system does not allow mounts: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    with small_disk(tmp_path / "disk", 2) as folder:
+        yield folder
 
 
 def summary(done: Done) -> str:
@@ -215,10 +210,10 @@ def lines_about(done: Done) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_for_a_while_loses_no_record(project: Project, small_disk: Path) -> None:
-    done = on_a_full_disk(project, small_disk, full=20, free=200, flush_timeout=60)
+def test_a_disk_that_is_full_for_a_while_loses_no_record(project: Project, disk: Path) -> None:
+    done = on_a_full_disk(project, disk, full=20, free=200, flush_timeout=60)
     assert done.code == 0, done.text
-    run = Run(small_disk / "run")
+    run = Run(disk / "run")
     train = [record["iteration"] for record in run.records if record["mode"] == "train" and "loss" in record]
     assert train == [*range(1, 301)], "each once, in order"
     assert_whole(mlflow_run(project.path), run)
@@ -231,15 +226,15 @@ def test_a_disk_that_is_full_for_a_while_loses_no_record(project: Project, small
 
 
 @pytest.mark.slow
-def test_a_disk_that_stays_full_is_reported_and_sync_sends_what_was_written(project: Project, small_disk: Path) -> None:
-    done = on_a_full_disk(project, small_disk, full=100, free=1000, flush_timeout=3)
+def test_a_disk_that_stays_full_is_reported_and_sync_sends_what_was_written(project: Project, disk: Path) -> None:
+    done = on_a_full_disk(project, disk, full=100, free=1000, flush_timeout=3)
     assert done.code == 1
     assert re.search(r"metrics.jsonl lacks \d+ records of the iterations \d+ to 300: OSError", done.text)
     assert "result.json cannot be written" in done.text
     assert done.text.count("Traceback") <= 3
     assert len(lines_about(done)) < 150, done.text
-    (small_disk / "filler").unlink()
-    run = Run(small_disk / "run")
+    (disk / "filler").unlink()
+    run = Run(disk / "run")
     assert len(run.records) > 90, "all lines are whole"
     synced = project.python("-m", "hydraloop", "sync", str(run.path))
     assert synced.code == 0, synced.text

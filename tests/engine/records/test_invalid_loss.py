@@ -124,7 +124,9 @@ def test_hooks_that_check_the_loss_act_first(hook: Hook, tmp_path: Path) -> None
     else:
         with pytest.raises(InvalidLossError, match="at iteration 10"):
             engine.train()
-        assert math.isnan(engine.result.objective.value)  # type: ignore[union-attr]
+        assert engine.result is not None
+        assert engine.result.objective is not None
+        assert math.isnan(engine.result.objective.value)
 
 
 def test_a_hook_that_goes_back_at_jumps_only_leaves_nan_to_the_engine(tmp_path: Path) -> None:

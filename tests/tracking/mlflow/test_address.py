@@ -14,6 +14,7 @@ import pytest
 
 from hydraloop.tracking.mlflow import address as address
 from hydraloop.tracking.tracker import UnusableError
+from tests.small_disk import small_disk
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, opened, points, run_in, training
 
 __all__ = ["empty_database", "folder"]
@@ -236,18 +237,9 @@ def test_eight_processes_open_a_database_that_is_not_there(tmp_path: Path) -> No
 @pytest.fixture
 def disk(tmp_path: Path, empty_database: Path) -> Iterator[Path]:
     """A file system of 16 MB with a database."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(mount)], check=False, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    try:
-        shutil.copy(empty_database, mount)
-        yield mount
-    finally:
-        subprocess.run(["umount", "-l", str(mount)], check=True)
+    with small_disk(tmp_path / "small", 16) as folder:
+        shutil.copy(empty_database, folder)
+        yield folder
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB, Run, Sweep, UnusableError
 from hydraloop.tracking.wandb import Mode, mode_of
 from hydraloop.tracking.wandb_run import config_of, identity
+from tests.small_disk import small_disk
 from tests.tracking.runs import attempt, described_run, log_records
 from tests.tracking.wandb.driver import OPTIONS
 
@@ -114,17 +115,10 @@ def test_a_follower_that_dies_between_send_and_cursor_sends_nothing_twice(tmp_pa
 @pytest.mark.slow
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     """W&B's process reports no error, and writes nothing after its first one: the file is written again."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
+    with small_disk(tmp_path / "disk", 4) as disk:
         run_dir = disk / "run"
         described_run(run_dir)
         found = drive(run_dir, "log=400", "step", "fill", "free", "drain", "finish", "read")
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
     assert any("was the disk full?" in str(trouble) for trouble in found["troubles"])
     assert [row["step"] for row in rows_of(found)] == list(range(400))
     assert (found["sent"], found["finished"]) == (400, True)
