@@ -31,6 +31,7 @@ from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.parts import NONE, Parts
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_metadata, remember_config
+from hydraloop.run.lock import RunLock
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.resume import Resumed, lock_of, settle_on_main
@@ -77,13 +78,15 @@ def build(
     if position is not None:
         parts.check(position.given, f"hydraloop.build(hydraloop.compose([…, 'resume={settled.checkpoint}'])")
     with ALLOWLIST.trusting_for(cfg):
-        engine = assemble(cfg, distributed, directory, parts, checkpoint=settled.checkpoint, position=position)
+        lock = lock_of(cfg, directory) if distributed.is_main and resumed is None else None
+        engine = assemble(
+            cfg, distributed, directory, parts, checkpoint=settled.checkpoint, position=position, lock=lock
+        )
     if distributed.is_main:
         log_notices(cfg, given=parts.hooks)
         if settled.checkpoint is None and (resumed is not None or cfg.resume == "auto"):
             wait_for_followers(directory)  # the directory may be that of an attempt that was killed
             cut_after(directory / FILENAME, iteration=-1, last_validation=-1)
-        engine.lock = lock_of(cfg, directory) if resumed is None else None
         folders = [hook.out_dir for hook in engine.hooks.values() if isinstance(hook, CheckpointHook) and hook.out_dir]
         is_resumed, is_recorded = settled.checkpoint is not None, resumed is not None
         run_directory.record(cfg, engine.run_dir, folders, resumed=is_resumed, recorded=is_recorded)
@@ -99,6 +102,7 @@ def assemble(
     checkpoint: Path | None = None,
     position: Position | None = None,
     trains: bool = True,
+    lock: RunLock | None = None,
 ) -> Engine:
     """Make the parts of an engine, in the order in which they need each other. No file is written.
 
@@ -107,6 +111,7 @@ def assemble(
         checkpoint: where the run continues.
         position: that of the checkpoint.
         trains: whether the engine gets an optimizer and schedules.
+        lock: of the run directory.
     """
     use_deterministic_kernels(cfg.engine.deterministic)
     device = distributed.device(cfg.engine.device)
@@ -124,24 +129,25 @@ def assemble(
     optimizer = build_optimizer(cfg, task.model, task, parts.optimizer) if trains else None
     settings = _settings(cfg, checkpoint, parts, channels_last=channels_last)
     hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1, given=parts.hooks)
-    engine = Engine(
+    schedules = {} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders, position)
+    if not distributed.is_main:
+        seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
+    return Engine(
         task=task,
         optimizer=optimizer,
         loaders=loaders,
         hooks=hooks,
         slots=slots,
         on_error=on_error,
-        schedules={} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders, position),
+        schedules=schedules,
         settings=settings,
         run_dir=run_dir,
         seed=cfg.seed,
         distributed=distributed,
         precision=precision,
+        lock=lock,
+        generators=rng_state(),
     )
-    if not distributed.is_main:
-        seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
-    engine.generators = rng_state()
-    return engine
 
 
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:

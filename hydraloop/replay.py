@@ -27,7 +27,6 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.loaders import share_of
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.stages import Stages
 from hydraloop.errors import UserError, printable
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
@@ -171,9 +170,7 @@ class Replay:
                 hook.load_state_dict({"losses": {}, "left_out": self._left_out[name], "rollbacks": 0})
                 if self._start is None:
                     hook.after_load_checkpoint(engine, {})
-        before = engine.stages
-        on_error = {name: before.on_error(name) for name in engine.hooks}
-        engine.stages = Stages(engine.hooks, before.slots, on_error, engine.distributed.rank)
+        engine.calls.build()
 
     def _compared(self, engine: Engine, watch: _Watch, folder: Path) -> str:
         """Compare the records with those of the run. Returns JSON; prints the first difference."""
@@ -197,7 +194,7 @@ class Replay:
             lines = [f"the run has a record of iteration {watch.end}, and the replay has none"]
         self.differs = bool(lines)
         if self.differs:
-            lines += changes.code(self._meta.get("git") or {}, engine.git)
+            lines += changes.code(self._meta.get("git") or {}, engine.checkpoints.git)
             lines += changes.packages(self._meta, {"versions": versions()})
         elif compared:
             lines = [f"{compared} records are equal to those of the run"]
@@ -241,7 +238,7 @@ class _Watch(Hook):
 
     def before_train(self, engine: Engine) -> None:
         """Let Ctrl-C end the command at once: nothing is saved."""
-        engine.preemptible = False
+        engine.requests.ignore_signals()
         self._norm_type = next(
             (hook.norm_type for hook in engine.hooks.values() if isinstance(hook, GradClipHook)), 2.0
         )
@@ -255,7 +252,7 @@ class _Watch(Hook):
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Note the norm of the gradients, before any hook clips them."""
         if self._open:
-            parameters = [parameter for group in engine.stepping.param_groups for parameter in group["params"]]
+            parameters = [parameter for group in engine.stepper.optimizer.param_groups for parameter in group["params"]]
             name = f"{engine.step}/grad_norm".lstrip("/")
             self.found[name] = float(whole(total_norm(engine, parameters, self._norm_type)))
 
@@ -271,8 +268,7 @@ class _Watch(Hook):
             of_ranks = engine.distributed.gather({"samples": samples, **losses})
             place = {"iteration": now, "epoch": seen.epoch + 1, "batch": batch_idx}
             self.found = {**place, "ranks": of_ranks, **self.found}
-        self._open = self._open and not engine.window_closed
+        self._open = self._open and not engine.stepper.window_closed
         if now == self.end:
-            engine.preempted_by = "replay"  # no validation
-            engine.saved_iteration = engine.max_iters  # nothing is to be saved
-            engine.request_stop("replay", agreed=True)
+            engine.requests.preempt("replay", agreed=True)  # no validation follows
+            engine.checkpoints.save_nothing_more()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.engine.loaders import Loaders
@@ -54,18 +55,29 @@ def make_engine(
     task: nn.Module | None = None,
     lr: float = 0.01,
     engine: type[Engine] = Engine,
+    optimizer: torch.optim.Optimizer | None = None,
+    seed: int = 0,
+    distributed: Distributed | None = None,
     **settings: Any,
 ) -> Engine:
     """Make an engine on the CPU with a tiny task, SGD and, by default, two train batches."""
     task = tiny_task() if task is None else task
     return engine(
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=lr),
+        optimizer=torch.optim.SGD(task.parameters(), lr=lr) if optimizer is None else optimizer,
         loaders=Loaders(batches(2) if train is None else train, val, test),
         hooks=hooks,
         settings=Settings(**{"device": "cpu", "max_epochs": 1, **settings}),
         run_dir=run_dir,
+        seed=seed,
+        distributed=distributed,
     )
+
+
+def summary(engine: Engine, seconds: float | None = None) -> str:
+    """Return the text after a run; `seconds` is its time, by default that of the result."""
+    of_result = 0.0 if engine.result is None else engine.result.seconds
+    return engine.outcome.report.end(engine.result, engine.error, of_result if seconds is None else seconds)
 
 
 class Recorder(Hook):

@@ -71,7 +71,7 @@ def test_everything_is_built_from_the_config(tmp_path: Path) -> None:
     assert type(engine.task).__name__ == "Classification"
     assert type(engine.model).__name__ == "SmallCNN"
     assert type(engine.optimizer).__name__ == "SGD"
-    assert list(engine.schedulers) == ["linear", "cosine"]
+    assert list(engine.run.schedules) == ["linear", "cosine"]
     assert list(engine.hooks)[-1] == "ema"
     assert engine.hooks["ema"].key == "hooks.ema"
     assert engine.hooks["logger"].key == "default_hooks.logger"
@@ -99,13 +99,13 @@ def test_building_twice_gives_the_same_weights_and_changes_no_config(tmp_path: P
 def test_every_hook_takes_priority_and_on_error(tmp_path: Path) -> None:
     added = ("+hooks.weight_norm.on_error=disable", "hooks.weight_norm.priority=30")
     engine = build(composed("hooks=[weight_norm]", *added), run_dir=tmp_path)
-    assert engine.stages.on_error("weight_norm") == "disable"
-    assert [slot.priority for slot in engine.stages.slots if slot.name == "weight_norm"] == [30]
+    assert engine.calls.on_error("weight_norm") == "disable"
+    assert [slot.priority for slot in engine.calls.slots if slot.name == "weight_norm"] == [30]
 
 
 def test_priority_and_on_error_are_taken_out_and_applied(tmp_path: Path) -> None:
     engine = build(composed("hooks=[ema]", "hooks.ema.priority=HIGH", "hooks.ema.on_error=warn"), run_dir=tmp_path)
-    (slot,) = (slot for slot in engine.stages.slots if slot.name == "ema")
+    (slot,) = (slot for slot in engine.calls.slots if slot.name == "ema")
     assert (slot.priority, slot.is_default) == (30, False)
 
 

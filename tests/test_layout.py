@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 MOST = 20
 """Files in a folder. More need sub-folders; `hooks/` has one file for each hook."""
-READING_ORDER = ("train.py", "app.py", "builder.py", "engine/engine.py", "engine/stages.py", "hooks/empty_cache.py")
+READING_ORDER = ("train.py", "app.py", "builder.py", "engine/engine.py", "engine/call_table.py", "hooks/empty_cache.py")
 """From the command line to a hook, as docs/explanation/architecture.md lists them."""
 
 

@@ -14,8 +14,8 @@ import torch
 
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.loaders import sets_of
-from hydraloop.engine.sanity import first_batches
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
 from hydraloop.hooks.shared.model_export import graph_of

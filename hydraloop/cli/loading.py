@@ -15,7 +15,6 @@ from hydraloop.cli.run_config import config_of
 from hydraloop.data.building import check_splits
 from hydraloop.engine.checkpoint.format import EVALUATED
 from hydraloop.engine.checkpoint.format import load as load_file
-from hydraloop.engine.checkpoint.weights import load_for_evaluation
 from hydraloop.engine.device.seeding import rng_state, set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
@@ -96,10 +95,7 @@ def load_found(
     generators = rng_state()
     engine = assemble(cfg, distributed, run_dir, parts, trains=False)
     set_rng_state(generators)  # the caller's numbers do not begin again
-    load_for_evaluation(engine, saved, "checkpoint")
-    if "progress" in saved:  # a task may use it
-        engine.progress.load_state_dict(saved["progress"])
-    engine.loaded = True
+    engine.checkpoints.load_for_evaluation(saved, "checkpoint")
     log.info("weights loaded from %s", file)
     return engine
 

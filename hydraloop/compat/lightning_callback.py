@@ -11,8 +11,7 @@ from hydraloop.compat.adapter import Adapter, check_object, lent, overridden
 from hydraloop.compat.lightning_trainer import Trainer
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.evaluation import validation_due
-from hydraloop.engine.train_mode import in_eval_mode
+from hydraloop.engine.evaluation.module_modes import in_eval_mode
 from hydraloop.errors import UserError, suggestion
 
 BASES = ("lightning.pytorch.callbacks.callback", "pytorch_lightning.callbacks.callback")
@@ -136,7 +135,7 @@ class LightningCallback(Adapter):
             UserError: the checkpoint has parameter groups that the callback has added.
         """
         path = engine.settings.resume
-        if path is None or engine.loaded:
+        if path is None or engine.checkpoints.loaded:
             return
         checkpoint = load(path, mmap=True)
         if "optimizer" not in checkpoint:
@@ -203,7 +202,7 @@ class LightningCallback(Adapter):
 
     def after_train_epoch(self, engine: Engine) -> None:
         """on_train_epoch_end, unless a validation comes first: Lightning ends an epoch with its validation."""
-        if not validation_due(engine):
+        if not engine.evaluator.is_due():
             self._end_epoch(engine)
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
@@ -212,7 +211,7 @@ class LightningCallback(Adapter):
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """on_before_optimizer_step."""
-        self._call(engine, "on_before_optimizer_step", engine.stepping)
+        self._call(engine, "on_before_optimizer_step", engine.stepper.optimizer)
 
     def before_val(self, engine: Engine) -> None:
         """on_validation_start."""

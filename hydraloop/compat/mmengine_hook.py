@@ -8,8 +8,8 @@ from typing import Any
 from hydraloop.compat.adapter import Adapter, check_object, lent, overridden
 from hydraloop.compat.mmengine_runner import Runner
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.evaluation.module_modes import in_eval_mode
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Priority
-from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError, suggestion
 
 _BASES = ("mmengine.hooks.hook",)

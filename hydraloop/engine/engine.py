@@ -1,36 +1,109 @@
-"""Engine: trains, validates and tests a task, and calls hooks at every mount point.
-
-`train` is the whole run; `_train_epochs`, `_train_epoch` and `train_iter` are its inner loops. The constructor is in
-`state.py`, and what hooks can ask for in `hook_api.py`. The engine gets finished objects and builds nothing.
-"""
+"""Engine: a whole run on one screen. Each part of a run is an attribute, and owns its state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from torch import Tensor
+import torch
+from torch import nn, optim
 
-from hydraloop.engine import evaluation, run_scope
-from hydraloop.engine.checkpoint import save_load
+from hydraloop.engine.batches import Batches
+from hydraloop.engine.call_table import CallTable
+from hydraloop.engine.checkpoint.checkpoints import Checkpoints
 from hydraloop.engine.checkpoint.rollback import with_rollbacks
-from hydraloop.engine.checkpoint.weights import weights_of
-from hydraloop.engine.checks import check_epoch, check_since_record, check_trainable, no_loss_error
-from hydraloop.engine.device import seeding
-from hydraloop.engine.hook_api import HookApi
+from hydraloop.engine.deprecated_names import with_deprecated_names
+from hydraloop.engine.device.precision import Precision
+from hydraloop.engine.device.seeding import set_rng_state
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
+from hydraloop.engine.evaluation.prediction import only_test_set, predict_batches
+from hydraloop.engine.hook_order import Slot, with_missing
 from hydraloop.engine.interruption.signals import preemptible
-from hydraloop.engine.loaders import Loader
-from hydraloop.engine.stepping.accumulation import Pair, weighed
-from hydraloop.engine.train_mode import begin_training
-from hydraloop.run.result import Result
+from hydraloop.engine.loader_checks import check_lengths, check_trainable
+from hydraloop.engine.loaders import Loader, Loaders
+from hydraloop.engine.loss_check import LossCheck
+from hydraloop.engine.mount_points import HookLike, Mode, OnError
+from hydraloop.engine.outcome import Outcome
+from hydraloop.engine.progress import Progress
+from hydraloop.engine.records.messages import Messages
+from hydraloop.engine.records.records import Records
+from hydraloop.engine.report.summary import Report
+from hydraloop.engine.requests import Requests
+from hydraloop.engine.run import Parts, make_run
+from hydraloop.engine.settings import Settings
+from hydraloop.engine.steps.stepper import Stepper
+from hydraloop.run.lock import RunLock
+from hydraloop.run.result import Best, Result
 
-Outputs = dict[str, Any]
+
+def _of(path: str) -> Any:
+    """Return a property that reads an attribute of a part."""
+    return property(attrgetter(path))
 
 
-class Engine(HookApi):
-    """One run: `train()` loads, trains, validates, tests and writes `result.json`. Arguments: see `EngineState`."""
+@with_deprecated_names
+class Engine:
+    """Trains, validates and tests a task, and calls hooks at every mount point. A run::
+
+        before_run
+        load, after_load_checkpoint, at_position, before_train
+        for each epoch: before_train_epoch
+            for each window (one optimizer step), for each of its batches:
+                before_train_iter, forward, backward, after_backward
+                (with the last batch: before_optimizer_step, optimizer step), after_train_iter
+            after_train_epoch; between windows and epochs: checkpoints, validation, a stop
+        after_train, test, result.json, after_run
+
+    Args:
+        loaders: of batches; the engine moves them to the device.
+        hooks: by name, in the order of registration. An engine that trains adds `sampler_seed`, and with schedules
+            `param_scheduler`, if they are not given. `{"sampler_seed": None}` leaves it out.
+        slots: the hooks' places (`hook_order.Slot`); by default from the classes, all given ones custom.
+        on_error: by name; by default from the classes.
+        lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
+        generators: the states of the run's random generators; None: it draws from the process's generators.
+        parts: the task, the optimizer and the other arguments of `run.make_run`.
+    """
+
+    def __init__(
+        self,
+        *,
+        loaders: Loaders,
+        hooks: Mapping[str, HookLike | None] | None = None,
+        slots: Sequence[Slot] | None = None,
+        on_error: Mapping[str, OnError] | None = None,
+        lock: RunLock | None = None,
+        generators: dict[str, Any] | None = None,
+        **parts: Unpack[Parts],
+    ) -> None:
+        trains = parts.get("optimizer") is not None and loaders.train is not None
+        found, places = with_missing(hooks or {}, slots, trains=trains, scheduled=bool(parts.get("schedules")))
+        self.run = run = make_run(hooks=found, **parts)
+        self.progress = progress = Progress()
+        self.messages = Messages()
+        self.loss_check = LossCheck(run, progress)
+        self.batches = batches = Batches(loaders, run.device, run.settings, progress)
+        progress.set_length(run.settings, batches.epoch_length)
+        self.calls = calls = CallTable(self, found, places, on_error, rank=run.ranks.rank)
+        self.records = Records(run.run_dir, run.ranks, progress, calls)
+        self.requests = Requests(run.settings, run.ranks, calls, progress, lambda: self.checkpoints)
+        self.evaluator = Evaluator(run, batches, progress, calls, self.requests, self.records)
+        self.checkpoints = Checkpoints(
+            run, batches, progress, calls, self.messages, self.evaluator, self.loss_check, self.requests.wake
+        )
+        self.stepper = Stepper(run, loaders.train, progress, calls)
+        report = Report(run, batches, progress, calls, self.messages, self.evaluator, self.checkpoints)
+        self.outcome = Outcome(
+            run, batches, progress, calls, self.messages, self.requests, self.evaluator, self.checkpoints,
+            self.loss_check, report, lock, generators,
+        )  # fmt: skip
+        run.task.engine = self
+
+    # A run. ----------------------------------------------------------------------------------------------------------
 
     def train(self) -> Result:
         """Do the whole run, from before_run to after_run. Modules that are in eval mode now stay in it.
@@ -39,137 +112,68 @@ class Engine(HookApi):
             UserError: an option does not fit; found before the first iteration.
             BaseException: raised by a hook, the task or the data; re-raised after the closing hooks.
         """
-        at = self.stages
-        with preemptible(self), run_scope.locked(self), run_scope.run(self, write_result=True):
-            check_trainable(self)
-            self.stepping, self.step = self.optimizer, ""
-            rng = save_load.load(self)  # after_load_checkpoint
-            begin_training(self.task, self.distributed)
-            self._start_clock(perf_counter())
-            with run_scope.always(self, at.after_train):
-                self._call(at.before_train)
+        calls, requests, outcome, checkpoints = self.calls, self.requests, self.outcome, self.checkpoints
+        with preemptible(requests, lambda: outcome.error is not None), outcome.locked(), outcome.around_run():
+            check_trainable(self.loaders, self.distributed)
+            rng = checkpoints.load()  # after_load_checkpoint
+            self.stepper.start()
+            requests.start_clock()
+            with outcome.closing("after_train"):
+                calls.before_train()
                 if rng is not None:  # last, so that no start-up code draws from the generators
-                    seeding.set_rng_state(rng)
-                with_rollbacks(self, self._requests.act)
-                with_rollbacks(self, self._train_epochs)
-                self.settle_saves()
-                check_since_record(self, self.distributed.gather(self.messages.total("loss")))
+                    set_rng_state(rng)
+                with_rollbacks(requests.act, self._go_back)
+                with_rollbacks(self._train_epochs, self._go_back)
+                checkpoints.settle()
+                self.loss_check.check(sum(self.distributed.gather(self.messages.total("loss"))))
             # The last checkpoint, asked for in after_train. A preempted run may go back, to continue from there.
-            with_rollbacks(self, self._requests.act)
-            self.settle_saves()
-            if self.settings.test and self.loaders.test is not None and self.preempted_by is None:
-                self._test(Path(self.best.checkpoint) if self.best is not None else None)
-            run_scope.check_saved(self)
-        assert self.result is not None
-        return self.result
+            with_rollbacks(requests.act, self._go_back)
+            checkpoints.settle()
+            if self.settings.test and self.loaders.test is not None and requests.preempted_by is None:
+                self.evaluator.test(Path(self.best.checkpoint) if self.best is not None else None)
+            outcome.check_saved()
+        assert outcome.result is not None
+        return outcome.result
 
     def _train_epochs(self) -> None:
         """Train to the end, from the position of the run on. A validation that was missed comes first."""
-        at, progress = self.stages, self.progress
-        self._validate_if_due()
-        while progress.iteration < self.max_iters and not self.stopping:
-            self.epoch_begun = progress.epoch + 1
-            self.resumed_in_epoch = progress.batch_in_epoch > 0
-            self._call(at.before_train_epoch)
+        calls, progress = self.calls, self.progress
+        self.evaluator.validate_if_due()
+        while not progress.is_complete and not self.stopping:
+            progress.begin_epoch()
+            calls.before_train_epoch()
             self._train_epoch()
             if progress.batch_in_epoch == 0:
-                self._call(at.after_train_epoch)
-                self._requests.act()
-            self._validate_if_due()
+                calls.after_train_epoch()
+                self.requests.act()
+            self.evaluator.validate_if_due()
 
     def _train_epoch(self) -> None:
         """Train for the rest of an epoch, or until training ends or stops."""
-        at, progress, requests = self.stages, self.progress, self._requests
-        by_epoch, first = self.settings.val_by_epoch, progress.batch_in_epoch
-        train_iter = self.train_iter if self._steps is None else self._steps.train_iter
-        left_out = self.left_out.get(progress.epoch, ())
-        for batch_idx, batch in enumerate(self._train_batches(first), start=first):
-            if left_out and batch_idx in left_out:
-                progress.batch_in_epoch = batch_idx + 1
-                continue
-            for call in at.before_train_iter:
-                call(self, batch_idx, batch)
-            outputs = train_iter(batch_idx, batch)
-            for call in at.after_train_iter:
-                call(self, batch_idx, batch, outputs)
-            if not self.window_closed or batch_idx + 1 == self.epoch_length:
-                continue  # requests and validation wait for the window's end; at the last batch, for the epoch's end
-            if requests.pending or progress.iteration >= requests.next_exchange:
-                requests.exchange(progress.iteration)
-            if not by_epoch:
-                self._validate_if_due()
-            if progress.iteration >= self.max_iters or requests.stop_reason is not None:
+        calls, progress, stepper, requests = self.calls, self.progress, self.stepper, self.requests
+        for window in self.batches.windows():
+            for batch_idx, batch in window:
+                calls.before_train_iter(batch_idx, batch)
+                outputs = stepper.iterate(window, batch_idx, batch)  # forward, backward; at its end, optimizer step
+                calls.after_train_iter(batch_idx, batch, outputs)
+            requests.check_clock()
+            if progress.batch_in_epoch == progress.epoch_length:
+                continue  # requests and validation wait for the end of the epoch
+            requests.act_in_epoch()
+            if not self.settings.val_by_epoch:
+                self.evaluator.validate_if_due()
+            if self.stopping:
                 break
-        while progress.batch_in_epoch in left_out:  # at the end of training
-            progress.batch_in_epoch += 1
-        check_epoch(self)
-        if progress.batch_in_epoch == self.epoch_length:
-            progress.epoch, progress.batch_in_epoch = progress.epoch + 1, 0
+        progress.complete_epoch()
 
-    def _train_batches(self, first: int) -> Iterator[Any]:
-        """Yield the batches of an epoch from the `first` on, on the device; measure how long each takes to arrive.
-
-        After `max_time` or `requeue_after`, ask for a stop: the next iteration is the last one, unless ranks must agree
-        first.
-        """
-        loader = self.train_loader
-        assert loader is not None  # check_trainable
-        left = self.epoch_length - first if self.epoch_length < len(loader) else None
-        self.asked_at = perf_counter()
-        for batch in self.on_device(self.loaders.train, loader.begin(first, self.progress.iteration), left):
-            self.data_seconds = perf_counter() - self.asked_at
-            yield batch
-            self.asked_at = perf_counter()
-            if self.asked_at > self.deadline:
-                self._end_by_time()
-
-    def train_iter(self, batch_idx: int, batch: Any) -> Outputs:
-        """Do one iteration: forward, backward, and at the window's end the optimizer step. No host sync.
-
-        Returns:
-            What the task returned, with `loss` detached.
-        """
-        at, progress, window = self.stages, self.progress, self._window
-        samples = self.task.num_samples(batch)
-        closes = True
-        if window is not None:
-            closes = window.begin(batch_idx, samples, self.max_iters - progress.iteration)
-            self.distributed.sync_gradients(closes)
-        outputs: Outputs = self.forward(batch)
-        try:
-            loss: Tensor | Pair = outputs["loss"]
-        except (KeyError, TypeError, IndexError):
-            raise no_loss_error(self.task, outputs) from None
-        self.batch_samples = samples if window is None else window.mine
-        mean, self.loss_weights["loss"] = weighed(loss, self.batch_samples)
-        if window is None:
-            self.precision.backward(mean)
-        else:
-            self.precision.backward(window.weigh(loss), window.tally_gradient() if closes else None)
-        outputs["loss"] = mean.detach()
-        for call in at.after_backward:
-            call(self, batch_idx, batch, outputs)
-        self.stepped = self._step(batch_idx, batch, outputs) if closes else False
-        progress.optimizer_step += self.stepped
-        self.window_closed = closes
-        progress.iteration += 1
-        progress.samples += samples if window is None else window.samples
-        progress.batch_in_epoch = batch_idx + 1
-        return outputs
-
-    def _step(self, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
-        """Close the accumulation window: unscale, weight, clip (a hook), step. Return whether the step was taken."""
-        optimizer = self.stepping
-        self.precision.unscale(optimizer)
-        if self._window is not None:
-            self._window.correct(optimizer)
-        for call in self.stages.before_optimizer_step:
-            call(self, batch_idx, batch, outputs)
-        taken = self._closure.step(batch_idx, batch, outputs) if self._closure else self.precision.step(optimizer)
-        for group in optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
-            for parameter in group["params"]:
-                parameter.grad = None
-        return taken
+    def _go_back(self, checkpoint: Path) -> None:
+        """Restore the state in a checkpoint. What belongs to the part that is given up is forgotten."""
+        self.checkpoints.settle()
+        self.requests.forget_checkpoints()
+        self.evaluator.report_best(None)  # `checkpoint` reports that of the restored state
+        rng = self.checkpoints.restore(checkpoint)  # after_load_checkpoint
+        if rng is not None:
+            set_rng_state(rng)
 
     # Evaluation. -----------------------------------------------------------------------------------------------------
 
@@ -179,8 +183,8 @@ class Engine(HookApi):
         Raises:
             UserError: there is no validation data.
         """
-        with run_scope.without_training(self, "val"):
-            return self._validate()
+        with self._evaluating("val"):
+            return self.evaluator.validate()
 
     def test(self, checkpoint: Path | None = None) -> dict[str, float]:
         """Test once, without training, from before_run to after_run. Return the metrics.
@@ -191,61 +195,71 @@ class Engine(HookApi):
         Raises:
             UserError: there is no test data, or the file does not fit.
         """
-        with run_scope.without_training(self, "test"):
-            return self._test(checkpoint)
+        with self._evaluating("test"):
+            return self.evaluator.test(checkpoint)
+
+    @contextmanager
+    def _evaluating(self, split: Literal["val", "test"]) -> Iterator[None]:
+        check_evaluable(getattr(self.loaders, split), f"data.{split}")
+        with self.outcome.around_run(trains=False):
+            check_lengths(self.loaders, self.distributed)
+            self.checkpoints.load()
+            yield
 
     def predict(self, loader: Loader | Literal["test"] = "test") -> Iterator[Any]:
         """Yield the predictions (`task.predict`) for all samples, in order and each once, on the CPU.
 
-        The predictions are those of a test, or of a validation for a loader in `loaders.val`: in eval mode, with `ema`
-        and `tta`. Of the hooks, only before_test_epoch or before_val_epoch is called.
-
-        Each item has the predictions of one batch of one rank, so `torch.cat(list(engine.predict()))` has all. With
-        several ranks, call it on each one, and iterate to the end; each rank gets the predictions of all. Until the
-        end, the engine must not be used for anything else.
+        See `evaluation.prediction.predict_batches`.
 
         Args:
             loader: of batches, with or without targets. "test": `loaders.test`.
 
         Raises:
-            UserError: there is no test data, or several sets of it; the predictions have no entry for each sample; or,
-                with several ranks, the loader does not say which samples each one gets.
+            UserError: there is no test data, or several sets of it; or see `predict_batches`.
         """
-        return evaluation.predict_batches(
-            self, evaluation.only_test_set(self.loaders) if isinstance(loader, str) else loader
-        )
+        of_loader = only_test_set(self.loaders) if isinstance(loader, str) else loader
+        return predict_batches(self.run, self.batches, self.progress, self.calls, self.evaluator, of_loader)
 
-    def _validate_if_due(self) -> None:
-        """Validate if it is time to. A resumed run begins with it, and so runs a validation that was missed."""
-        if evaluation.validation_due(self):
-            self._validate()
+    # What hooks read, and what they ask for. docs/reference/hooks.md describes these names. -------------------------
 
-    def _validate(self) -> dict[str, float]:
-        at = self.stages
-        with evaluation.unless_preempted(self), evaluation.in_mode(self, "val"):
-            self._call(at.before_val)
-            with evaluation.evaluating(self):
-                self._call(at.before_val_epoch)
-                metrics = evaluation.evaluate(self, self.loaders.val, at.before_val_iter, at.after_val_iter)
-            self.metrics = metrics
-            self.progress.last_validation = self.progress.iteration
-            self._call(at.after_val_epoch, metrics)
-            self._call(at.after_val)
-        self._requests.act()
-        return self.metrics
-
-    def _test(self, checkpoint: Path | None) -> dict[str, float]:
-        at, completed = self.stages, False
-        with evaluation.unless_preempted(self), evaluation.in_mode(self, "test"), weights_of(self, checkpoint):
-            self._call(at.before_test)
-            with evaluation.evaluating(self):
-                self._call(at.before_test_epoch)
-                metrics = evaluation.evaluate(self, self.loaders.test, at.before_test_iter, at.after_test_iter)
-            self.test_metrics = metrics
-            self._call(at.after_test_epoch, metrics)
-            self._call(at.after_test)
-            completed = True
-        self._requests.act()
-        if completed:  # nothing is left for a resumed run
-            self.preempted_by = None
-        return self.test_metrics
+    task: Any = _of("run.task")
+    model: nn.Module = _of("run.model")
+    optimizer: optim.Optimizer = _of("run.optimizer")
+    optimizers: dict[str, optim.Optimizer] = _of("run.optimizers")
+    hooks: Mapping[str, Any] = _of("run.hooks")
+    settings: Settings = _of("run.settings")
+    loaders: Loaders = _of("batches.loaders")
+    run_dir: Path = _of("run.run_dir")
+    seed: int = _of("run.seed")
+    device: torch.device = _of("run.device")
+    distributed: Distributed = _of("run.ranks")
+    precision: Precision = _of("run.precision")
+    accumulate: int = _of("stepper.accumulate")
+    step: str = _of("stepper.step")
+    stepped: bool = _of("stepper.stepped")
+    mode: Mode = _of("progress.mode")
+    epoch_length: int = _of("progress.epoch_length")
+    max_iters: int = _of("progress.max_iters")
+    max_epochs: int = _of("progress.max_epochs")
+    resumed_in_epoch: bool = _of("progress.resumed_in_epoch")
+    metrics: dict[str, float] = _of("evaluator.metrics")
+    test_metrics: dict[str, float] = _of("evaluator.test_metrics")
+    metric_names: tuple[str, ...] = _of("evaluator.metric_names")
+    data_set: str = _of("evaluator.data_set")
+    best: Best | None = _of("evaluator.best")
+    during_evaluation: Callable[[AbstractContextManager[Any]], None] = _of("evaluator.during")
+    request_stop: Callable[..., None] = _of("requests.stop")
+    request_checkpoint: Callable[..., None] = _of("requests.checkpoint")
+    preempt: Callable[..., None] = _of("requests.preempt")
+    stopping: bool = _of("requests.stopping")
+    stop_reason: str | None = _of("requests.stop_reason")
+    save_checkpoint: Callable[..., bool] = _of("checkpoints.save")
+    error: BaseException | None = _of("outcome.error")
+    result: Result | None = _of("outcome.result")
+    log_record: Callable[[Mapping[str, Any]], None] = _of("records.log_record")
+    log_image: Callable[..., Path | None] = _of("records.log_image")
+    log_figure: Callable[..., Path | None] = _of("records.log_figure")
+    log_text: Callable[..., Path | None] = _of("records.log_text")
+    log_table: Callable[..., Path | None] = _of("records.log_table")
+    log_histogram: Callable[..., Path | None] = _of("records.log_histogram")
+    log_artifact: Callable[..., Path | None] = _of("records.log_artifact")

@@ -37,68 +37,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from hydraloop.engine.argument_checks import refusing
 from hydraloop.engine.interval import Every
+from hydraloop.engine.mount_points import GENERAL_POINTS as GENERAL_POINTS
+from hydraloop.engine.mount_points import MOUNT_POINTS as MOUNT_POINTS
+from hydraloop.engine.mount_points import ON_ERROR as ON_ERROR
+from hydraloop.engine.mount_points import Mode as Mode
+from hydraloop.engine.mount_points import OnError as OnError
+from hydraloop.engine.mount_points import Priority as Priority
 from hydraloop.errors import UserError, close_names, suggestion
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
-
-Mode = Literal["train", "val", "test"]
-OnError = Literal["raise", "warn", "disable"]
-ON_ERROR: tuple[OnError, ...] = ("raise", "warn", "disable")
-
-
-class Priority(IntEnum):
-    """When a hook is called at a mount point: 0 first, 100 last. MMEngine's scale."""
-
-    HIGHEST = 0
-    VERY_HIGH = 10
-    HIGH = 30
-    ABOVE_NORMAL = 40
-    NORMAL = 50
-    BELOW_NORMAL = 60
-    LOW = 70
-    VERY_LOW = 90
-    LOWEST = 100
-    # iMIX's names for two of them.
-    HIGHER = VERY_HIGH
-    LOWER = VERY_LOW
-
-    @classmethod
-    def of(cls, value: int | str, key: str | None = None) -> int:
-        """Return the number of a priority given as a number (0..100) or a name (any case).
-
-        Raises:
-            UserError: the number is out of range or the name unknown; names `key`.
-        """
-        if isinstance(value, str):
-            if value.strip().lstrip("-").isdigit():
-                return cls.of(int(value), key)
-            try:
-                return int(cls.__members__[value.strip().upper()])
-            except KeyError:
-                raise UserError(
-                    f"there is no priority {value!r}",
-                    key=key,
-                    remedy=f"{suggestion(value, cls.__members__)} A number from 0 (first) to 100 (last) works too.",
-                ) from None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
-            raise UserError(
-                f"priority {value!r} is out of range",
-                key=key,
-                remedy=f"Use a number from 0 (first) to 100 (last), or a name: {', '.join(cls.__members__)}.",
-            )
-        return int(value)
-
-
-GENERAL_POINTS: dict[str, tuple[tuple[str, Mode], ...]] = {
-    general: tuple((general.replace("_", f"_{mode}_"), mode) for mode in ("train", "val", "test"))
-    for general in ("before_epoch", "after_epoch", "before_iter", "after_iter")
-}
-"""The four general points, and the mount points (with their mode) at which each is called."""
 
 
 class Hook:
@@ -162,7 +114,7 @@ class Hook:
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Once in each accumulation window, with gradients unscaled and weighted. Clip or inspect them here. They are
-        those of `engine.stepping`."""
+        those of `engine.stepper.optimizer`."""
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """After each iteration; `engine.stepped` is whether an optimizer stepped in it. `outputs["loss"]` is the
@@ -246,6 +198,38 @@ class Hook:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state that `state_dict` has returned."""
 
+    # For the engine. -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def overrides(cls, method: str) -> bool:
+        """Return whether the class overrides a method of `Hook`."""
+        return getattr(cls, method) is not getattr(Hook, method)
+
+    def attach(self, name: str, key: str) -> None:
+        """Set the name, and the key unless the hook has one."""
+        self.name, self.key = name, self.key or key
+
+    def check_arguments(self, key: str) -> None:
+        """Refuse a method of a mount point that does not take what the engine passes.
+
+        Args:
+            key: of the hook in the config, for the error.
+
+        Raises:
+            UserError: names the method, and how to write it.
+        """
+        for point in filter(self.overrides, _POINT_NAMES):
+            names = list(inspect.signature(getattr(Hook, point)).parameters)[1:]
+            by_name = names[-1:] if point in GENERAL_POINTS else []  # `mode`
+            positional = names[: len(names) - len(by_name)]
+            signature = refusing(getattr(self, point), *positional, **dict.fromkeys(by_name))
+            if signature is not None:
+                raise UserError(
+                    f"{type(self).__name__}.{point}{signature} cannot be called with ({', '.join(names)})",
+                    key=key,
+                    remedy=f"Write: def {point}(self, {', '.join(names)})",
+                )
+
     # MMEngine's helpers; `n` and `begin` are those of `interval.Every`. ----------------------------------------------
 
     def every_n_train_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
@@ -266,14 +250,14 @@ class Hook:
 
     def end_of_epoch(self, engine: Engine, batch_idx: int, mode: Mode = "train") -> bool:
         """Return whether the batch at `batch_idx` is the last of the epoch, in the loop of `mode`."""
-        return batch_idx + 1 == (engine.epoch_length if mode == "train" else engine.evaluation_length)
+        return batch_idx + 1 == (engine.epoch_length if mode == "train" else engine.evaluator.length)
 
     def is_last_train_epoch(self, engine: Engine) -> bool:
         """Return whether this epoch is the last, at all mount points from its before_train_epoch on.
 
         False if training stops earlier than planned (`engine.stopping`), which is not known in advance.
         """
-        return engine.epoch_begun == engine.max_epochs or engine.progress.iteration >= engine.max_iters
+        return engine.progress.epoch_begun == engine.max_epochs or engine.progress.iteration >= engine.max_iters
 
     def is_last_train_iter(self, engine: Engine) -> bool:
         """Return whether the iteration just completed is the last."""
@@ -281,10 +265,8 @@ class Hook:
 
 
 _PREFIXES = ("before_", "after_", "on_")
+_POINT_NAMES = (*MOUNT_POINTS, *GENERAL_POINTS)
 _METHODS = [name for name, value in vars(Hook).items() if inspect.isfunction(value)]
-_POINT_NAMES = [name for name in _METHODS if name.startswith(_PREFIXES)]
-MOUNT_POINTS = tuple(name for name in _POINT_NAMES if name not in GENERAL_POINTS)
-"""All 26, in the order of a run."""
 
 
 def _refuse_misspelt_mount_points(cls: type[Hook]) -> None:

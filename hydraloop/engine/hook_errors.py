@@ -6,8 +6,8 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hydraloop.engine.hook import OnError
 from hydraloop.engine.loaders import failed_worker
+from hydraloop.engine.mount_points import OnError
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
 

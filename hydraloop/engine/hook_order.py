@@ -9,7 +9,8 @@ import importlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, Priority
+from hydraloop.engine.argument_checks import check_hook
+from hydraloop.engine.mount_points import GENERAL_POINTS, MOUNT_POINTS, HookLike, Priority
 from hydraloop.errors import UserError
 
 _NEEDED = {"sampler_seed": "DistSamplerSeedHook", "param_scheduler": "ParamSchedulerHook"}
@@ -32,7 +33,7 @@ class Slot:
     """The mount points it uses; None if its class was not imported."""
 
 
-def slot_of(name: str, hook: Hook, priority: int | str | None = None, *, is_default: bool = False) -> Slot:
+def slot_of(name: str, hook: HookLike, priority: int | str | None = None, *, is_default: bool = False) -> Slot:
     """Return the place of a hook; without `priority`, that of its class counts."""
     number = Priority.of(hook.priority if priority is None else priority, key=f"{hook.key}.priority")
     return Slot(name, number, is_default, tuple(hook.runs_after), mount_points_of(type(hook)))
@@ -68,18 +69,13 @@ def check_order(slots: Sequence[Slot], *, key_of: Callable[[str], str] = lambda 
                 )
 
 
-def mount_points_of(cls: type[Hook]) -> tuple[str, ...]:
+def mount_points_of(cls: type[HookLike]) -> tuple[str, ...]:
     """Return the mount points at which hooks of the class are called, general ones included, in the order of a run."""
-    used = {point for point in MOUNT_POINTS if overrides(cls, point)}
+    used = {point for point in MOUNT_POINTS if cls.overrides(point)}
     for general, points in GENERAL_POINTS.items():
-        if overrides(cls, general):
+        if cls.overrides(general):
             used.update(point for point, _ in points)
     return tuple(point for point in MOUNT_POINTS if point in used)
-
-
-def overrides(cls: type[Hook], method: str) -> bool:
-    """Return whether the class overrides a method of `Hook`."""
-    return getattr(cls, method) is not getattr(Hook, method)
 
 
 def missing(given: Container[str], *, scheduled: bool) -> list[str]:
@@ -93,8 +89,8 @@ def missing(given: Container[str], *, scheduled: bool) -> list[str]:
 
 
 def with_missing(
-    hooks: Mapping[str, Hook | None], slots: Sequence[Slot] | None, *, trains: bool, scheduled: bool
-) -> tuple[dict[str, Hook], list[Slot]]:
+    hooks: Mapping[str, HookLike | None], slots: Sequence[Slot] | None, *, trains: bool, scheduled: bool
+) -> tuple[dict[str, HookLike], list[Slot]]:
     """Return the hooks with those that are missing, and their places in the order.
 
     Args:
@@ -104,18 +100,21 @@ def with_missing(
         scheduled: whether the run has schedules.
 
     Raises:
-        UserError: there are schedules, and `param_scheduler` is left out.
+        UserError: a hook does not fit the engine; or there are schedules, and `param_scheduler` is left out.
     """
     if scheduled and trains and hooks.get("param_scheduler", ...) is None:
         raise not_applied()
     found = {name: hook for name, hook in hooks.items() if hook is not None}
+    for name, hook in found.items():
+        check_hook(hook, f"hooks.{name}")
+        hook.attach(name, f"hooks.{name}")
     places = [slot_of(name, hook) for name, hook in found.items()] if slots is None else [*slots]
     for name in missing(hooks, scheduled=scheduled) if trains else ():
         # By name, because hooks are built on the engine. A class derived from it, under another name, does its work.
-        cls: type[Hook] = getattr(importlib.import_module("hydraloop.hooks"), _NEEDED[name])
+        cls: type[HookLike] = getattr(importlib.import_module("hydraloop.hooks"), _NEEDED[name])
         if not any(isinstance(hook, cls) for hook in found.values()):
             found[name] = cls()
-            found[name].key = f"default_hooks.{name}"
+            found[name].attach(name, f"default_hooks.{name}")
             places.append(slot_of(name, found[name], is_default=True))
     return found, places
 

@@ -1,13 +1,22 @@
-"""How far training has come. Counters move before the closing mount points, so "epoch 5 is done" is 5 everywhere."""
+"""Progress: how far a run is, and how long it will be. Counters move before the `after_*` mount points: after epoch 5,
+the epoch is 5 everywhere."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from hydraloop.engine.mount_points import Mode
+from hydraloop.engine.settings import Settings
+
+_COUNTERS = ("epoch", "iteration", "optimizer_step", "samples", "batch_in_epoch", "last_validation")
+"""What a checkpoint keeps."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """The counters of a run. All count what is completed, on this rank unless said otherwise."""
+    """The counters of a run, which count what is completed, and its lengths. Equal on all ranks."""
 
     epoch: int = 0
     """Completed epochs; during the first epoch 0."""
@@ -22,15 +31,116 @@ class Progress:
     last_validation: int = 0
     """The iteration at which the last completed validation ran; 0 before the first."""
 
-    def state_dict(self) -> dict[str, int]:
-        """All counters by name."""
-        return asdict(self)
+    epoch_length: int = field(default=0, compare=False)
+    """Iterations in an epoch."""
+    max_iters: int = field(default=0, compare=False)
+    """Iterations of the whole run."""
+    max_epochs: int = field(default=0, compare=False)
+    """Epochs of the whole run."""
+    left_out: Mapping[int, Collection[int]] = field(default_factory=dict, compare=False)
+    """By epoch (from 0), the batches that are not trained on (`leave_out`)."""
+    began_at: int = field(default=0, compare=False)
+    """The iteration at which this process began or resumed."""
+    epoch_begun: int = field(default=0, compare=False)
+    """Number (from 1) of the last epoch that has begun, also after its end; 0 before the first."""
+    resumed_in_epoch: bool = field(default=False, compare=False)
+    """Whether an earlier process began this epoch."""
+    mode: Mode = field(default="train", compare=False)
+    """`val` or `test` from before_val to after_val and from before_test to after_test, otherwise `train`."""
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Set all counters.
+    _counts_epochs: bool = field(default=True, compare=False)
+    """Whether the length of the run is a number of epochs, so that batches that are left out make it shorter."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all iterations of the run are done."""
+        return self.iteration >= self.max_iters
+
+    def set_length(self, settings: Settings, epoch_length: int) -> None:
+        """Set the lengths of the run from its options.
+
+        Args:
+            settings: with `max_iters`, or `max_epochs`.
+            epoch_length: iterations in an epoch; epochs that are already completed may have had another length.
+        """
+        self.epoch_length, self._counts_epochs = epoch_length, settings.max_iters is None
+        epoch_began_at = self.iteration - self.batch_in_epoch
+        if settings.max_iters is None:
+            self.max_epochs = settings.max_epochs
+            self.max_iters = epoch_began_at + max(self.max_epochs - self.epoch, 0) * epoch_length
+        else:
+            self.max_iters = settings.max_iters
+            left = max(self.max_iters - epoch_began_at, 0)
+            self.max_epochs = self.epoch + -(-left // max(epoch_length, 1))
+
+    def begin_here(self) -> None:
+        """Note that this process continues at this iteration, after a resume or a rollback."""
+        self.began_at = self.iteration if self.epoch_begun == 0 else min(self.began_at, self.iteration)
+
+    def leave_out(self, batches: Mapping[int, Collection[int]]) -> None:
+        """Do not train on batches, whole accumulation windows. They are loaded, and do not count as iterations.
+
+        Called on every rank in after_load_checkpoint, before which the run's length does not consider any.
+
+        Args:
+            batches: by epoch, their indices in it; both from 0.
+        """
+        self.left_out = batches
+        if self._counts_epochs:
+            here = (self.epoch, self.batch_in_epoch)
+            self.max_iters -= sum((epoch, index) >= here for epoch, found in batches.items() for index in found)
+
+    def begin_epoch(self) -> None:
+        """Begin the next epoch, or the rest of one."""
+        self.epoch_begun = self.epoch + 1
+        self.resumed_in_epoch = self.batch_in_epoch > 0
+
+    def complete_iteration(self, batch_idx: int, samples: int, *, stepped: bool) -> None:
+        """Count an iteration.
+
+        Args:
+            batch_idx: of its batch in the epoch.
+            samples: of all ranks.
+            stepped: whether an optimizer stepped.
+        """
+        self.iteration += 1
+        self.optimizer_step += stepped
+        self.samples += samples
+        self.batch_in_epoch = batch_idx + 1
+
+    def skip_left_out(self) -> None:
+        """Move behind batches that are left out."""
+        while self.batch_in_epoch in self.left_out.get(self.epoch, ()):
+            self.batch_in_epoch += 1
+
+    def complete_epoch(self) -> None:
+        """Count the epoch, if all its batches are done or left out."""
+        self.skip_left_out()
+        if self.batch_in_epoch == self.epoch_length:
+            self.epoch, self.batch_in_epoch = self.epoch + 1, 0
+
+    def complete_validation(self) -> None:
+        """Note that a validation is done at this iteration."""
+        self.last_validation = self.iteration
+
+    @contextmanager
+    def in_mode(self, mode: Mode) -> Iterator[None]:
+        """Set `mode` in the body."""
+        self.mode = mode
+        try:
+            yield
+        finally:
+            self.mode = "train"
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the counters by name."""
+        return {name: getattr(self, name) for name in _COUNTERS}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Set the counters.
 
         Raises:
             KeyError: a counter is missing.
         """
-        for counter in fields(self):
-            setattr(self, counter.name, state[counter.name])
+        for name in _COUNTERS:
+            setattr(self, name, state[name])

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)")
@@ -104,16 +103,3 @@ class Settings:
         if limit is None:
             return length
         return min(length, max(1, round(limit * length)) if isinstance(limit, float) else limit)
-
-    def training_length(self, epoch_length: int, progress: Progress) -> tuple[int, int]:
-        """Return how many (iterations, epochs) the whole run has.
-
-        Args:
-            epoch_length: iterations in an epoch; epochs that are already completed may have had another length.
-            progress: where the run is now.
-        """
-        epoch_began_at = progress.iteration - progress.batch_in_epoch
-        if self.max_iters is None:
-            return epoch_began_at + max(self.max_epochs - progress.epoch, 0) * epoch_length, self.max_epochs
-        left = max(self.max_iters - epoch_began_at, 0)
-        return self.max_iters, progress.epoch + -(-left // max(epoch_length, 1))

@@ -112,7 +112,7 @@ class CheckInvalidLossHook(Hook):
         if not any(iterations):
             self._seen = []
             return
-        engine.diverged = True
+        engine.loss_check.end_diverged()
         norms = _norms(engine)
         # A NaN reaches the other ranks with the gradients, so the origin is the rank that had it first.
         culprit = min((iteration, rank) for rank, iteration in enumerate(iterations) if iteration)[1]

@@ -75,7 +75,7 @@ class FreezeHook(Hook):
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Unfreeze after `iters`, between two accumulation windows."""
-        if engine.window_closed:
+        if engine.stepper.window_closed:
             self._set_by_position(engine)
 
     def _chosen(self, engine: Engine) -> tuple[list[nn.Parameter], list[nn.Module]]:
@@ -116,7 +116,7 @@ class FreezeHook(Hook):
             parameter.requires_grad_(not frozen)
         for module in self._norms:
             module.train(not frozen)
-        engine.rewrap()
+        engine.stepper.rewrap()
         log.info(
             "%s: %s %d parameters and the statistics of %d layers at iteration %d",
             self.key, "froze" if frozen else "unfroze", len(self._parameters), len(self._norms),

@@ -81,7 +81,7 @@ class GradClipHook(Hook):
         Raises:
             RuntimeError: the norm is not finite, with `error_if_nonfinite`.
         """
-        parameters = self._parameters[engine.stepping]
+        parameters = self._parameters[engine.stepper.optimizer]
         norm = total_norm(engine, parameters, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
         if self.max_norm is not None:
             clip_grads_with_norm_(parameters, self.max_norm, norm)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from hydraloop.engine.checks import check_record
 from hydraloop.engine.device.peak_flops import peak_tflops
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode, Priority
@@ -115,7 +114,7 @@ class LoggerHook(Hook):
             check_names(means, remedy="A hook or the task adds it to engine.messages: use another name there.")
             if engine.distributed.is_main:
                 self._put(engine, _train_record(engine, means, batch))
-            check_record(engine, means)
+            engine.loss_check.check_record(means)
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Write a record of any hook.
@@ -124,7 +123,7 @@ class LoggerHook(Hook):
             TypeError: the record contains a value that is not a plain number or string.
         """
         if "iteration" not in record:  # readers of the file need it
-            record = {**position(engine, engine.mode), **record}
+            record = {**position(engine.progress, engine.mode), **record}
         if self._file is None:
             self._file = RecordLog(engine.run_dir / FILENAME)
         self._file.append(record)
@@ -149,7 +148,7 @@ class LoggerHook(Hook):
 
     def _evaluated(self, engine: Engine, mode: Mode, metrics: Mapping[str, float]) -> None:
         if engine.distributed.is_main:
-            self._put(engine, {**position(engine, mode), **metrics})
+            self._put(engine, {**position(engine.progress, mode), **metrics})
 
     def _put(self, engine: Engine, record: dict[str, Any]) -> None:
         if log.isEnabledFor(logging.INFO):
@@ -174,12 +173,12 @@ class LoggerHook(Hook):
         if not self._training or best is None or best.iteration != engine.progress.iteration:
             return ""
         # Without `save_best`, a resumed run does not know its earlier validations.
-        unknown = engine.began_at > 0 and engine.best is None
+        unknown = engine.progress.began_at > 0 and engine.best is None
         return "best since the resume" if unknown else "best"
 
 
 def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[str, Any]:
-    record = position(engine, "train")
+    record = position(engine.progress, "train")
     for name in ("lr", "momentum", "eta"):
         value = engine.messages.read(name)
         if value is not None:

@@ -59,7 +59,7 @@ def _report(engine: Engine, mode: Mode) -> None:
         for name, value in readings.items()
     )
     log.info("Memory information %s", ", ".join(words))
-    engine.log_record({**position(engine, mode), **readings})
+    engine.log_record({**position(engine.progress, mode), **readings})
 
 
 def host_memory() -> dict[str, float]:

@@ -48,7 +48,7 @@ class ParamSchedulerHook(Hook):
         engine.messages.provide("lr_summary", lambda: self._summary)
         # Or a `TorchSchedule`, which has the same attributes.
         self._schedules = sorted(
-            cast("list[Schedule]", list(engine.schedulers.values())), key=lambda schedule: schedule.order
+            cast("list[Schedule]", list(engine.run.schedules.values())), key=lambda schedule: schedule.order
         )
         for schedule in self._schedules:
             if schedule.monitor is not None:
@@ -96,7 +96,7 @@ class ParamSchedulerHook(Hook):
 
     def after_train(self, engine: Engine) -> None:
         """Summarise the lr, if the hook has scheduled something."""
-        begin, end, last = engine.began_at, engine.progress.iteration, self._lr()
+        begin, end, last = engine.progress.began_at, engine.progress.iteration, self._lr()
         if self._group is not None and self._schedules and end > begin:
             first, last_shown, highest = (f"{lr:.3g}" for lr in (self._first, last, max(self._highest, last)))
             if first == last_shown == highest:

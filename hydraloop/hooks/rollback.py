@@ -87,7 +87,7 @@ class RollbackHook(Hook):
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Leave out the batches of earlier rollbacks."""
         self._seen = []
-        engine.leave_out(self._left_out)
+        engine.progress.leave_out(self._left_out)
 
     def before_train(self, engine: Engine) -> None:
         """Check that batches can be left out, and forget the losses of an earlier training of this engine.
@@ -116,9 +116,9 @@ class RollbackHook(Hook):
             InvalidLossError: one is bad, and there is nothing to go back to, or it has happened too often.
         """
         iteration = engine.progress.iteration
-        last = iteration == engine.max_iters or engine.preempted_by is not None
+        last = iteration == engine.max_iters or engine.requests.preempted_by is not None
         self._wanted = self._wanted or self._due(iteration, last=last)
-        if self._wanted and engine.window_closed:
+        if self._wanted and engine.stepper.window_closed:
             self._check(engine)
 
     def before_val(self, engine: Engine) -> None:
@@ -147,7 +147,7 @@ class RollbackHook(Hook):
             InvalidLossError: one is bad.
         """
         self._training = False
-        if engine.error is None and engine.preempted_by is None:
+        if engine.error is None and engine.requests.preempted_by is None:
             self._check(engine)
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,12 +195,12 @@ class RollbackHook(Hook):
         return f", {loss / middle:.4g} times the median" if loss > self.factor * middle > 0 else None
 
     def _go_back(self, engine: Engine, bad: Seen, problem: str) -> None:
-        engine.settle_saves()
+        engine.checkpoints.settle()
         length = engine.accumulate
         start = bad.batch_idx // length * length
         batches = range(start, min(start + length, engine.epoch_length))
         checkpoint = self._newest_before(engine, bad.iteration - (bad.batch_idx - start))
-        is_over = not self._training and engine.preempted_by is None
+        is_over = not self._training and engine.requests.preempted_by is None
         if is_over:
             why = "training has ended"
         elif self._rollbacks >= self.max_rollbacks:
@@ -214,7 +214,7 @@ class RollbackHook(Hook):
             error = InvalidLossError(f"the loss is {problem}, and {why}")
             error.iteration, error.batch_idx, error.norms = bad.iteration, bad.batch_idx, {}
             error.samples = samples_of(engine, bad)
-            engine.diverged = True
+            engine.loss_check.end_diverged()
             raise error
         self._rollbacks += 1
         left_out = ""
@@ -233,8 +233,8 @@ class RollbackHook(Hook):
         if engine.distributed.is_main:
             hooks = [hook for hook in engine.hooks.values() if isinstance(hook, CheckpointHook)]
             files = candidates(*(hook.folder for hook in hooks))
-            if engine.resumed_from is not None and engine.resumed_from not in files:
-                files.append(engine.resumed_from)
+            if engine.checkpoints.resumed_from is not None and engine.checkpoints.resumed_from not in files:
+                files.append(engine.checkpoints.resumed_from)
             for path in files:
                 at = None if damage(path) is not None else peek(path, key=self.key)
                 if at is not None and at.progress.iteration < iteration:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.messages import scalars_of
+from hydraloop.engine.records.messages import scalars_of
 from hydraloop.engine.report.optimizer_table import group_names
 from hydraloop.hooks.shared.monitoring import direction, is_better
 
@@ -102,7 +102,7 @@ class RuntimeInfoHook(Hook):
             losses.update(self._logged)
             self._logged.clear()
         for name, value in losses.items():
-            engine.messages.add(name, value, engine.loss_weights.get(name, engine.batch_samples))
+            engine.messages.add(name, value, engine.stepper.loss_weights.get(name, engine.stepper.batch_samples))
         self._losses = losses
 
     def _best(self) -> BestSeen | None:
@@ -113,7 +113,7 @@ class _FurtherLrs:
     """The lr of each group that has had another lr than the listed groups before it."""
 
     def __init__(self, engine: Engine) -> None:
-        self._optimizer, groups = engine.optimizer, engine.groups
+        self._optimizer, groups = engine.optimizer, engine.run.groups
         self._names = group_names(groups)
         # The first group of each optimizer is listed even with the same lr, because its schedule may be another.
         self._listed = {

@@ -11,7 +11,7 @@ from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.histograms import histograms as counted
-from hydraloop.engine.records.objects import write_json
+from hydraloop.engine.records.records import write_json
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import TENSORBOARD
@@ -96,7 +96,7 @@ class TensorBoardLoggerHook(TrackerHook):
         if self._counted is None:
             return
         content, self._counted = self._counted, None
-        engine._log("histogram", "parameters", ".json", lambda path: write_json(path, content))
+        engine.records.log_object("histogram", "parameters", ".json", lambda path: write_json(path, content))
 
 
 def _tensors(engine: Engine) -> dict[str, Tensor]:

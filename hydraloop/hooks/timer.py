@@ -60,8 +60,8 @@ class IterTimerHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Measure the iteration that ends here."""
-        now, waited = perf_counter(), engine.data_seconds
-        taken = now - (engine.asked_at if self._interrupted else self._end)
+        now, waited = perf_counter(), engine.batches.waited
+        taken = now - (engine.batches.asked_at if self._interrupted else self._end)
         self._interrupted, self._end = False, now
         self._waited += waited
         self._iterations.add(taken)

@@ -10,10 +10,9 @@ from typing import Any
 from torch import nn
 
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.evaluation import evaluate_batches
+from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import sets_of
-from hydraloop.engine.sanity import first_batches, trial
 from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.option_checks import check_at_least
 from hydraloop.hooks.shared.tta_views import (
@@ -80,7 +79,7 @@ class TestTimeAugmentationHook(Hook):
                 log.warning("%s has no effect: the run has no test (%s)", self.key, why)
             return
         for name, loader in sets_of(engine.loaders.test).items():
-            with trial(engine, "test", name), engine.task.uncounted():
+            with engine.evaluator.without_effect("test", name), engine.task.uncounted():
                 self._try(engine, first_batches(loader, 1))
 
     def before_test_epoch(self, engine: Engine) -> None:
@@ -118,12 +117,12 @@ class TestTimeAugmentationHook(Hook):
     def _try(self, engine: Engine, batches: list[Any]) -> None:
         try:
             with self._in_place(engine):
-                evaluate_batches(engine, batches)
+                engine.evaluator.run_batches(batches)
         except Exception as error:  # of the user's model, task or view
             if isinstance(error, UserError) and str(error.key).startswith(self.key):
                 raise
             try:
-                evaluate_batches(engine, batches)
+                engine.evaluator.run_batches(batches)
             except Exception:  # the views are not the cause: the test itself will report it
                 return
             raise UserError(

@@ -98,7 +98,7 @@ class VisualizationHook(Hook):
         classes, mean, std = (_of_data(loader, name) for name in ("classes", "mean", "std"))
         pixels = to_pixels([sample.image for sample in samples], mean, std)
         tiles = [sample.tile(image, classes) for sample, image in zip(samples, pixels, strict=True)]
-        where = position(engine, mode)
+        where = position(engine.progress, mode)
         shown_as = f"{mode} {name}".rstrip()
         title = f"{shown_as}, epoch {where['epoch']}, iteration {where['iteration']}"
         judged = [tile.right for tile in tiles if tile.right is not None]

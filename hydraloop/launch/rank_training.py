@@ -37,11 +37,11 @@ class Training:
 
     def is_saving(self) -> bool:
         """Whether the run was preempted: it saves and ends by itself."""
-        return self.engine is not None and self.engine.preempting and self.engine.error is None
+        return self.engine is not None and self.engine.requests.preempting and self.engine.error is None
 
     def has_trained(self) -> bool:
         """Whether an iteration has been completed."""
-        return self.engine is not None and self.engine.progress.iteration > self.engine.began_at
+        return self.engine is not None and self.engine.progress.iteration > self.engine.progress.began_at
 
 
 def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:

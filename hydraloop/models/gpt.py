@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hydraloop.engine.train_mode import in_eval_mode
+from hydraloop.engine.evaluation.module_modes import in_eval_mode
 from hydraloop.errors import UserError
 
 _STD = 0.02

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.distributed.fsdp import is_sharded
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.optim.groups import Places, check_settings, grouped, lr_scales, matched, places_of
 from hydraloop.safety import typed_options as typed
@@ -63,7 +63,7 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module, given: A
         given: used instead of the config: an optimizer, optimizers by name, or a function of the list of parameters.
 
     Returns:
-        The optimizer; for a mapping, all of them in one (`Several`).
+        The optimizer; for a mapping, all of them in one (`OptimizerSet`).
 
     Raises:
         UserError: there is nothing to train, a trained parameter is not saved, or is not in exactly one optimizer, or
@@ -83,7 +83,7 @@ def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module, given: A
     chosen = _shared_out({name: one.get("match") for name, one in named.items()}, places)
     optimizers = {name: _built(one, model, chosen[name], places, keys[name]) for name, one in named.items()}
     check_complete(optimizers, model)
-    return optimizers[""] if "" in optimizers else Several(optimizers)
+    return optimizers[""] if "" in optimizers else OptimizerSet(optimizers)
 
 
 def _finished(given: Any, model: nn.Module) -> optim.Optimizer:
@@ -100,7 +100,7 @@ def _finished(given: Any, model: nn.Module) -> optim.Optimizer:
             raise UserError(problem, key=key, remedy="Use a subclass of torch.optim.Optimizer.")
     remedy = "Give each parameter of task.model to exactly one optimizer, or set requires_grad=False."
     check_complete(optimizers, model, remedy)
-    return given if isinstance(given, optim.Optimizer) else Several(optimizers)
+    return given if isinstance(given, optim.Optimizer) else OptimizerSet(optimizers)
 
 
 def check_trained(model: nn.Module, task: nn.Module) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hydraloop.engine.stepping.several import parts
+from hydraloop.engine.steps.optimizer_set import parts
 from hydraloop.errors import UserError, any_of, close_names
 from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule_functions import CycledMomentum, Function, OneCycle

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, cast
 from omegaconf import DictConfig, OmegaConf
 from torch.optim import Optimizer
 
+from hydraloop.engine.argument_checks import refusing
 from hydraloop.engine.checkpoint.format import Position
-from hydraloop.engine.checks import refusing
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import parts
+from hydraloop.engine.steps.optimizer_set import parts
 from hydraloop.errors import UserError
 from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule import Schedule
@@ -146,8 +146,8 @@ def _length(settings: Settings, loaders: Loaders, position: Position | None) -> 
     """Return the run's length. A resumed run adds to the steps of the checkpoint, which may have had other options."""
     epoch_length = settings.limited("train", len(loaders.train or ()))
     progress, skipped = (Progress(), 0) if position is None else position[:2]
-    iterations, epochs = settings.training_length(epoch_length, progress)
-    left = max(iterations - progress.iteration, 0)
+    progress.set_length(settings, epoch_length)
+    left = max(progress.max_iters - progress.iteration, 0)
     in_this_epoch = min(left, max(epoch_length - progress.batch_in_epoch, 0))
     whole, rest = divmod(left - in_this_epoch, max(epoch_length, 1))
     first, steps_per_epoch, last = (-(-part // settings.accumulate) for part in (in_this_epoch, epoch_length, rest))
@@ -155,7 +155,7 @@ def _length(settings: Settings, loaders: Loaders, position: Position | None) -> 
     done = min(progress.optimizer_step + skipped, progress.iteration)
     # With those of batches that were left out: leaving them out did not change the schedules.
     done += 0 if position is None else position.meta.get("left_out_steps", 0)
-    return Length(epochs, done + first + whole * steps_per_epoch + last, steps_per_epoch)
+    return Length(progress.max_epochs, done + first + whole * steps_per_epoch + last, steps_per_epoch)
 
 
 def _in_steps(function: Function, steps: int) -> Function:

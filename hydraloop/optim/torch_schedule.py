@@ -10,8 +10,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
-from hydraloop.engine.checks import refusing
-from hydraloop.engine.stepping.several import parts
+from hydraloop.engine.argument_checks import refusing
+from hydraloop.engine.steps.optimizer_set import parts
 from hydraloop.errors import UserError
 from hydraloop.optim.schedule import Place, another_kind
 

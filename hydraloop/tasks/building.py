@@ -14,7 +14,7 @@ from hydraloop.engine.device.model_preparation import (
     use_channels_last,
 )
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.stepping.steps import check_sharding
+from hydraloop.engine.steps.task_steps import check_sharding
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.instantiate import instantiate

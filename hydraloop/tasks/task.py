@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.checks import no_loss_error, wrong_loss_error
-from hydraloop.engine.messages import check_scalar_name, scalars_of
 from hydraloop.engine.records.entries import plain
-from hydraloop.engine.stepping.accumulation import Pair, mean_of
+from hydraloop.engine.records.messages import check_scalar_name, scalars_of
+from hydraloop.engine.steps.loss_errors import no_loss_error, wrong_loss_error
+from hydraloop.engine.steps.loss_weighting import SumAndCount, mean_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import Metric, SumMetric, agree_on_list_states
 from hydraloop.tasks.values import Averages, numbers_and_matrices, samples_in, shown
@@ -239,7 +239,7 @@ class Task(nn.Module):
         """
         self._count(loss, samples, {OUTPUTS: outputs, TARGETS: targets})
 
-    def _count(self, loss: Tensor | Pair, samples: int, result: Mapping[str, Any]) -> None:
+    def _count(self, loss: Tensor | SumAndCount, samples: int, result: Mapping[str, Any]) -> None:
         """Add a batch to the loss, to the scalars and to the metrics."""
         logged = {name: value for name, value in self.logged.items() if name not in self.metrics}
         self.logged.clear()

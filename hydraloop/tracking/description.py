@@ -295,7 +295,7 @@ def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
         "run_dir": str(run_dir),
         **{f"version.{package}": version for package, version in versions().items()},
     }
-    if commit := engine.git.get("commit") or git_commit(Path.cwd()):
+    if commit := engine.checkpoints.git.get("commit") or git_commit(Path.cwd()):
         tags["git_commit"] = str(commit)
     with suppress(OSError, KeyError):  # a container's user may have no name
         tags["user"] = getpass.getuser()

@@ -90,7 +90,7 @@ class TrackerHook(Hook):
                 remedy="Keep the logger, or remove this hook.",
             )
         self._begun = self._logged = False
-        on_error = engine.stages.on_error(self.name)
+        on_error = engine.calls.on_error(self.name)
         sweep = description.sweep_of(engine.run_dir)
         in_sweep = False
         if sweep is not None and sweep.ended is None:
@@ -121,7 +121,7 @@ class TrackerHook(Hook):
         """
         self._begin(engine, trains=True)
         link, patience = self._link, max(self._flush_timeout, _OPENING)
-        if engine.stages.on_error(self.name) == "raise" and link is not None and not link.until_opened(patience):
+        if engine.calls.on_error(self.name) == "raise" and link is not None and not link.until_opened(patience):
             raise UserError(
                 link.trouble or f"no answer within {patience:g} s",
                 key=self.key,
@@ -136,7 +136,7 @@ class TrackerHook(Hook):
         """
         self._logged = True
         trouble = None if self._link is None else self._link.trouble
-        if trouble is not None and engine.stages.on_error(self.name) != "warn":
+        if trouble is not None and engine.calls.on_error(self.name) != "warn":
             raise TrackerError(trouble)
 
     def after_run(self, engine: Engine) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from hydraloop.engine.checkpoint.save_load import write_file
+from hydraloop.engine.checkpoint.checkpoints import write_file
 from hydraloop.engine.checkpoint.saver import Saver
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress

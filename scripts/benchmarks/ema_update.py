@@ -130,21 +130,17 @@ def by_hydraloop(model: nn.Module) -> Update:
         settings=Settings(device="cpu", test=False),
         run_dir=Path(tempfile.gettempdir()),
     )
-    for call in engine.stages.before_run:
-        call(engine)
+    engine.calls.before_run()
     outputs = {"loss": torch.zeros(())}
-    stages, progress = engine.stages, engine.progress
+    calls, progress = engine.calls, engine.progress
+    engine.stepper.stepped = True
 
     def iteration() -> None:
-        progress.iteration += 1
-        progress.optimizer_step += 1
-        engine.stepped = True
-        for call in stages.after_train_iter:
-            call(engine, 0, None, outputs)
+        progress.complete_iteration(0, 1, stepped=True)
+        calls.after_train_iter(0, None, outputs)
 
     iteration()  # the first update is a copy
-    for call in stages.before_train_epoch:
-        call(engine)
+    calls.before_train_epoch()
     return iteration
 
 

@@ -41,7 +41,9 @@ class TimedRecords(Hook):
     def ways(self, engine: Engine) -> dict[str, Way]:
         """Functions that make a record from an iteration and its values, by name."""
         return {
-            "hydraloop": lambda at, values: engine.log_record({**position(engine, "train"), "iteration": at, **values})
+            "hydraloop": lambda at, values: engine.log_record(
+                {**position(engine.progress, "train"), "iteration": at, **values}
+            )
         }
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:

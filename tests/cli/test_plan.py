@@ -34,7 +34,7 @@ def test_the_plan_is_the_order_of_the_engine(lines: Sequence[str], tmp_path: Pat
         cfg = command.compose_job(lines, opened)
         planned = slots_of(cfg)
     engine = hydraloop.build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
-    assert planned == engine.stages.slots
+    assert planned == engine.calls.slots
 
 
 def test_the_order_by_hand() -> None:

@@ -16,14 +16,13 @@ from torch import nn
 from hydraloop.compat import LightningCallback
 from hydraloop.compat.lightning_callback import ALWAYS, POINTS
 from hydraloop.engine.checkpoint.rollback import Rollback
-from hydraloop.engine.checkpoint.save_load import has_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -134,7 +133,7 @@ def test_after_an_error_only_on_exception_is_called(tmp_path: Path) -> None:
 def test_only_what_the_object_has_is_a_mount_point() -> None:
     hook = callback_with(on_train_epoch_start=print, helper=print)
     assert set(mount_points_of(type(hook))) == {*ALWAYS, "before_train_epoch"}
-    assert not has_state(hook)
+    assert not hook.overrides("state_dict")
     assert "lightning" not in sys.modules
 
 
@@ -272,7 +271,7 @@ def unfreezing(run_dir: Path, *, several: bool = False, at: int = 9, **options: 
     own = [p for name, p in net.named_parameters() if name[0] not in ("03" if several else "0")]
     optimizer: Any = torch.optim.SGD(own, lr=0.1, momentum=0.9)
     if several:
-        optimizer = Several({"main": optimizer, "last": torch.optim.AdamW(net[3].parameters())})
+        optimizer = OptimizerSet({"main": optimizer, "last": torch.optim.AdamW(net[3].parameters())})
     hooks = (LightningCallback(BaseFinetuning(unfreezes_at=at)), CheckpointHook())
     return engine_with(*hooks, net=net, optimizer=optimizer, run_dir=run_dir, **options)
 
@@ -413,7 +412,7 @@ def test_the_barrier(tmp_path: Path) -> None:
     engine = engine_with(
         callback_with(on_fit_start=lambda trainer, module: trainer.strategy.barrier()), run_dir=tmp_path
     )
-    engine.distributed = Waits()
+    object.__setattr__(engine.run, "ranks", Waits())
     engine.train()
     assert engine.distributed.waited == 1
 

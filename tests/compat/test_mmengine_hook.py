@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from hydraloop.compat import MMEngineHook
-from hydraloop.engine.checkpoint.save_load import has_state
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.engine.hook_order import mount_points_of, slot_of
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -77,7 +76,7 @@ def test_all_22_points_are_called_where_ours_are(tmp_path: Path) -> None:
 def test_only_what_the_object_has_is_a_mount_point() -> None:
     hook = hook_with(after_train_epoch=print, helper=print)
     assert mount_points_of(type(hook)) == ("after_train_epoch",)
-    assert not has_state(hook)
+    assert not hook.overrides("state_dict")
     assert "mmengine" not in sys.modules
 
 
@@ -112,7 +111,7 @@ def test_numbers_of_several_optimizers_have_their_names(tmp_path: Path) -> None:
 
     net = model()
     first = torch.optim.SGD([{"params": net[0].parameters()}, {"params": net[1].parameters(), "lr": 0.5}], lr=0.25)
-    optimizer = Several({"a": first, "b": torch.optim.AdamW(net[3].parameters(), lr=0.125)})
+    optimizer = OptimizerSet({"a": first, "b": torch.optim.AdamW(net[3].parameters(), lr=0.125)})
     engine_with(
         hook_with(before_train=before_train), net=net, optimizer=optimizer, max_epochs=1, run_dir=tmp_path
     ).train()

@@ -208,7 +208,7 @@ def lambdas() -> Any:
         val=False,
     )
     records: list[Any] = []
-    engine.log_record = lambda record: records.append(dict(record))  # type: ignore[method-assign]  # a spy
+    engine.records.log_record = lambda record: records.append(dict(record))  # type: ignore[method-assign]  # a spy
     engine.train()
     return {
         "seen": seen,

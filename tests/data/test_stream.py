@@ -13,7 +13,7 @@ import torch
 
 from hydraloop.data.stream import StreamLoader, TrainStreamLoader
 from hydraloop.engine.device.prefetch import one_ahead
-from hydraloop.engine.sanity import first_batches
+from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.errors import UserError
 from tests.data.streams import Buffered, ByWorker, Numbers, Plain, Shards, Sized, stream_loader
 

@@ -87,17 +87,6 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
     assert [path for path in paths if path not in made and not (REPOSITORY / path).exists()] == []
 
 
-def test_the_files_in_the_table_of_folders_exist() -> None:
-    rows = re.findall(
-        r"^\| `(hydraloop/[\w/]*)` \| (.*) \|$", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.M
-    )
-    assert len(rows) > 10
-    named = [(folder, file) for folder, text in rows for file in re.findall(r"`([\w/]+\.py)`", text)]
-    roots = (REPOSITORY, REPOSITORY / "hydraloop")
-    gone = [file for folder, file in named if not any((root / file).exists() for root in (REPOSITORY / folder, *roots))]
-    assert gone == []
-
-
 @pytest.mark.parametrize("page", ["README.md", "docs/how-to/hooks.md"])
 def test_the_picture_of_a_run_is_that_of_the_hook(page: str) -> None:
     from hydraloop.engine import hook

@@ -41,7 +41,7 @@ class Witness(Hook):
             file.write(f"{text}\\n")
 
     def before_train_iter(self, engine, batch_idx, batch) -> None:
-        if engine.progress.iteration == engine.began_at + 3:
+        if engine.progress.iteration == engine.progress.began_at + 3:
             self.note("training")
         time.sleep(self.seconds)
 

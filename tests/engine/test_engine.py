@@ -148,7 +148,7 @@ def test_nothing_of_a_tasks_traceback_is_lost(tmp_path: Path) -> None:
         make_engine(tmp_path, {"recorder": Recorder()}, task=task).train()
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert names[-2:] == ["forward", "_deep"]
-    assert "train_iter" in names
+    assert "iterate" in names
     assert isinstance(caught.value.__cause__, KeyError)
 
 

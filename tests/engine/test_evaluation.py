@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ def test_without_a_val_loader_nothing_is_validated(tmp_path: Path) -> None:
 def test_the_test_can_be_left_out(tmp_path: Path) -> None:
     recorder = Recorder()
     engine = make_engine(tmp_path, {"recorder": recorder}, test=batches(1))
-    engine.settings = replace(engine.settings, test=False)
+    object.__setattr__(engine.settings, "test", False)
     engine.train()
     assert not [entry for entry in recorder.trace if "test" in entry]
 
@@ -163,7 +162,7 @@ def test_the_test_runs_on_the_best_checkpoint_and_the_last_weights_are_back_afte
 
     def look(engine: Engine) -> None:
         seen["test"] = _weights(engine)
-        paths.append(engine.evaluating_checkpoint)
+        paths.append(engine.evaluator.tested_checkpoint)
         if error:
             raise RuntimeError("on purpose")
 
@@ -186,7 +185,7 @@ def test_the_test_runs_on_the_best_checkpoint_and_the_last_weights_are_back_afte
     assert list(differences(_weights(engine), seen["trained"])) == []
     assert list(differences(best, seen["trained"])), "these are others"
     assert paths == [Path(engine.best.checkpoint)]
-    assert engine.evaluating_checkpoint is None
+    assert engine.evaluator.tested_checkpoint is None
 
 
 def test_without_a_best_checkpoint_the_test_runs_on_the_last_weights(tmp_path: Path) -> None:
@@ -285,7 +284,7 @@ def test_an_evaluation_with_random_numbers_equals_that_of_the_run(tmp_path: Path
     other.task.load_state_dict(engine.task.state_dict())
     assert other.test() == engine.test_metrics
     assert other.validate() == engine.metrics
-    other.seed = 1
+    object.__setattr__(other.run, "seed", 1)
     assert other.test() != engine.test_metrics
 
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from hydraloop.data.loader import build_loader
-from hydraloop.engine import engine as engine_module
-from hydraloop.engine import evaluation
+from hydraloop.engine import requests as requests_module
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode
@@ -155,8 +154,7 @@ def _timed(distributed: Distributed, run_dir: str, length: int, slow_rank: int, 
         distributed=distributed,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "perf_counter", lambda: train.now)
-        patch.setattr(evaluation, "perf_counter", lambda: train.now)
+        patch.setattr(requests_module, "perf_counter", lambda: train.now)
         result = engine.train()
     return {
         "status": result.status,
@@ -199,7 +197,7 @@ def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
 ) -> None:
     """Each validation counts: for early stopping, for the best checkpoint, for a plateau."""
     clock = itertools.count()
-    monkeypatch.setattr(engine_module, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(requests_module, "perf_counter", lambda: next(clock))
 
     def run(name: str, resume: Path | None = None, **settings: Any) -> tuple[Engine, list[int]]:
         (tmp_path / name).mkdir(exist_ok=True)
@@ -223,7 +221,7 @@ def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
     engine, last = None, None
     while engine is None or engine.stop_reason == engine.settings.out_of_time:
         engine, seen = run("parts", resume=last, max_time=8)
-        last, found = engine.last_checkpoint, found + seen
+        last, found = engine.checkpoints.last_checkpoint, found + seen
     assert len(found) >= 2
     assert found == expected
     assert list(differences(engine.model.state_dict(), whole.model.state_dict())) == []
@@ -255,10 +253,10 @@ def test_one_rank_that_is_preempted_preempts_all(tmp_path: Path) -> None:
 
 def test_the_time_is_that_of_each_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(100.0)
-    monkeypatch.setattr(engine_module, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(requests_module, "perf_counter", lambda: next(clock))
     engine = make_engine(tmp_path, max_time=1000)
     assert engine.train().status == "finished"
-    assert engine.deadline == 1100
+    assert engine.requests._deadline == 1100
 
 
 # cuDNN. --------------------------------------------------------------------------------------------------------------

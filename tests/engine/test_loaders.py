@@ -46,7 +46,7 @@ def test_they_outlive_an_epoch_and_end_with_the_run(tmp_path: Path) -> None:
     for _ in range(2):  # an engine that is used again starts new ones
         engine.train()
         assert set(multiprocessing.active_children()) == before
-        engine.max_iters, engine.max_epochs = 16, 4
+        engine.progress.max_iters, engine.progress.max_epochs = 16, 4
     assert len(seen) == 4
     assert seen[0] == seen[1]
     assert len(seen[0]) == 3

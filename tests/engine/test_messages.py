@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.messages import Messages
+from hydraloop.engine.records.messages import Messages
 from hydraloop.errors import UserError
 from tests.helpers import HostSyncs
 from tests.ranks import on_ranks
@@ -48,7 +48,7 @@ def test_folding_keeps_the_mean_and_bounds_what_is_kept(count: int) -> None:
     for value in range(count):
         messages.add("loss", torch.tensor(float(value)))
         messages.add("time", float(value))
-    assert all(len(window.values) < 256 for window in messages._windows.values())
+    assert all(len(kept.values) < 256 for kept in messages._values.values())
     assert messages.means() == {"loss": (count - 1) / 2, "time": (count - 1) / 2}
 
 

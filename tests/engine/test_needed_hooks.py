@@ -91,13 +91,13 @@ def optimizer() -> torch.optim.Optimizer:
 
 def test_they_are_default_hooks_and_cost_nothing_in_an_iteration(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, {"mine": Seen()})
-    assert [(slot.name, slot.priority, slot.is_default) for slot in engine.stages.slots] == [
+    assert [(slot.name, slot.priority, slot.is_default) for slot in engine.calls.slots] == [
         ("sampler_seed", 50, True),
         ("mine", 50, False),
     ]
     alone = engine_of(tmp_path, {})
     for point in ("before_train_iter", "after_backward", "before_optimizer_step", "after_train_iter"):
-        assert getattr(alone.stages, point) == ()
+        assert alone.calls.one_by_one(point) == []
 
 
 def test_an_engine_that_only_evaluates_needs_none(tmp_path: Path) -> None:

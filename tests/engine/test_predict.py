@@ -155,7 +155,7 @@ def test_a_test_of_several_sets_or_of_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.test: there is no data set"):
         make_engine(tmp_path).predict()
     engine = make_engine(tmp_path)
-    engine.loaders = Loaders(test={"a": batches(1)})
+    engine.batches.use(Loaders(test={"a": batches(1)}))
     with pytest.raises(UserError, match=r"engine\.predict\(engine\.loaders\.test\['a'\]\)"):
         engine.predict()
     assert len(next(engine.predict(engine.loaders.test["a"]))) == 4  # type: ignore[index]
@@ -163,15 +163,14 @@ def test_a_test_of_several_sets_or_of_none(tmp_path: Path) -> None:
 
 def test_a_data_set_that_was_not_loaded_is_not_replaced_by_that_of_the_test(tmp_path: Path) -> None:
     engine = make_engine(tmp_path)
-    engine.loaders = Loaders(test=batches(1))
+    engine.batches.use(Loaders(test=batches(1)))
     missing: Any = engine.loaders.val
     with pytest.raises(UserError, match=r"^loader: predict got None.*\n.*splits="):
         list(engine.predict(missing))
 
 
 def on_unknown(ranks: Distributed, run_dir: str) -> str | None:
-    engine = make_engine(Path(run_dir))
-    engine.distributed = ranks
+    engine = make_engine(Path(run_dir), distributed=ranks)
     with pytest.raises(UserError, match="does not say which samples each of 2 processes gets") as caught:
         list(engine.predict(batches(2)))
     return caught.value.remedy

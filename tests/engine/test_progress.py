@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ def test_counters_move_before_the_closing_points(tmp_path: Path) -> None:
     seen: list[tuple[str, dict[str, int]]] = []
 
     def look(point: str) -> tuple[str, object]:
-        return point, at(point, lambda engine: seen.append((point, asdict(engine.progress))), nth=0)
+        return point, at(point, lambda engine: seen.append((point, engine.progress.state_dict())), nth=0)
 
     points = ["before_train_iter", "before_optimizer_step", "after_train_iter", "after_train_epoch", "after_val_epoch"]
     hooks = dict(look(point) for point in points)

@@ -20,8 +20,8 @@ from hydraloop.engine.device.seeding import rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.sanity import first_batches
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
@@ -92,7 +92,7 @@ def test_it_calls_no_hook_starts_no_process_and_changes_no_state(tmp_path: Path)
 
     task.model.eval()
     engine = make_engine(tmp_path, {"recorder": recorder, "look": at("before_run", look)}, task=task)
-    engine.loaders = Loaders(batches(2), loader)
+    engine.batches.use(Loaders(batches(2), loader))
     modes, before = [module.training for module in task.modules()], rng_state()
     engine.train()
     after = rng_state()
@@ -251,7 +251,7 @@ def test_a_mistake_in_the_validation_ends_the_run_before_the_first_iteration(tmp
         assert engine.progress.iteration == trained
         assert engine.result is not None
         assert engine.result.status == "failed"
-        assert not engine.muted
+        assert not engine.records._muted
 
 
 def fails_on_one_rank(distributed: Distributed, run_dir: str) -> None:

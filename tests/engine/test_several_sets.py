@@ -241,9 +241,8 @@ def test_a_metric_that_is_not_a_number_is_refused(
 
 def test_two_best_files_of_one_name_are_refused(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, {"checkpoint": CheckpointHook(save_best=["a_b/loss", "a/b_loss"], rule="less")})
-    engine.loaders = Loaders(batches(1), {"a_b": batches(1), "a": batches(1)})
-    engine.metric_names = ("a_b/loss", "a/b_loss")
-    engine.settings = Settings(device="cpu", max_epochs=1, sanity_val_steps=0)
+    engine.batches.use(Loaders(batches(1), {"a_b": batches(1), "a": batches(1)}))
+    engine.evaluator.set_metric_names(("a_b/loss", "a/b_loss"), ())
     with pytest.raises(UserError, match="the best files of a_b/loss and a/b_loss would have the same name"):
         engine.train()
 

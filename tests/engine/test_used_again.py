@@ -18,14 +18,17 @@ from hydraloop.optim import Cosine, Function, Schedule, Step
 from tests.helpers import at, batches, failing, make_engine, tiny_task
 
 
-def _scheduled(run_dir: Path, function: Function, *, save_optimizer: bool = True, **settings: Any) -> Engine:
+def _scheduled(
+    run_dir: Path, function: Function, *, save_optimizer: bool = True, seen: Hook | None = None, **settings: Any
+) -> Engine:
     task = tiny_task()
     optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
+    hooks = {"param_scheduler": ParamSchedulerHook(), "checkpoint": CheckpointHook(save_optimizer=save_optimizer)}
     return Engine(
         task=task,
         optimizer=optimizer,
         loaders=Loaders(batches(5), batches(2)),
-        hooks={"param_scheduler": ParamSchedulerHook(), "checkpoint": CheckpointHook(save_optimizer=save_optimizer)},
+        hooks={**hooks, "seen": seen},
         schedules={"it": Schedule("it", function, optimizer)},
         settings=Settings(device="cpu", **settings),
         run_dir=run_dir,
@@ -103,9 +106,8 @@ def test_a_longer_run_continues_on_its_own_schedule(tmp_path: Path) -> None:
         Cosine(T_max=20),
         max_epochs=4,
         resume=tmp_path / "checkpoints/epoch_2.pth",
+        seen=at("after_train_epoch", lambda engine: seen.append(_lr(engine)), nth=0),
     )
-    resumed.hooks["seen"] = at("after_train_epoch", lambda engine: seen.append(_lr(engine)), nth=0)
-    resumed.stages = type(resumed.stages)(resumed.hooks)
     resumed.train()
     long.train()
     assert seen[0] == pytest.approx(0.5 * (1 + torch.cos(torch.tensor(torch.pi * 15 / 20)).item()), abs=1e-6)
@@ -117,9 +119,8 @@ def test_without_the_optimizers_state_the_lr_is_where_the_schedule_stands(tmp_pa
     _scheduled(tmp_path, Cosine(T_max=20), save_optimizer=False, max_epochs=3).train()
     file = tmp_path / "checkpoints/epoch_3.pth"
     seen: list[float] = []
-    engine = _scheduled(tmp_path, Cosine(T_max=20), max_epochs=4, resume=file, resume_strict=False)
-    engine.hooks["seen"] = at("before_train_epoch", lambda engine: seen.append(_lr(engine)))
-    engine.stages = type(engine.stages)(engine.hooks)
+    look = at("before_train_epoch", lambda engine: seen.append(_lr(engine)))
+    engine = _scheduled(tmp_path, Cosine(T_max=20), seen=look, max_epochs=4, resume=file, resume_strict=False)
     engine.train()
     assert seen == [pytest.approx(0.5 * (1 + torch.cos(torch.tensor(torch.pi * 15 / 20)).item()), abs=1e-6)]
 
@@ -162,7 +163,7 @@ def test_writing_follows_the_owners_on_error_and_counts_as_its_time(tmp_path: Pa
     engine = make_engine(tmp_path, {"checkpoint": Forgiving()}, max_epochs=2)
     assert engine.train().status == "finished"
     assert (tmp_path / "checkpoints" / "epoch_2.pth").is_file()
-    assert engine.stages.seconds["checkpoint"][0] > 0
+    assert engine.calls.seconds["checkpoint"][0] > 0
 
 
 def test_a_state_that_fails_follows_on_error(tmp_path: Path) -> None:

@@ -154,7 +154,9 @@ def test_a_run_that_stops_at_the_end_of_an_epoch_does_not_save_it_twice(
     engine = engine_of(tmp_path, {"stopper": Stopper(stop_at=8), "checkpoint": CheckpointHook()}, max_epochs=5)
     saved: list[str] = []
     save = engine.save_checkpoint
-    monkeypatch.setattr(engine, "save_checkpoint", lambda path, **kinds: (saved.append(path.stem), save(path, **kinds)))
+    monkeypatch.setattr(
+        engine.checkpoints, "save", lambda path, **kinds: (saved.append(path.stem), save(path, **kinds))
+    )
     engine.train()
     assert saved == ["epoch_1", "epoch_2"]
 

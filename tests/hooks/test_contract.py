@@ -22,7 +22,6 @@ from torch import nn
 import hydraloop
 import hydraloop.hooks
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.engine.checkpoint.save_load import has_state
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, Priority
 from hydraloop.engine.hook_order import mount_points_of
@@ -158,7 +157,7 @@ def test_the_class_is_one_of_the_engines(cls: type[Hook]) -> None:
     assert not (cls.collective and cls.on_error != "raise"), (
         "the other ranks would wait for a rank that continues alone"
     )
-    assert has_state(cls()) == (cls.load_state_dict is not Hook.load_state_dict), "both or none"
+    assert cls.overrides("state_dict") == (cls.load_state_dict is not Hook.load_state_dict), "both or none"
     module = inspect.getmodule(cls)
     assert module is not None
     own = [value for _, value in inspect.getmembers(module, inspect.isclass) if value.__module__ == cls.__module__]
@@ -317,7 +316,7 @@ def test_an_error_of_another_hook_is_handled(
 @each_run
 def test_its_state_survives_a_file(option: Option, tmp_path: Path) -> None:
     hook = option.make()
-    if not has_state(hook):
+    if not hook.overrides("state_dict"):
         assert hook.state_dict() == {}
         return
     _engine(tmp_path, {option.name: hook}).train()
@@ -328,8 +327,7 @@ def test_its_state_survives_a_file(option: Option, tmp_path: Path) -> None:
     assert list(differences(loaded, state)) == []
     other = option.make()
     engine = _engine(tmp_path / "other", {option.name: other})
-    for call in engine.stages.before_run:
-        call(engine)
+    engine.calls.before_run()
     other.load_state_dict(loaded)
     if option.name != "checkpoint":  # whose files are in the other run's folder
         assert list(differences(other.state_dict(), state)) == []

@@ -30,7 +30,7 @@ class Copier(Hook):
     def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         if engine.progress.epoch == self.epoch and batch_idx == 1:
             self.evaluated = "raw" if same(bits(engine.model), self.trained) else "average"
-            engine.settle_saves()  # the kill comes after the thread has written the epoch's file
+            engine.checkpoints.settle()  # the kill comes after the thread has written the epoch's file
             shutil.copytree(engine.run_dir, self.folder)
 
 

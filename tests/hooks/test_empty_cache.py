@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.hooks.empty_cache import EmptyCacheHook
 from tests.helpers import Recorder
 from tests.hooks.tiny_runs import engine_of
@@ -36,7 +36,7 @@ def _two() -> list[Any]:
 
 
 def _on(engine: Engine, device: str) -> Engine:
-    engine.device = torch.device(device)
+    object.__setattr__(engine.run, "device", torch.device(device))
     return engine
 
 
@@ -63,8 +63,8 @@ def test_after_each_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_off_costs_nothing(tmp_path: Path) -> None:
-    stages = engine_of(tmp_path, {"empty_cache": EmptyCacheHook(after_epoch=False), "sampler_seed": None}).stages
-    assert [point for point, calls in vars(stages).items() if isinstance(calls, tuple) and calls] == ["before_run"]
+    calls = engine_of(tmp_path, {"empty_cache": EmptyCacheHook(after_epoch=False), "sampler_seed": None}).calls
+    assert [point for point in MOUNT_POINTS if calls.one_by_one(point)] == ["before_run"]
 
 
 def test_on_a_cpu_it_says_once_that_there_is_nothing_to_do(

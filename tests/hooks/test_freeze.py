@@ -205,7 +205,7 @@ def test_training_twice_continues_the_frozen_time(tmp_path: Path) -> None:
     hooks = {"freeze": FreezeHook(modules=["0", "1"], epochs=2), "watcher": watcher}
     engine = engine_of(tmp_path, hooks, max_epochs=1, val=False)
     engine.train()
-    engine.max_iters, engine.max_epochs = 12, 3
+    engine.progress.max_iters, engine.progress.max_epochs = 12, 3
     engine.train()
     assert unchanged(watcher.states) == [T] * 8 + [F] * 4
 
@@ -311,7 +311,7 @@ def test_patterns_name_modules_or_parameters(
 def test_wrapping_again_inside_a_window_is_refused(tmp_path: Path) -> None:
     class Mine(Hook):
         def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-            engine.rewrap()
+            engine.stepper.rewrap()
 
     with pytest.raises(RuntimeError, match="between two accumulation windows"):
         engine_of(tmp_path, {"mine": Mine()}, accumulate=2).train()

@@ -337,7 +337,7 @@ class Reporting(Hook):
         engine.log_record({**self.entries, "iteration": engine.progress.iteration, "norm": 2.5})
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        engine.log_record({**position(engine, "val"), "picture": "here.png"})
+        engine.log_record({**position(engine.progress, "val"), "picture": "here.png"})
 
 
 def _with(engine: Engine, **hooks: Hook) -> Engine:
@@ -456,7 +456,7 @@ def test_without_a_logger_records_still_reach_the_others(tmp_path: Path) -> None
 
 def test_one_host_sync_a_record(tmp_path: Path) -> None:
     engine = _engine(tmp_path, LoggerHook(interval=2))
-    engine.loaders = Loaders(engine.loaders.train)
+    engine.batches.use(Loaders(engine.loaders.train))
     with HostSyncs() as syncs:
         engine.train()
     listener = engine.hooks["listener"]
@@ -471,9 +471,9 @@ def records_of_a_rank(distributed: Distributed, run_dir: str) -> tuple[list[str]
     folder.mkdir()
     engine = _engine(folder, LoggerHook(interval=7), distributed=distributed)
     if distributed.rank == 1:
-        engine.loaders = Loaders([(inputs + 1, targets) for inputs, targets in engine.loaders.train or ()])
+        engine.batches.use(Loaders([(inputs + 1, targets) for inputs, targets in engine.loaders.train or ()]))
     else:
-        engine.loaders = Loaders(engine.loaders.train)
+        engine.batches.use(Loaders(engine.loaders.train))
     engine.train()
     listener = engine.hooks["listener"]
     assert isinstance(listener, Listener)

@@ -132,7 +132,7 @@ def test_a_validation_without_training(folder: Path) -> None:
 @pytest.mark.slow  # some seconds; a tracker's error before the first iteration is in tests/tracking/test_hook.py
 def test_an_invalid_address_ends_the_run_with_on_error_raise(folder: Path) -> None:
     engine = made(folder / "run", tracking_uri="foo://server", flush_timeout=60.0)
-    engine.stages._policies["mlflow"].on_error = "raise"
+    engine.calls._policies["mlflow"].on_error = "raise"
     with pytest.raises(UserError, match="foo") as raised:
         engine.train()
     assert raised.value.key == "hooks.mlflow"

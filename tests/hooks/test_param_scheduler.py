@@ -14,11 +14,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.report.summary import format_summary
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import Function, Linear, Plateau, Schedule, Step, TorchSchedule
+from tests.helpers import summary
 from tests.hooks.tiny_runs import Scripted, Stopper, engine_of, load, model
 
 
@@ -222,7 +222,7 @@ def test_the_lr_is_summarised_after_training(tmp_path: Path, tensor: bool) -> No
     hooks = {"lrs": LRs(record=True), "param_scheduler": ParamSchedulerHook()}
     engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules)
     engine.train()
-    assert "\nlr          0.1 at iteration 0, 0.1 at iteration 12, at most 0.7\n" in format_summary(engine)
+    assert "\nlr          0.1 at iteration 0, 0.1 at iteration 12, at most 0.7\n" in summary(engine)
 
 
 def test_an_lr_that_stayed_the_same_is_summarised_in_one_value(tmp_path: Path) -> None:
@@ -233,4 +233,4 @@ def test_an_lr_that_stayed_the_same_is_summarised_in_one_value(tmp_path: Path) -
         tmp_path, {"param_scheduler": ParamSchedulerHook()}, net=net, optimizer=optimizer, schedules=schedules
     )
     engine.train()
-    assert "\nlr          0.5 throughout\n" in format_summary(engine)
+    assert "\nlr          0.5 throughout\n" in summary(engine)

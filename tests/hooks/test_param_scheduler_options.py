@@ -162,7 +162,7 @@ def test_the_config_reaches_the_schedules(tmp_path: Path) -> None:
         "scheduler.momentum.end=null", "engine.accumulate=2", "engine.max_epochs=5",
         run_dir=tmp_path,
     )  # fmt: skip
-    schedules: Any = engine.schedulers
+    schedules: Any = engine.run.schedules
     yolox = schedules["yolox"].function
     assert (schedules["yolox"].end, yolox.warmup_iters, yolox.num_last_epochs) == (50, 20, 10)
     assert not schedules["yolox"].by_epoch
@@ -174,7 +174,7 @@ def test_a_plateau_on_the_accuracy_needs_no_mode(tmp_path: Path) -> None:
         "scheduler=plateau", "scheduler.plateau.monitor=accuracy", "engine.max_epochs=1", run_dir=tmp_path
     )
     engine.validate()
-    schedules: Any = engine.schedulers
+    schedules: Any = engine.run.schedules
     assert schedules["plateau"].function.mode == "max"
 
 
@@ -186,7 +186,7 @@ def test_an_ad_hoc_schedule_takes_the_same_fields(tmp_path: Path) -> None:
         "engine.max_epochs=1",
         run_dir=tmp_path,
     )
-    schedules: Any = engine.schedulers
+    schedules: Any = engine.run.schedules
     assert schedules["mine"].function.step_size == 40
     assert list(schedules) == ["cosine", "mine"]
 

@@ -98,7 +98,11 @@ def on_rank(distributed: Distributed, run_dir: str, factor: float) -> dict[str, 
     options: dict[str, Any] = {"max_epochs": 1, "val": False, "distributed": distributed, "net": net}
     engine = engine_of(Path(run_dir), hooks(), train=train, **options)
     engine.train()
-    return {"weights": bits(engine.model), "iteration": engine.progress.iteration, "left_out": dict(engine.left_out)}
+    return {
+        "weights": bits(engine.model),
+        "iteration": engine.progress.iteration,
+        "left_out": dict(engine.progress.left_out),
+    }
 
 
 @pytest.mark.slow
@@ -146,7 +150,11 @@ def weighted_on_rank(distributed: Distributed, run_dir: str) -> tuple[int, Any, 
     engine = engine_of(Path(run_dir), found, train=train, **options)
     engine.task.__class__ = Given
     engine.train()
-    return engine.progress.iteration, dict(engine.left_out), records(Path(run_dir)) if distributed.is_main else []
+    return (
+        engine.progress.iteration,
+        dict(engine.progress.left_out),
+        records(Path(run_dir)) if distributed.is_main else [],
+    )
 
 
 def test_losses_of_ranks_count_by_their_terms_and_fillers_not_at_all(tmp_path: Path) -> None:
@@ -296,8 +304,8 @@ def test_a_preempted_run_goes_back_before_it_saves(tmp_path: Path) -> None:
     found = {**hooks(interval=100), "signal": at("before_train_iter", lambda engine: engine.preempt("SIGTERM"), nth=14)}
     engine = engine_of(tmp_path, found, train=planted(batches(20), 13, float("nan")), max_epochs=1, val=False)
     engine.train()
-    assert engine.preempted_by == "SIGTERM"
-    assert (engine.progress.iteration, dict(engine.left_out)) == (13, {0: {13}})
+    assert engine.requests.preempted_by == "SIGTERM"
+    assert (engine.progress.iteration, dict(engine.progress.left_out)) == (13, {0: {13}})
     assert load(tmp_path / "checkpoints" / "iter_13.pth")["hooks"]["rollback"]["left_out"] == {0: [13]}
 
 
@@ -341,13 +349,13 @@ def test_checkpoints_by_time_continue_after_a_rollback(tmp_path: Path) -> None:
     bad = planted(batches(12), 7, float("nan"))
     engine = engine_of(tmp_path, found, train=bad, max_epochs=1, val=False, accumulate=3)
     assert engine.train().status == "finished"
-    assert dict(engine.left_out) == {0: {6, 7, 8}}
+    assert dict(engine.progress.left_out) == {0: {6, 7, 8}}
     assert saving._next_save < float("inf")
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def damage(engine: Any) -> None:
-        engine.settle_saves()
+        engine.checkpoints.settle()
         path = tmp_path / "checkpoints" / "iter_12.pth"
         path.write_bytes(path.read_bytes()[:-9])
 

@@ -88,7 +88,7 @@ class LeftOut(Hook):
         self.left_out = left_out
 
     def before_train(self, engine: Engine) -> None:
-        engine.leave_out(self.left_out)
+        engine.progress.leave_out(self.left_out)
 
 
 def hooks(names: set[str]) -> dict[str, Hook]:
@@ -200,7 +200,10 @@ def test_a_run_that_goes_back_ends_as_one_without_the_batch(
     left_out = {bad[0]: {bad[1]}}
     run = engine_of(tmp_path / "run", hooks(names), schedules, bad, val_interval)
     found = result_of(run)
-    assert (run.left_out, run.resumed_from) == (left_out, tmp_path / "run" / "checkpoints" / f"iter_{SAVED}.pth")
+    assert (run.progress.left_out, run.checkpoints.resumed_from) == (
+        left_out,
+        tmp_path / "run" / "checkpoints" / f"iter_{SAVED}.pth",
+    )
     without = {**hooks(names), "left_out": LeftOut(left_out)}
     expected = result_of(engine_of(tmp_path / "without", without, schedules, bad, val_interval))
     assert list(differences(found, expected)) == []

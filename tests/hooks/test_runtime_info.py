@@ -152,7 +152,7 @@ def test_all_scalars_are_averaged(tmp_path: Path) -> None:
 def test_no_graph_is_kept_alive(tmp_path: Path) -> None:
     engine = _engine(tmp_path)
     engine.train()
-    kept = [value for window in engine.messages._windows.values() for value in window.values]
+    kept = [value for sums in engine.messages._values.values() for value in sums.values]
     assert any(isinstance(value, Tensor) for value in kept)
     assert not any(value.requires_grad for value in kept if isinstance(value, Tensor))
 

@@ -18,9 +18,8 @@ from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, EMAHook, FreezeHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.grad_clip import GradClipHook
@@ -32,7 +31,7 @@ from hydraloop.optim import OneCycle, Schedule, Step
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
-from tests.helpers import at, logged
+from tests.helpers import at, logged, summary
 from tests.hooks.tiny_runs import batches, bits, engine_of, model, same
 
 HALF = Step(1, gamma=0.5)
@@ -59,11 +58,11 @@ def lrs(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in record.items() if name.startswith("lr")}
 
 
-def two(net: nn.Module) -> Several:
+def two(net: nn.Module) -> OptimizerSet:
     """SGD for the first layer, AdamW with two groups for the rest."""
     first, norm, _, last = net.children()
     rest = [{"params": [*last.parameters()]}, {"params": [*norm.parameters()], "lr": 0.25, "weight_decay": 0.0}]
-    return Several({"first": optim.SGD(first.parameters(), lr=1.0), "rest": optim.AdamW(rest, lr=1.0)})
+    return OptimizerSet({"first": optim.SGD(first.parameters(), lr=1.0), "rest": optim.AdamW(rest, lr=1.0)})
 
 
 def test_the_record_has_the_lr_of_each_group_whose_lr_differs(tmp_path: Path) -> None:
@@ -137,14 +136,16 @@ class Norms(Hook):
         self.seen: list[tuple[int, str, float]] = []
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
-        gradients = [p.grad for group in engine.stepping.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad for group in engine.stepper.optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
         self.seen.append((engine.progress.iteration + 1, engine.step, float(nn.utils.get_total_norm(gradients))))
 
 
 def with_steps(run_dir: Path, hooks: Mapping[str, Hook], *, schedules: Any = (), **options: Any) -> Engine:
     """An engine for six iterations in two epochs; the last layer has another optimizer with two groups."""
     net = model()
-    optimizer = Several(
+    optimizer = OptimizerSet(
         {
             "first": optim.SGD([*net[0].parameters(), *net[1].parameters()], lr=0.1),
             "last": optim.AdamW([{"params": [net[3].weight]}, {"params": [net[3].bias], "lr": 0.02}], lr=0.01),
@@ -204,11 +205,11 @@ def test_a_run_with_steps_and_schedules_resumes_to_the_same_bits(tmp_path: Path)
 
     whole = run(tmp_path / "whole")
     resumed = run(tmp_path / "resumed", resume=tmp_path / "whole" / "checkpoints" / "iter_3.pth")
-    assert resumed.began_at == 3
+    assert resumed.progress.began_at == 3
     assert same(bits(resumed.model), bits(whole.model))
     records = [[lrs(record) for record in logged(tmp_path / name / FILENAME)] for name in ("whole", "resumed")]
     assert records[0][3:] == records[1]
-    assert "lr          first 0.1 at iteration 0, 0.00156 at iteration 6\n" in format_summary(whole)
+    assert "lr          first 0.1 at iteration 0, 0.00156 at iteration 6\n" in summary(whole)
 
 
 def test_the_norm_of_a_step_that_fp16_skips_is_not_recorded(tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_several_optimizers_by_config_alone(tmp_path: Path) -> None:
     lines += ["scheduler.rest.gamma=0.5", "scheduler.cosine.optimizer=hidden", "default_hooks.logger.interval=1"]
     lines += ["engine.device=cpu", "engine.max_iters=4", "engine.test=false", "precision=bf16", "engine.accumulate=2"]
     engine = build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
-    assert "hidden Muon, rest AdamW, 2 groups" in format_start(engine)
+    assert "hidden Muon, rest AdamW, 2 groups" in engine.outcome.report.start()
     engine.train()
     records = [record for record in logged(tmp_path / FILENAME) if record["mode"] == "train"]
     assert [lrs(record) for record in records] == [

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from hydraloop.engine import engine as engine_module
-from hydraloop.engine import stages
+from hydraloop.engine import batches as batches_module
+from hydraloop.engine import call_table, requests
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -104,7 +104,7 @@ def _run(
     **settings: Any,
 ) -> tuple[Engine, Watcher]:
     clock = Clock()
-    for module in (timer, engine_module, stages):
+    for module in (timer, batches_module, call_table, requests):
         monkeypatch.setattr(module, "perf_counter", clock)
     model = nn.Linear(2, 1)
     task = SlowTask(model, nn.MSELoss())
@@ -228,12 +228,12 @@ def test_data_time_is_the_loader_and_the_copy_and_nothing_else(
         run_dir=tmp_path,
     )
     if "move" in sleeps:
-        monkeypatch.setattr(engine, "_move", sleeps["move"])
+        monkeypatch.setattr(engine.batches, "_move", sleeps["move"])
     engine.train()
     timing, records = engine.messages.read("timing"), logged(tmp_path / "metrics.jsonl")
     # The median and relative shares: a busy machine may delay any of these iterations.
     assert (statistics.median(record["data_time"] / record["time"] for record in records) > 0.5) == waiting
-    in_hooks = engine.stages.all_seconds[0] / timing.total
+    in_hooks = engine.calls._all_seconds[0] / timing.total
     assert (timing.data_share > in_hooks) == waiting
 
 

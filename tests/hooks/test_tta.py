@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -495,7 +494,7 @@ def test_a_task_that_refuses_two_samples_is_tested_as_ever(tmp_path: Path) -> No
     four = build_loader(_data(16), shuffle=False, batch_size=4)
     task = Choosy(Net(), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
     engine = _engine(tmp_path, TestTimeAugmentationHook(), task=task, test=four)
-    engine.loaders = Loaders(engine.loaders.train, None, four)
+    engine.batches.use(Loaders(engine.loaders.train, None, four))
     assert engine.train().status == "finished"
 
 
@@ -533,9 +532,9 @@ def test_a_run_without_a_test_is_one_warning(
     tested: bool, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = _engine(tmp_path, TestTimeAugmentationHook())
-    engine.settings = replace(engine.settings, test=tested)
+    object.__setattr__(engine.settings, "test", tested)
     if tested:
-        engine.loaders = Loaders(engine.loaders.train, engine.loaders.val)
+        engine.batches.use(Loaders(engine.loaders.train, engine.loaders.val))
     engine.train()
     assert _warnings(caplog) == [f"hooks.tta has no effect: the run has no test ({why})"]
 

@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn, optim
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.stepping.groups import describe
-from hydraloop.engine.stepping.several import Several, parts
+from hydraloop.engine.steps.optimizer_set import OptimizerSet, parts
+from hydraloop.engine.steps.parameter_groups import describe
 from hydraloop.errors import UserError
 from hydraloop.optim.groups import matched, places_of
 from hydraloop.optim.optimizers import build_optimizer
@@ -192,7 +192,7 @@ MUON = {"_target_": "torch.optim.Muon", "_partial_": True}
 def test_several_optimizers_share_the_parameters_out() -> None:
     net = Net()
     optimizer = built(net, {"hidden": {**MUON, "match": "@matrix|!norm_head"}, "rest": {**ADAMW, "groups": [NO_DECAY]}})
-    assert isinstance(optimizer, Several)
+    assert isinstance(optimizer, OptimizerSet)
     described = describe(optimizer, net)
     assert [(group.optimizer, group.label) for group in described] == [("hidden", "0"), ("rest", "0"), ("rest", "1")]
     assert set(described[0].names) == {"attention.in_proj_weight", "attention.out_proj.weight"}

@@ -167,7 +167,7 @@ def test_left_out_batches_do_not_change_the_length(
 ) -> None:
     """As after a rollback."""
     options = {"accumulate": accumulate, **length}
-    leave = at("before_train", lambda engine: engine.leave_out({0: left_out}))
+    leave = at("before_train", lambda engine: engine.progress.leave_out({0: left_out}))
     save = at("after_train_iter", lambda engine: engine.request_checkpoint("a"), nth=iteration)
     make_engine(tmp_path, {"leave": leave, "save": save}, train=batches(BATCHES), **options).train()
     assert end(resume=tmp_path / "checkpoints" / "a.pth", **options) == end(**options)

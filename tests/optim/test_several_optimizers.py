@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, AdamW, Muon
 
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.optim import build_schedules
 from tests.optim.scheduled import apply
@@ -28,10 +28,10 @@ def _parameter(*shape: int) -> nn.Parameter:
     return parameter
 
 
-def several() -> Several:
+def several() -> OptimizerSet:
     hidden = Muon([_parameter(2, 2)], lr=1.0, momentum=0.8)
     rest = AdamW([{"params": [_parameter(2)], "lr": 0.5}, {"params": [_parameter(2)], "lr": 0.25}])
-    return Several({"hidden": hidden, "rest": rest, "last": Adagrad([_parameter(2)], lr=2.0)})
+    return OptimizerSet({"hidden": hidden, "rest": rest, "last": Adagrad([_parameter(2)], lr=2.0)})
 
 
 def made(optimizer: Any, **nodes: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def made(optimizer: Any, **nodes: Any) -> dict[str, Any]:
     return dict(build_schedules(cfg, optimizer, Settings(max_epochs=2), Loaders([None] * 5)))
 
 
-def lrs(optimizer: Several) -> list[float]:
+def lrs(optimizer: OptimizerSet) -> list[float]:
     return [group["lr"] for group in optimizer.param_groups]
 
 

@@ -201,7 +201,9 @@ def test_the_remedy_of_a_missing_argument_works(tmp_path: Path) -> None:
     remedy = str(caught.value.remedy)
     assert remedy == "Give it the argument: +scheduler.mine.NAME=…"
     lines.append(remedy.rpartition(" ")[2].replace("NAME=…", "step_size=2"))
-    assert build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path / "again").schedulers.keys() == {"mine"}
+    assert build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path / "again").run.schedules.keys() == {
+        "mine"
+    }
 
 
 MINE = "+scheduler.mine={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:2}"
@@ -210,7 +212,7 @@ MINE = "+scheduler.mine={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true
 def test_it_is_built_from_the_config(tmp_path: Path) -> None:
     lines = ["engine.device=cpu", "default_hooks=[param_scheduler]", "engine.max_epochs=1"]
     cfg = hydraloop.compose([*lines, "scheduler=[]", MINE], folder=REPOSITORY)
-    schedule: Any = build(cfg, run_dir=tmp_path).schedulers["mine"]
+    schedule: Any = build(cfg, run_dir=tmp_path).run.schedules["mine"]
     assert isinstance(schedule, TorchSchedule)
     assert schedule.scheduler.step_size == 2
     cfg = hydraloop.compose([*lines, "scheduler=[cosine]", MINE], folder=REPOSITORY)

@@ -318,8 +318,8 @@ def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
 def test_the_end_is_the_results(tmp_path: Path) -> None:
     """If another rank failed first, `result.json` has its error, not the one that this rank raised because of it."""
     engine = training(tmp_path)
-    engine.error = ConnectionError("the others are gone")
-    engine.result = Result("failed", error="rank 1: out of memory")
+    engine.outcome.error = ConnectionError("the others are gone")
+    engine.outcome.result = Result("failed", error="rank 1: out of memory")
     assert _ending(engine) == Finish("failed", "rank 1: out of memory", 1)
 
 

@@ -38,7 +38,7 @@ def training(
         test=batches(1),
         max_epochs=epochs,
     )
-    engine.stages._policies[NAME].on_error = on_error
+    engine.calls._policies[NAME].on_error = on_error
     return engine
 
 

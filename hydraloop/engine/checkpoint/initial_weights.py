@@ -9,18 +9,16 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.foreign import find_weights
-from hydraloop.engine.checkpoint.format import EVALUATED, evaluation_weights, load
+from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation_weights, load
 from hydraloop.engine.checkpoint.names import close_to, compiled, matching
 from hydraloop.engine.checkpoint.weights import load_weights
+from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -28,21 +26,24 @@ _FEW = 6
 """Up to this many names are listed in the table; more are counted by module."""
 
 
-def load_from(engine: Engine) -> None:
-    """Load the weights of `load_from`, before the model is wrapped for training; `save_load.load` calls the hooks.
+def load_from(run: Run) -> Checkpoint | None:
+    """Load the weights of `load_from`, before the model is wrapped for training.
+
+    Returns:
+        The contents of the file; tensors are read from it when they are used. None without `load_from`.
 
     Raises:
         UserError: the file does not fit the model; names the entry.
     """
-    path, key = engine.settings.load_from, "load_from"
-    if path is None or engine.settings.resume is not None:
-        return
+    path, key = run.settings.load_from, "load_from"
+    if path is None or run.settings.resume is not None:
+        return None
     checkpoint = load(path, key=key, mmap=True, foreign=True, only=EVALUATED)
-    tied = _tied(engine.model)
-    state = _weights(checkpoint, tied.keys(), path, key, engine.settings.weights)
-    load_weights(engine, {**_for_tied(state, tied), **state}, key)
+    tied = _tied(run.model)
+    state = _weights(checkpoint, tied.keys(), path, key, run.settings.weights)
+    load_weights(run, {**_for_tied(state, tied), **state}, key)
     log.info("weights loaded from %s", path)
-    engine.loaded_from = checkpoint
+    return checkpoint
 
 
 @dataclass(frozen=True)

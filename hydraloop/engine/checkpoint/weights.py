@@ -7,33 +7,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
-from hydraloop.engine.checkpoint.strict import check_names
+from hydraloop.engine.checkpoint.strict_loading import check_names
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.distributed.fsdp import shard_state
+from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
 
-def load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
+def load_weights(run: Run, state: dict[str, Any], key: str) -> None:
     """Load weights; a missing or unknown tensor, or one of another shape, is an error that names it."""
-    if engine.distributed.sharded:
-        state = shard_state(state, engine.model.state_dict())
+    if run.ranks.sharded:
+        state = shard_state(state, run.model.state_dict())
     try:
-        engine.model.load_state_dict(state)
+        run.model.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(
-            f"the weights do not fit the model {class_name(engine.model)}: {error}",
+            f"the weights do not fit the model {class_name(run.model)}: {error}",
             key=key,
             remedy="Use the model of that file, or a file of this model. A new run can take the entries that fit: "
             "init.checkpoint=… init.mismatched=skip.",
@@ -42,7 +40,7 @@ def load_weights(engine: Engine, state: dict[str, Any], key: str) -> None:
 
 def own_state(task: nn.Module) -> dict[str, Any]:
     """Return the state of a task without that of its model: a queue, a teacher, the class weights of the loss."""
-    model: dict[str, Any] = task.model.state_dict(keep_vars=True)  # type: ignore[union-attr]  # as engine.model
+    model: dict[str, Any] = task.model.state_dict(keep_vars=True)  # type: ignore[union-attr]  # as Run.model
     of_model = {id(value) for value in model.values()}  # the task may also hold a part of the model
     return {
         name: value.detach() if isinstance(value, Tensor) else value
@@ -51,19 +49,19 @@ def own_state(task: nn.Module) -> dict[str, Any]:
     }
 
 
-def load_own_state(engine: Engine, checkpoint: Checkpoint) -> None:
+def load_own_state(run: Run, checkpoint: Checkpoint) -> None:
     """Load the own state of the task. If the file has none, as those of older versions, the task keeps what it has.
 
     Raises:
         UserError: an entry is missing or unknown (with `resume_strict`), or has another shape.
     """
-    task: nn.Module = engine.task
+    task: nn.Module = run.task
     own, state = own_state(task), checkpoint.get("task")
     if state is None:
         if own:
             log.warning("task: the checkpoint has no state of %s; it stays as it was built", ", ".join(list(own)[:3]))
         return
-    check_names("task", own, state, engine.settings.resume_strict)
+    check_names("task", own, state, run.settings.resume_strict)
     try:
         task.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
     except RuntimeError as error:
@@ -74,8 +72,8 @@ def load_own_state(engine: Engine, checkpoint: Checkpoint) -> None:
         ) from error
 
 
-def load_for_evaluation(engine: Engine, checkpoint: Checkpoint, key: str) -> None:
-    """Give the engine what an evaluation needs of a checkpoint: the weights, averaged or raw, and the task's own state.
+def load_for_evaluation(run: Run, checkpoint: Checkpoint, key: str) -> None:
+    """Give a run what an evaluation needs of a checkpoint: the weights, averaged or raw, and the task's own state.
 
     Args:
         key: the option that named the file, for the error.
@@ -83,29 +81,27 @@ def load_for_evaluation(engine: Engine, checkpoint: Checkpoint, key: str) -> Non
     Raises:
         UserError: the file does not fit the model or the task.
     """
-    load_weights(engine, evaluation_weights(checkpoint, engine.settings.weights), key)
+    load_weights(run, evaluation_weights(checkpoint, run.settings.weights), key)
     if "state_dict" in checkpoint:  # otherwise it is a state dict
-        load_own_state(engine, checkpoint)
+        load_own_state(run, checkpoint)
 
 
 @contextmanager
-def weights_of(engine: Engine, path: Path | None) -> Iterator[None]:
+def weights_of(run: Run, path: Path | None) -> Iterator[None]:
     """Load a checkpoint file for an evaluation in the body, and restore the state of the task at the end."""
     if path is None:
         yield
         return
-    engine.distributed.barrier()  # rank 0 may still be writing it
-    checkpoint = load_file(path, key="test", mmap=True, mesh=engine.distributed.mesh, only=EVALUATED)
-    model, own = (_copied(state) for state in (engine.model.state_dict(), own_state(engine.task)))
+    run.ranks.barrier()  # rank 0 may still be writing it
+    checkpoint = load_file(path, key="test", mmap=True, mesh=run.ranks.mesh, only=EVALUATED)
+    model, own = (_copied(state) for state in (run.model.state_dict(), own_state(run.task)))
     try:
-        load_for_evaluation(engine, checkpoint, "test")
-        engine.evaluating_checkpoint = path
+        load_for_evaluation(run, checkpoint, "test")
         yield
     finally:
-        engine.evaluating_checkpoint = None
         with torch.no_grad():
-            engine.model.load_state_dict(model)
-            engine.task.load_state_dict(own, strict=False)
+            run.model.load_state_dict(model)
+            run.task.load_state_dict(own, strict=False)
 
 
 def _copied(state: Mapping[str, Any]) -> dict[str, Any]:

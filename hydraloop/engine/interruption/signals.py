@@ -1,7 +1,7 @@
 """Signals preempt a run: it saves at the end of the accumulation window and ends, so that it can be continued.
 
-A handler runs between two bytecodes of the main thread, wherever that is. So it only sets attributes of the engine, and
-writes to the terminal without a lock.
+A handler runs between two bytecodes of the main thread, wherever that is. So it only sets attributes of the requests,
+and writes to the terminal without a lock.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
+from hydraloop.engine.requests import Requests
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 _COPY = 0.5
@@ -25,16 +24,20 @@ launcher passes it on."""
 
 
 @contextmanager
-def preemptible(engine: Engine) -> Iterator[None]:
+def preemptible(requests: Requests, has_failed: Callable[[], bool]) -> Iterator[None]:
     """In the body, let signals preempt the training. Ignored signals, and those that C code handles, stay as they are.
 
     After the body, if a signal has come, the Python function that handled it before is called: with Ctrl-C, Python's
     own, which raises KeyboardInterrupt. Outside the main thread, nothing changes.
+
+    Args:
+        requests: of the run.
+        has_failed: whether the run has an error. Then the earlier handlers are called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = _Handler(engine)
+    handler = _Handler(requests, has_failed)
     try:
         yield
     finally:
@@ -43,10 +46,10 @@ def preemptible(engine: Engine) -> Iterator[None]:
 
 
 class _Handler:
-    """Handles signals while an engine trains. Before training and in after_run, the earlier handlers are called."""
+    """Handles signals while a run trains. Before training and in after_run, the earlier handlers are called."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._process = engine, os.getpid()
+    def __init__(self, requests: Requests, has_failed: Callable[[], bool]) -> None:
+        self._requests, self._has_failed, self._process = requests, has_failed, os.getpid()
         self._received, self._at = 0, 0.0
         earlier = {number: signal.getsignal(number) for number in SIGNALS}
         self._earlier = {number: one for number, one in earlier.items() if one not in (None, signal.SIG_IGN)}
@@ -66,16 +69,16 @@ class _Handler:
             handler(self._received, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        engine, name = self._engine, signal.Signals(number).name
+        name = signal.Signals(number).name
         if os.getpid() != self._process:  # forked: a signal ends it, as without this handler
             _send_default(number)
         elif self._received:
             if number == signal.SIGINT and time.monotonic() > self._at + _COPY:
                 self._at = time.monotonic()
                 raise KeyboardInterrupt
-        elif engine.preemptible and engine.error is None:
+        elif self._requests.preemptible and not self._has_failed():
             self._received, self._at = number, time.monotonic()
-            engine.preempt(name)
+            self._requests.preempt(name)
             hint = "; press Ctrl-C again to end it at once" if number == signal.SIGINT else ""
             os.write(2, f"{name}: the run saves and ends{hint}\n".encode())
         else:

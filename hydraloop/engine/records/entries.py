@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hydraloop.engine.mount_points import Mode
+from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.run.record_log import NONFINITE, OBJECTS, STAMP
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
-    from hydraloop.engine.hook import Mode
 
 POSITION = ("mode", "epoch", "iteration")
 """The first entries."""
@@ -26,12 +24,11 @@ NUMBERS = ("loss", "grad_norm", "lr", "momentum", "eta", "time", "data_time", "m
 """Names of the numbers that the engine and its hooks put into the records of training."""
 
 
-def position(engine: Engine, mode: Mode) -> dict[str, Any]:
+def position(progress: Progress, mode: Mode) -> dict[str, Any]:
     """Return the first entries of a record: `{"mode", "epoch", "iteration"}`. No host sync.
 
     `epoch` counts from 1 and includes the current one; `iteration` counts completed ones.
     """
-    progress = engine.progress
     return {"mode": mode, "epoch": progress.epoch + (progress.batch_in_epoch > 0), "iteration": progress.iteration}
 
 

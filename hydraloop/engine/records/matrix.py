@@ -10,24 +10,12 @@ from torch import Tensor
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from hydraloop.engine.engine import Engine
-
 _SIDE = 480
 """Pixels of the longer side, without the margin."""
 _NUMBERED = 20
 """Up to this many rows and columns, the values and the indices are written."""
 _MARGIN = 24
 _FONT = 12
-
-
-def log_matrices(engine: Engine, prefix: str = "") -> None:
-    """Log the matrices among the metrics of the last evaluation, as pictures. Called on every rank.
-
-    Args:
-        prefix: of the names: that of the data set, and `/`.
-    """
-    for name, matrix in engine.task.pictures.items():
-        engine.log_image(prefix + name, heatmap(matrix) if engine.distributed.is_main else None)
 
 
 def heatmap(matrix: Tensor) -> Image:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from hydraloop.engine.hook import MOUNT_POINTS
 from hydraloop.engine.hook_order import Slot
+from hydraloop.engine.mount_points import MOUNT_POINTS
 
 COLUMNS = 68
 """Width of lists of hooks and metrics: with a label, they fit into 80 columns."""

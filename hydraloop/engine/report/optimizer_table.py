@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydraloop.engine.report.hook_table import COLUMNS
-
-if TYPE_CHECKING:
-    from hydraloop.engine.engine import Engine
-    from hydraloop.engine.stepping.groups import Group
+from hydraloop.engine.run import Run
+from hydraloop.engine.steps.parameter_groups import Group
 
 _MOST_GROUPS = 12
 """Groups that are printed without `engine.verbose`."""
@@ -30,26 +28,27 @@ def group_names(groups: Sequence[Group]) -> list[str]:
     return names
 
 
-def format_optimizer(engine: Engine, width: int) -> str:
+def format_optimizer(run: Run, hyperparameters: Sequence[Mapping[str, Any]], width: int) -> str:
     """Return the class, lr and weight decay; with several groups a line for each, without empty ones.
 
     What else differs between the groups of an optimizer is shown, too.
 
     Args:
-        engine: has an optimizer. The numbers are those of the config, before any schedule.
+        run: has an optimizer.
+        hyperparameters: of each group, those of the config, before any schedule.
         width: of the column to the left.
     """
-    groups = engine.groups
-    kinds = ", ".join(f"{name} {type(one).__name__}".strip() for name, one in engine.optimizers.items())
+    groups = run.groups
+    kinds = ", ".join(f"{name} {type(one).__name__}".strip() for name, one in run.optimizers.items())
     shown, first = ["lr", "weight_decay"], dict[str, Mapping[str, Any]]()
-    for group, own in zip(groups, engine.hyperparameters, strict=True):
+    for group, own in zip(groups, hyperparameters, strict=True):
         others = first.setdefault(group.optimizer, own)
         shown += [name for name in own if own[name] != others.get(name) and name not in shown]
-    numbers = [[_number(values.get(name)) for name in shown] for values in engine.hyperparameters]
+    numbers = [[_number(values.get(name)) for name in shown] for values in hyperparameters]
     rows = [
         [name, f"{len(group.names)}", f"{_size(own):,}", *values, group.names]
         for name, group, own, values in zip(
-            group_names(groups), groups, engine.optimizer.param_groups, numbers, strict=True
+            group_names(groups), groups, run.optimizer.param_groups, numbers, strict=True
         )
         if group.names
     ]
@@ -57,7 +56,7 @@ def format_optimizer(engine: Engine, width: int) -> str:
         values = (f"{name} {value}" for name, value in zip(shown, numbers[0], strict=True) if value)
         return ", ".join([kinds, *values])
     head: list[Any] = ["group", "tensors", "parameters", *shown, ()]
-    most = len(rows) if engine.settings.verbose else _MOST_GROUPS
+    most = len(rows) if run.settings.verbose else _MOST_GROUPS
     table = [head, *rows[:most]]
     widths = [max(len(row[column]) for row in table) for column in range(len(head) - 1)]
     lines = []

@@ -150,7 +150,7 @@ class CheckpointHook(Hook):
             elif not self._best_path(engine, name).is_file():  # else the validation that follows has replaced it
                 log.warning("%s: the best checkpoint, %s, is gone; the next validation counts as best", name, best.path)
         self._tell_best(engine)
-        self._resumed = engine.resumed_from
+        self._resumed = engine.checkpoints.resumed_from
         self._next_save = perf_counter() + self._seconds  # a rollback forgets a request
 
     def before_train(self, engine: Engine) -> None:
@@ -193,7 +193,7 @@ class CheckpointHook(Hook):
         if not self._training:
             return
         if self._saving_best:  # one that could not be written is not the best
-            engine.settle_saves()
+            engine.checkpoints.settle()
         missing = [name for name in self._higher if name not in metrics]
         if missing:
             log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, ", ".join(missing))
@@ -211,7 +211,7 @@ class CheckpointHook(Hook):
         self._training = False
         if engine.error is not None:
             return
-        saves = self.save_last or engine.preempted_by is not None
+        saves = self.save_last or engine.requests.preempted_by is not None
         if saves and self._every.due(engine.progress.iteration, done=self._records.last_saved, last=True):
             self._request(engine, "regular", self._write_regular)
         if self.published_keys:
@@ -239,7 +239,7 @@ class CheckpointHook(Hook):
         self._resumed = None
 
     def _write_regular(self, engine: Engine) -> None:
-        engine.settle_saves()
+        engine.checkpoints.settle()
         self._next_save = perf_counter() + self._seconds
         path, before = self._folder.path / f"{self._stem(engine)}{SUFFIX}", self._records
         if engine.progress.iteration == before.last_saved:  # asked for by `interval` and by `time_interval`
@@ -255,7 +255,7 @@ class CheckpointHook(Hook):
         self._save(engine, path, done, last=True, delete=saved.kept[:surplus], keep=after)
 
     def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
-        engine.settle_saves()
+        engine.checkpoints.settle()
         at, before = engine.progress.iteration, self._records
         found = {name: BestFile(value, at, self._best_path(engine, name)) for name, value in better.items()}
         complete: dict[str, BestFile] = {}
@@ -269,7 +269,7 @@ class CheckpointHook(Hook):
             self._tell_best(engine)
 
         for name, best in found.items():
-            engine.settle_saves()
+            engine.checkpoints.settle()
             self._records = before.with_best(found)  # part of each file, so that the run can be resumed from any
             self._saving_best = True
             keep = before.with_best({**complete, name: best})
@@ -278,7 +278,7 @@ class CheckpointHook(Hook):
             self._save(engine, best.path, partial(done, name=name), last=last, delete=keep.replaced, keep=keep)
 
     def _publish(self, engine: Engine) -> None:
-        engine.settle_saves()
+        engine.checkpoints.settle()
         last = self._records.kept[-1:] if self.save_last else ()
         for path in dict.fromkeys([*last, *(best.path for best in self._records.best.values())]):
             if engine.distributed.is_main and path.is_file():  # a copy of a run may lack files
@@ -339,4 +339,4 @@ class CheckpointHook(Hook):
         first = next(iter(self._higher), "")
         if first in self._records.best:
             best = self._records.best[first]
-            engine.report_best(Best(first, best.value, best.iteration, str(best.path)))
+            engine.evaluator.report_best(Best(first, best.value, best.iteration, str(best.path)))

@@ -193,7 +193,7 @@ class EMAHook(Hook):
 
     @contextmanager
     def _swapped(self, engine: Engine) -> Iterator[None]:
-        if not self.updates or engine.evaluating_checkpoint is not None or engine.settings.weights == "raw":
+        if not self.updates or engine.evaluator.tested_checkpoint is not None or engine.settings.weights == "raw":
             yield
             return
         with self._of_model.swapped_in():

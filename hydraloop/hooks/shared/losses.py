@@ -33,8 +33,8 @@ class Seen:
 
 def seen_in_backward(engine: Engine, batch_idx: int, outputs: Mapping[str, Any]) -> Seen:
     """Return the loss in `after_backward`; of a filler batch, whose loss may be NaN, it is 0. No host sync."""
-    loss, weight = outputs["loss"], engine.loss_weights[f"{engine.step}/loss".lstrip("/")]
-    if not engine.batch_samples:
+    loss, weight = outputs["loss"], engine.stepper.loss_weights[f"{engine.step}/loss".lstrip("/")]
+    if not engine.stepper.batch_samples:
         loss = torch.zeros_like(loss)
     if isinstance(weight, Tensor):
         weight = weight.clone()  # the task may reuse its storage

@@ -51,7 +51,7 @@ class ModelExport:
         Args:
             key: of the option, for the warning.
         """
-        checkpoint = engine.last_checkpoint if engine.best is None else Path(engine.best.checkpoint)
+        checkpoint = engine.checkpoints.last_checkpoint if engine.best is None else Path(engine.best.checkpoint)
         folder = engine.run_dir / FOLDER
         try:
             if self._batch is None or checkpoint is None:

@@ -15,13 +15,13 @@ def check_metric(name: str, engine: Engine, *, key: str) -> None:
     names = engine.metric_names
     if name in names:
         return
-    if name in engine.matrix_names:
+    if name in engine.evaluator.matrix_names:
         raise UserError(f"{name!r} is a matrix, not a number", key=key, remedy=_instead(names))
     parts = [known for known in names if known.startswith(f"{name}/")]
     if parts:
         raise UserError(f"{name!r} is not one number", key=key, remedy=_instead(parts))
     remedy = suggestion(name, names)
-    if not engine.tried:
+    if not engine.evaluator.names_are_known:
         remedy += " If the task returns it, set engine.sanity_val_steps=1, which finds all names."
     raise UserError(f"there is no metric {name!r}", key=key, remedy=remedy)
 
@@ -65,11 +65,11 @@ def direction(
     found = by_keys(name, greater_keys or (), less_keys or ())
     if found is None:
         # None for the loss of an evaluation, which is not a metric; the default lists contain it.
-        found = engine.higher_is_better(name)
+        found = engine.evaluator.higher_is_better(name)
     if found is None:
         greater = GREATER_KEYS if greater_keys is None else greater_keys
         # Without the data set's name, which may contain a key: desktop/class_loss contains `top`.
-        found = by_keys(engine.without_set(name), greater, LESS_KEYS if less_keys is None else less_keys)
+        found = by_keys(engine.evaluator.without_data_set(name), greater, LESS_KEYS if less_keys is None else less_keys)
     return found
 
 

@@ -31,8 +31,8 @@ class Fills(Hook):
         self.after, self.number, self.only = after, number, only
 
     def before_train_epoch(self, engine) -> None:
-        engine.settle_saves()
-        if engine.progress.epoch != self.after or engine.began_at:
+        engine.checkpoints.settle()
+        if engine.progress.epoch != self.after or engine.progress.began_at:
             return
         if engine.distributed.is_main:
             disk = os.statvfs(engine.run_dir)

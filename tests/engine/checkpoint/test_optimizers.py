@@ -17,7 +17,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
@@ -57,7 +57,7 @@ def engine_of(
         values: list[Any] = [{"params": [own[one] for one in names]} for names in lists]
         lr = (lrs or {}).get(name, 0.01)
         made[name] = torch.optim.SGD(values, lr, momentum=0.9) if name == "hidden" else torch.optim.AdamW(values, lr)
-    optimizer = made[""] if "" in made else Several(made)
+    optimizer = made[""] if "" in made else OptimizerSet(made)
     cosine = Schedule("cosine", Cosine(T_max=9), optimizer)
     return Engine(
         task=Task(model, nn.MSELoss()),
@@ -106,9 +106,9 @@ def test_the_order_of_the_optimizers_in_the_config_does_not_matter(tmp_path: Pat
     )
     for engine in (straight, backwards):
         engine.train()
-        assert engine.began_at == 2
+        assert engine.progress.began_at == 2
     assert list(differences(straight.model.state_dict(), backwards.model.state_dict())) == []
-    assert [group["lr"] for group in backwards.hyperparameters] == [0.01, 0.01, 0.1]
+    assert [group["lr"] for group in backwards.checkpoints.optimizers.hyperparameters] == [0.01, 0.01, 0.1]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_without_strictness_the_optimizers_that_did_not_change_keep_their_state(
     engine.train()
     assert torch.equal(momentum[0], state[0]["momentum_buffer"])
     assert steps == [0]
-    assert [group["lr"] for group in engine.hyperparameters] == [0.1, 0.02]
+    assert [group["lr"] for group in engine.checkpoints.optimizers.hyperparameters] == [0.1, 0.02]
     assert "1.bias was in group 1 of optimizer.rest in the checkpoint, and is in group 0 of optimizer.rest now" in (
         caplog.text
     )
@@ -207,7 +207,7 @@ def test_a_typed_hyperparameter_is_that_of_its_optimizer(
     typed = {"resume": path, "optimizer_overrides": frozenset({"rest.lr"}), "lrs": {"hidden": 0.5, "rest": 0.02}}
     engine = engine_of(tmp_path, max_epochs=2, scheduled=scheduled, **typed)
     engine.train()
-    assert [group["lr"] for group in engine.hyperparameters] == [0.01, 0.02, 0.02]
+    assert [group["lr"] for group in engine.checkpoints.optimizers.hyperparameters] == [0.01, 0.02, 0.02]
     assert messages(caplog) == [
         "optimizer.hidden.lr stays 0.01 (the config has 0.5); type optimizer.hidden.lr=0.5 to change it",
         "optimizer.rest.lr: 0.01 -> 0.02",
@@ -223,7 +223,7 @@ def test_a_schedule_of_one_optimizer_does_not_keep_a_number_of_another_from_bein
 
     def engine(**settings: Any) -> Engine:
         made = engine_of(tmp_path, **settings)
-        made.schedulers["one"] = Schedule("one", OneCycle(max_lr=0.5, total_steps=9), made.optimizers["hidden"])
+        made.run.schedules["one"] = Schedule("one", OneCycle(max_lr=0.5, total_steps=9), made.optimizers["hidden"])
         return made
 
     engine().train()
@@ -252,7 +252,9 @@ def test_typed_groups_change_all_numbers(tmp_path: Path, caplog: pytest.LogCaptu
     engine = engine_of(tmp_path, max_epochs=2, lrs={"hidden": 0.5}, **typed)
     for group, decay in zip(engine.optimizers["rest"].param_groups, (0.0, 0.3), strict=True):
         group["weight_decay"] = decay
-    for numbers, group in zip(engine.hyperparameters, engine.optimizer.param_groups, strict=True):
+    for numbers, group in zip(
+        engine.checkpoints.optimizers.hyperparameters, engine.optimizer.param_groups, strict=True
+    ):
         numbers["weight_decay"] = group["weight_decay"]
     engine.train()
     assert [group["weight_decay"] for group in engine.optimizer.param_groups] == [0, 0.0, 0.3]
@@ -264,7 +266,10 @@ def test_a_checkpoint_of_an_older_version_is_resumed(tmp_path: Path) -> None:
 
     def look(engine: Engine) -> None:
         found.update(optimizer=engine.optimizer.state_dict(), model=engine.model.state_dict())
-        found.update(ema=engine.hooks["hook0"].state_dict(), lr=[group["lr"] for group in engine.hyperparameters])
+        found.update(
+            ema=engine.hooks["hook0"].state_dict(),
+            lr=[group["lr"] for group in engine.checkpoints.optimizers.hyperparameters],
+        )
         torch.save(found, tmp_path / "found.pth")  # copies
 
     ema = EMAHook()
@@ -330,7 +335,7 @@ BY_CONFIG = (
 def by_config(distributed: Distributed | None, run_dir: str, *lines: str) -> dict[str, Any]:
     """Train, and return what the last checkpoint has of the optimizers, the weights and their average."""
     engine = trained(Path(run_dir), *BY_CONFIG, *lines, distributed=distributed)
-    checkpoint = torch.load(engine.last_checkpoint, weights_only=True)  # type: ignore[arg-type]
+    checkpoint = torch.load(engine.checkpoints.last_checkpoint, weights_only=True)  # type: ignore[arg-type]
     return {name: checkpoint[name] for name in ("optimizer", "state_dict", "hooks", "progress")} | {
         name: checkpoint["meta"][name] for name in ("optimizer", "groups", "hyperparameters")
     }

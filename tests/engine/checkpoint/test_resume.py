@@ -25,7 +25,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.hooks import (
     CheckpointHook,
     DistSamplerSeedHook,
@@ -97,7 +97,7 @@ def _engine(
     if settings.pop("several", False):
         matrix, *rest = [*model.parameters()]
         groups = [{"params": rest[:2], "weight_decay": 0.1}, {"params": rest[2:]}]
-        optimizer = Several(
+        optimizer = OptimizerSet(
             {"matrix": torch.optim.SGD([matrix], lr=0.2, momentum=0.9), "rest": torch.optim.AdamW(groups)}
         )
     else:

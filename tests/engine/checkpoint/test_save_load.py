@@ -214,9 +214,8 @@ def test_a_checkpoint_saved_without_optimizer_or_schedules(tmp_path: Path, entry
 
 
 def test_another_kind_of_optimizer_is_a_clear_message(tmp_path: Path) -> None:
-    saved = make_engine(tmp_path, {"saving": _saving()})
-    saved._optimizer = torch.optim.AdamW(saved.task.parameters())
-    saved.train()
+    task = tiny_task()
+    make_engine(tmp_path, {"saving": _saving()}, task=task, optimizer=torch.optim.AdamW(task.parameters())).train()
     with pytest.raises(UserError, match="optimizer") as caught:
         make_engine(tmp_path, resume=tmp_path / "checkpoints" / "a.pth", max_epochs=2).train()
     assert caught.value.key in ("resume", "optimizer")
@@ -235,8 +234,9 @@ def test_another_model_is_refused_and_the_tensor_named(tmp_path: Path, option: s
 
 def test_an_optimizer_over_other_parameters_is_refused(tmp_path: Path) -> None:
     path = _checkpoint(tmp_path)
-    engine = make_engine(tmp_path, resume=path)
-    engine._optimizer = torch.optim.SGD([engine.model.weight], lr=0.1)  # type: ignore[list-item]
+    task = tiny_task()
+    optimizer = torch.optim.SGD([task.model.weight], lr=0.1)  # type: ignore[list-item]
+    engine = make_engine(tmp_path, task=task, optimizer=optimizer, resume=path)
     with pytest.raises(UserError, match="bias was in group 0 in the checkpoint, and is in no group now") as caught:
         engine.train()
     assert caught.value.key == "optimizer.groups"
@@ -262,8 +262,7 @@ def test_epochs_of_another_length_are_refused_inside_the_first_epoch_too(tmp_pat
 
 
 def test_another_seed_is_refused_inside_an_epoch(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path, resume=_inside(tmp_path, 3), max_epochs=2)
-    engine.seed = 1
+    engine = make_engine(tmp_path, resume=_inside(tmp_path, 3), max_epochs=2, seed=1)
     with pytest.raises(UserError, match="whose order follows from seed 0") as caught:
         engine.train()
     assert caught.value.key == "seed"

@@ -105,7 +105,7 @@ class SlowWriter(CheckpointHook):
 
     def before_run(self, engine: Engine) -> None:
         super().before_run(engine)
-        start = engine._saver.start
+        start = engine.checkpoints._saver.start
 
         def held(checkpoint: Checkpoint, write: Callable[[Checkpoint], bool], *args: Any, **options: Any) -> bool:
             def later(copied: Checkpoint) -> bool:
@@ -116,7 +116,7 @@ class SlowWriter(CheckpointHook):
 
             return start(checkpoint, later, *args, **options)
 
-        engine._saver.start = held  # type: ignore[method-assign]
+        engine.checkpoints._saver.start = held  # type: ignore[method-assign]
 
 
 class Freed(Hook):
@@ -143,7 +143,7 @@ def test_training_continues_while_the_file_is_written(tmp_path: Path) -> None:
     assert freed.files == [], "the first epoch's file was not there in the second epoch"
     state = load(tmp_path / "checkpoints" / "epoch_1.pth")["state_dict"]
     assert all(map(torch.equal, state.values(), freed.weights))
-    assert engine.last_checkpoint == tmp_path / "checkpoints" / "epoch_2.pth"
+    assert engine.checkpoints.last_checkpoint == tmp_path / "checkpoints" / "epoch_2.pth"
 
 
 def test_an_error_of_the_thread_ends_the_run_at_the_next_iteration(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_error_of_the_thread_ends_the_run_at_the_next_iteration(tmp_path: Pat
     class Waits(Hook):
         def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
             if engine.progress.iteration == 5:  # the next iteration begins when the thread has failed
-                writing = engine._saver._writing
+                writing = engine.checkpoints._saver._writing
                 assert writing is not None
                 writing.result()
 
@@ -178,7 +178,7 @@ def test_a_run_that_fails_finishes_its_save_first(tmp_path: Path) -> None:
 def test_a_synchronous_save_makes_no_copy(tmp_path: Path) -> None:
     class NoThread(Hook):
         def before_val_epoch(self, engine: Engine) -> None:
-            assert engine._saver._thread is None
+            assert engine.checkpoints._saver._thread is None
 
     engine_of(tmp_path, {"no_thread": NoThread(), "checkpoint": CheckpointHook(asynchronous=False)}).train()
     assert len(list((tmp_path / "checkpoints").glob("*.pth"))) == 3

@@ -17,7 +17,7 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Regression
 from tests.helpers import failing
@@ -61,7 +61,7 @@ def train(
     optimizer: Any = torch.optim.AdamW(task.parameters(), lr=0.05) if options.get("adam") else None
     if options.get("several"):
         first, last = task.model[0], task.model[2]
-        optimizer = Several(
+        optimizer = OptimizerSet(
             {"a": torch.optim.AdamW(first.parameters(), lr=0.05), "b": torch.optim.SGD(last.parameters(), lr=0.1)}
         )
     optimizer = optimizer or torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)

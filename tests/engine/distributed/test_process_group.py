@@ -68,7 +68,7 @@ def collectives(distributed: Distributed, accumulate: int, pairs: bool, run_dir:
         run_dir=Path(run_dir),
         distributed=distributed,
     )
-    engine._requests.next_exchange = 10**9  # exchanges among the hosts have another test
+    engine.requests.next_exchange = 10**9  # exchanges among the hosts have another test
     engine.train()
     return counted.steps, counted.collectives
 

@@ -9,19 +9,20 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, SimpleNamespace
-from typing import Any, cast
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
 from hydraloop.data.loader import build_loader
-from hydraloop.engine import engine as engine_module
-from hydraloop.engine import evaluation, hook_requests
-from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine import requests as requests_module
+from hydraloop.engine.call_table import CallTable
+from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import Terminated, UserError
 from hydraloop.hooks import CheckpointHook, EMAHook
@@ -112,7 +113,7 @@ def test_a_preempted_run_equals_one_that_was_not(
     assert found.test_metrics == {}
     second = made(tmp_path / "parts", accumulate=accumulate, resume=saved(tmp_path / "parts"))
     assert second.train().status == "finished"
-    assert second.preempted_by is None
+    assert second.requests.preempted_by is None
     assert list(differences(second.model.state_dict(), whole.model.state_dict())) == []
     assert list(differences(second.hooks["ema"].state_dict(), whole.hooks["ema"].state_dict())) == []
     assert (second.metrics, second.test_metrics) == (whole.metrics, whole.test_metrics)
@@ -123,7 +124,7 @@ def test_nothing_is_validated_or_tested_after_it(tmp_path: Path) -> None:
     engine = made(tmp_path, sends)
     engine.train()
     assert set(sends.seen) == {"before_train_iter", "after_run"}
-    assert engine.last_checkpoint == tmp_path / "checkpoints/iter_6.pth"
+    assert engine.checkpoints.last_checkpoint == tmp_path / "checkpoints/iter_6.pth"
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     assert engine.train().status == "finished", "it can be used again"
 
@@ -171,9 +172,7 @@ class AnotherFails(Distributed):
 
 
 def test_a_preempted_rank_says_that_another_one_has_failed(tmp_path: Path) -> None:
-    engine = made(tmp_path, Sends("before_train_iter", 1, signal.SIGTERM))
-    engine.distributed = AnotherFails()
-    engine.train()
+    made(tmp_path, Sends("before_train_iter", 1, signal.SIGTERM), distributed=AnotherFails()).train()
     assert [result(tmp_path)[key] for key in ("status", "reason", "error")] == [
         "failed", None, "rank 1: ValueError: a closing hook",
     ]  # fmt: skip
@@ -234,20 +233,18 @@ def test_requeue_after_fails_if_nothing_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("max_time", "status"), [(None, "interrupted"), (100, "interrupted"), (3, "stopped")])
 def test_requeue_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_time: int | None, status: str) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(engine_module, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(evaluation, "perf_counter", lambda: 0)
     engine = made(tmp_path, requeue_after=5, max_time=max_time)
+    monkeypatch.setattr(requests_module, "perf_counter", lambda: next(clock) if engine.mode == "train" else 0)
     found = engine.train()
     assert found.status == status
     assert found.reason == ("preempted by engine.requeue_after=5" if status == "interrupted" else "engine.max_time=3")
     assert 0 < engine.progress.iteration < 7
-    assert engine.last_checkpoint is not None
+    assert engine.checkpoints.last_checkpoint is not None
 
 
 def test_requeue_after_leaves_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "perf_counter", lambda: 0)
-    monkeypatch.setattr(evaluation, "perf_counter", lambda: 6)
     engine = made(tmp_path, requeue_after=5)
+    monkeypatch.setattr(requests_module, "perf_counter", lambda: 0 if engine.mode == "train" else 6)
     assert engine.train().status == "interrupted"
     assert (engine.progress.iteration, engine.progress.last_validation, engine.metrics) == (7, 0, {})
     assert torch.is_grad_enabled()
@@ -300,14 +297,14 @@ def test_ranks_exchange_at_least_every_5_seconds(
         world_size = 2
 
     now = 0.0
-    monkeypatch.setattr(hook_requests, "perf_counter", lambda: now)
-    stages = SimpleNamespace(newly_disabled=set())
-    requests = hook_requests.Requests(cast("Engine", SimpleNamespace(distributed=Two(), mode="train", stages=stages)))
-    exchanged = []
+    monkeypatch.setattr(requests_module, "perf_counter", lambda: now)
+    progress, ranks = Progress(), Two()
+    exchanged: list[int] = []
+    ranks.start_max = lambda values: exchanged.append(progress.iteration) or Pending()  # type: ignore[method-assign, func-returns-value]
+    requests = requests_module.Requests(Settings(), ranks, CallTable(None, {}), progress, lambda: cast("Saves", None))
     for iteration in range(1, 60):
         now += seconds
-        if iteration >= requests.next_exchange:
-            requests.exchange(iteration)
-            exchanged.append(iteration)
+        progress.complete_iteration(iteration - 1, 1, stepped=True)
+        requests.act_in_epoch()
     assert exchanged[:2] == [1, 2], "until the time of an iteration is known"
     assert {later - earlier for earlier, later in itertools.pairwise(exchanged[3:])} == {interval}

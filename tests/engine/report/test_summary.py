@@ -20,10 +20,9 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.report.formats import clock, duration, number
-from hydraloop.engine.report.summary import format_start, format_summary
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import Terminated
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
@@ -32,7 +31,7 @@ from hydraloop.run.environment import shown
 from hydraloop.run.result import Best
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
-from tests.helpers import at, batches, failing, make_engine
+from tests.helpers import at, batches, failing, make_engine, summary
 
 
 class Slow(Hook):
@@ -45,7 +44,7 @@ class Slow(Hook):
         engine.messages.provide("timing", lambda: timing)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
-        engine.stages.seconds["slow"][0] += 1.0
+        engine.calls.seconds["slow"][0] += 1.0
 
 
 class Failing(Hook):
@@ -82,7 +81,7 @@ def _rows(text: str) -> dict[str, str]:
 
 def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = format_start(_engine(tmp_path / "runs" / "one", slow=Slow(), failing=Failing()))
+    text = _engine(tmp_path / "runs" / "one", slow=Slow(), failing=Failing()).outcome.report.start()
     rows = _rows(text)
     assert rows["model"] == "Sequential, 300,601 parameters (301 trainable), 1.1 MiB"
     assert rows["data"] == "train 12 samples, val 2 batches, test 1 batch"
@@ -102,7 +101,7 @@ def _by_point(text: str) -> dict[str, str]:
 def _default_start(run_dir: Path, *overrides: str) -> str:
     """Return the start of the default experiment."""
     cfg = hydraloop.compose(["engine.device=cpu", *overrides], folder=REPOSITORY)
-    text = format_start(build(cfg, run_dir=run_dir))
+    text = build(cfg, run_dir=run_dir).outcome.report.start()
     if "engine.verbose=true" not in overrides:
         lines = text.splitlines()
         assert len(lines) <= 24
@@ -140,7 +139,10 @@ def test_verbose_lists_every_mount_point(tmp_path: Path) -> None:
 
 def test_the_training_in_iterations_may_end_within_an_epoch(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, train=batches(3), max_iters=4, accumulate=2)
-    assert _rows(format_start(engine))["training"] == "4 iterations in 2 epochs, 3 per epoch, 2 per optimizer step"
+    assert (
+        _rows(engine.outcome.report.start())["training"]
+        == "4 iterations in 2 epochs, 3 per epoch, 2 per optimizer step"
+    )
 
 
 def test_the_groups_of_several_optimizers_are_a_table(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_the_groups_of_several_optimizers_are_a_table(tmp_path: Path) -> None:
     decayed, others = [net[2].weight], [net[0].bias, *net[1].parameters(), net[2].bias]
     groups = [{"params": decayed, "lr": 1e-3 / 3}, {"params": []}, {"params": others, "weight_decay": 0.0}]
     rest = torch.optim.AdamW(groups, lr=0.002)
-    optimizer = Several({"hidden": muon, "rest": rest})
+    optimizer = OptimizerSet({"hidden": muon, "rest": rest})
     engine = Engine(
         task=Task(net, nn.MSELoss()),
         optimizer=optimizer,
@@ -158,7 +160,7 @@ def test_the_groups_of_several_optimizers_are_a_table(tmp_path: Path) -> None:
         settings=Settings(device="cpu"),
         run_dir=tmp_path,
     )
-    assert [line[11:] for line in format_start(engine).splitlines()[3:8]] == [
+    assert [line[11:] for line in engine.outcome.report.start().splitlines()[3:8]] == [
         "hidden Muon, rest AdamW, 3 groups",
         "group   tensors  parameters         lr  weight_decay",
         "hidden        1         600       0.02           0.1  0.weight",
@@ -172,7 +174,7 @@ def test_what_differs_between_groups_is_a_column(tmp_path: Path) -> None:
     groups = [{"params": [net.weight]}, {"params": [net.bias], "betas": (0.5, 0.9), "name": "bias"}]
     optimizer = torch.optim.AdamW(groups, lr=0.1)
     engine = Engine(task=Task(net, nn.MSELoss()), optimizer=optimizer, loaders=Loaders(batches(2)))
-    assert [line[11:] for line in format_start(engine).splitlines()[4:7]] == [
+    assert [line[11:] for line in engine.outcome.report.start().splitlines()[4:7]] == [
         "group  tensors  parameters   lr  weight_decay      betas",
         "0            1           3  0.1          0.01  0.9,0.999  weight",
         "bias         1           1  0.1          0.01    0.5,0.9  bias",
@@ -187,7 +189,7 @@ def test_many_groups_are_cut_short(tmp_path: Path) -> None:
         Engine(task=task, optimizer=optimizer, loaders=Loaders(batches(2)), settings=Settings(verbose=verbose))
         for verbose in (False, True)
     ]
-    short, verbose = (format_start(engine) for engine in engines)
+    short, verbose = (engine.outcome.report.start() for engine in engines)
     assert "SGD, 20 groups\n" in short
     assert [name in short for name in ("5.bias", "6.weight", "… 8 more (engine.verbose=true)")] == [True, False, True]
     assert [name in verbose for name in ("9.bias", " more")] == [True, False]
@@ -195,8 +197,8 @@ def test_many_groups_are_cut_short(tmp_path: Path) -> None:
 
 def test_start_of_an_evaluation(tmp_path: Path) -> None:
     engine = _engine(tmp_path)
-    engine.loaders = Loaders(test=engine.loaders.test)
-    rows = _rows(format_start(engine))
+    engine.batches.use(Loaders(test=engine.loaders.test))
+    rows = _rows(engine.outcome.report.start())
     assert "training" not in rows
     assert "optimizer" not in rows
     assert rows["data"] == "test 1 batch"
@@ -209,9 +211,9 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "run" / "tf_tracing_logs").mkdir(parents=True)
     engine.train()
     checkpoints = tmp_path / "run" / "checkpoints"
-    engine.report_best(Best("loss", 0.03, 3, str(checkpoints / "best_loss_epoch_1.pth")))
-    engine.last_checkpoint = checkpoints / "epoch_2.pth"
-    text = format_summary(engine, 12.0)
+    engine.evaluator.report_best(Best("loss", 0.03, 3, str(checkpoints / "best_loss_epoch_1.pth")))
+    engine.checkpoints.last_checkpoint = checkpoints / "epoch_2.pth"
+    text = summary(engine, 12.0)
     rows = _rows(text)
     assert rows["status"] == "finished"
     assert re.fullmatch(r"6 of 6 iterations in [\d.]+m?s", rows["trained"])
@@ -221,9 +223,9 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows["validation"] == f"loss {number(engine.metrics['loss'])}"
     assert rows["test"] == f"loss {number(engine.test_metrics['loss'])} (of the best checkpoint)"
     assert rows["speed"] == "200 iterations/s: mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms"
-    engine.metrics = {f"a_metric_{index}": index / 7 for index in range(9)}
-    assert "0.1429, a_metric_2 0.2857,\n" in format_summary(engine)
-    assert max(map(len, format_summary(engine).splitlines())) <= 80
+    engine.evaluator.restore_metrics({f"a_metric_{index}": index / 7 for index in range(9)})
+    assert "0.1429, a_metric_2 0.2857,\n" in summary(engine)
+    assert max(map(len, summary(engine).splitlines())) <= 80
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
     assert re.fullmatch(r"12.00s: 0% waiting for data, 5\d% in hooks", rows["time"])
     assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+, sampler_seed [^,]+", rows["hooks"])
@@ -239,7 +241,7 @@ def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) ->
     make_engine(tmp_path, hooks, **options).train()
     engine = make_engine(tmp_path, hooks, resume=tmp_path / "checkpoints" / "iter_4.pth", **options)
     engine.train()
-    rows = _rows(format_summary(engine))
+    rows = _rows(summary(engine))
     assert re.fullmatch(r"5 of 9 iterations in [\d.]+m?s, resumed at 4", rows["trained"])
     assert re.fullmatch(r"loss [\d.]+ at iteration [69] \(since the run was resumed\)", rows["best"])
 
@@ -252,7 +254,7 @@ def test_an_interrupted_run_names_the_signal(error: KeyboardInterrupt, status: s
     engine = make_engine(tmp_path, {"failing": failing("after_train_iter", error)})
     with pytest.raises(KeyboardInterrupt):
         engine.train()
-    assert _rows(format_summary(engine))["status"] == status
+    assert _rows(summary(engine))["status"] == status
 
 
 def test_the_command_to_continue_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +263,7 @@ def test_the_command_to_continue_is_that_of_the_run(tmp_path: Path, monkeypatch:
         engine.train()
     for command in ([], ["resume", "elsewhere"]):
         monkeypatch.setattr("hydraloop.run.environment._command", ["python", "train.py", "--config-name=x", *command])
-        words = shlex.split(_rows(format_summary(engine))["continue"])
+        words = shlex.split(_rows(summary(engine))["continue"])
         assert words == ["python", "train.py", "resume", shown(tmp_path / "a run")]
 
 
@@ -269,7 +271,7 @@ def test_summary_of_a_failed_run_has_the_command_to_continue(tmp_path: Path) -> 
     engine = _engine(tmp_path, failing=Failing())
     with pytest.raises(RuntimeError):
         engine.train()
-    rows = _rows(format_summary(engine))
+    rows = _rows(summary(engine))
     assert rows["status"] == "failed: RuntimeError: on purpose"
     assert re.fullmatch(r"3 of 6 iterations in [\d.]+m?s", rows["trained"])
     assert rows["continue"] == f"python -m hydraloop resume {shown(tmp_path)}", "a script may read no arguments"
@@ -283,7 +285,7 @@ def test_without_a_checkpoint_nothing_can_be_continued(tmp_path: Path) -> None:
 
     engine = _engine(tmp_path, stopping=Stopping())
     engine.train()
-    rows = _rows(format_summary(engine))
+    rows = _rows(summary(engine))
     assert rows["status"] == "stopped: enough"
     assert "continue" not in rows
 
@@ -292,8 +294,8 @@ def test_the_most_expensive_hooks_are_listed(tmp_path: Path) -> None:
     hooks: dict[str, Hook] = {f"hook_{index}": Hook() for index in range(9)}
     engine = _engine(tmp_path, **hooks)
     for index in range(9):
-        engine.stages.seconds[f"hook_{index}"][0] = 2.0**index
-    rows = _rows(format_summary(engine, 1022.0))
+        engine.calls.seconds[f"hook_{index}"][0] = 2.0**index
+    rows = _rows(summary(engine, 1022.0))
     assert rows["time"] == "0:17:02: 50% in hooks"
     assert rows["hooks"] == "hook_8 0:04:16, hook_7 0:02:08, hook_6 64.00s, …"
 

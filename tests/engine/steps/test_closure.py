@@ -17,7 +17,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks.task import Task
@@ -106,7 +106,7 @@ def engine_of(
     both = {"first": optim.SGD([weight], lr=0.1), "second": optim.LBFGS([bias])}
     return Engine(
         task=task,
-        optimizer=Several(both) if several else MADE[name](task.parameters()),
+        optimizer=OptimizerSet(both) if several else MADE[name](task.parameters()),
         loaders=Loaders(Part(distributed, counted=counted), None, None),
         hooks=hooks if hook is None else {**hooks, "mine": hook},
         settings=Settings(**{"device": "cpu", "max_epochs": 1, "closures": {"": name == "sam" or None}, **settings}),

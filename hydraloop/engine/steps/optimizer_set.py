@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, optim
 
 
-class Several(optim.Optimizer):
+class OptimizerSet(optim.Optimizer):
     """Optimizers of different parameters, which step together. `param_groups` has the groups of all, in order.
 
     Args:
@@ -57,4 +57,4 @@ class Several(optim.Optimizer):
 
 def parts(optimizer: optim.Optimizer) -> dict[str, optim.Optimizer]:
     """Return the optimizers by name; the name of a single one is empty."""
-    return optimizer.named if isinstance(optimizer, Several) else {"": optimizer}
+    return optimizer.named if isinstance(optimizer, OptimizerSet) else {"": optimizer}

@@ -19,7 +19,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.several import Several
+from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Task
@@ -104,7 +104,7 @@ def gan_engine(
     scale = {"init_scale": 1024.0} if precision == "fp16" else {}
     return Engine(
         task=gan,
-        optimizer=Several(optimizers(gan.model)),  # type: ignore[arg-type]
+        optimizer=OptimizerSet(optimizers(gan.model)),  # type: ignore[arg-type]
         loaders=Loaders(build_loader(data, shuffle=True, seed=3, batch_size=batch_size, **part)),
         hooks={"seeds": DistSamplerSeedHook(), **hooks},
         settings=Settings(**{"device": "cpu", "max_epochs": 2, **settings}),
@@ -123,7 +123,7 @@ def train(distributed: Distributed, run_dir: str, options: dict[str, Any]) -> di
     outputs: list[dict[str, float]] = []
 
     def look(engine: Engine) -> None:
-        assert engine.stepping is engine.optimizers[engine.step]
+        assert engine.stepper.optimizer is engine.optimizers[engine.step]
         gradients.append(
             (engine.step, {n: p.grad.clone() for n, p in engine.model.named_parameters() if p.grad is not None})
         )
@@ -131,7 +131,7 @@ def train(distributed: Distributed, run_dir: str, options: dict[str, Any]) -> di
     hooks = {"look": at("before_optimizer_step", look, nth=0), "read": _Outputs(outputs), **options.pop("hooks", {})}
     engine = gan_engine(Path(run_dir), hooks, distributed=distributed, **options)
     engine.train()
-    assert (engine.step, engine.stepping) == ("", engine.optimizer)
+    assert (engine.step, engine.stepper.optimizer) == ("", engine.optimizer)
     return {
         "gradients": gradients,
         "weights": {name: value.clone() for name, value in engine.model.state_dict().items()},
@@ -381,7 +381,7 @@ def test_fsdp2_is_refused_before_the_model_is_sharded() -> None:
 def test_steps_and_optimizers_have_the_same_names(names: dict[str, int], tmp_path: Path) -> None:
     model = nn.ModuleDict({"generator": nn.Linear(2, 3), "discriminator": nn.Linear(2, 3), "encoder": nn.Linear(2, 3)})
     made: Any = {name: optim.SGD(model[name].parameters()) for name in names}
-    optimizer = Several(made) if made else optim.SGD(model.parameters())
+    optimizer = OptimizerSet(made) if made else optim.SGD(model.parameters())
     with pytest.raises(UserError, match="Gan has the steps discriminator, generator") as caught:
         Engine(task=Gan(model), optimizer=optimizer, loaders=Loaders(batches(2)), run_dir=tmp_path)
     assert caught.value.key in ("optimizer.generator", "optimizer.discriminator", "optimizer.encoder")

@@ -13,8 +13,8 @@ from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stepping.groups import describe
-from hydraloop.engine.stepping.several import Several, parts
+from hydraloop.engine.steps.optimizer_set import OptimizerSet, parts
+from hydraloop.engine.steps.parameter_groups import describe
 from hydraloop.hooks import EMAHook, GradClipHook
 from hydraloop.tasks import Task
 from tests.helpers import batches, differences
@@ -37,9 +37,9 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
-def two(model: nn.Sequential) -> Several:
+def two(model: nn.Sequential) -> OptimizerSet:
     """One optimizer for each layer."""
-    return Several(
+    return OptimizerSet(
         {name: optim.AdamW(model[index].parameters(), lr=0.05) for name, index in (("first", 0), ("last", 2))}
     )
 

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.mean_over_ranks import MeanOverRanks
 from hydraloop.engine.records.entries import NUMBERS, RESERVED, check_names, plain
-from hydraloop.errors import UserError
+from hydraloop.engine.records.sums import Values, read_sums
 
 _NOT_SCALARS = frozenset({"loss", "outputs", "targets", "predictions"})
 _TAKEN = frozenset({*RESERVED, *NUMBERS})
 _TIMES = frozenset({"time", "data_time"})
-_FOLD_AT = 256
-"""Values of one name that are kept before they are summed. This bounds the memory if records are rare."""
 
 
 class Messages:
@@ -32,7 +29,7 @@ class Messages:
 
     def __init__(self) -> None:
         self._facts: dict[str, Callable[[], Any]] = {}
-        self._windows: dict[str, _Window] = {}
+        self._values: dict[str, Values] = {}
         self._over_ranks = MeanOverRanks()
 
     # Facts. ----------------------------------------------------------------------------------------------------------
@@ -64,10 +61,10 @@ class Messages:
                 tensor on the value's device. The number 0 ignores the value. None: each iteration has the same weight,
                 which the ranks share.
         """
-        window = self._windows.get(name)
-        if window is None:
-            window = self._windows[name] = _Window(name)
-        window.add(value, weight)
+        values = self._values.get(name)
+        if values is None:
+            values = self._values[name] = Values(name)
+        values.add(value, weight)
 
     def means(self, over: Distributed | None = None) -> dict[str, float]:
         """Return the mean of each name since the last call, and begin again for the next record.
@@ -80,7 +77,7 @@ class Messages:
                 ranks have a name, the mean is over these.
         """
         read = self._read()
-        self._windows.clear()
+        self._values.clear()
         means = {name: total / (weight + count) for name, (total, weight, count) in read.items() if weight + count}
         if over is None or over.world_size == 1:
             return means
@@ -88,11 +85,11 @@ class Messages:
 
     def total(self, name: str) -> float:
         """Return the weighted sum of a name since the last record; 0 without values. One host sync for each device."""
-        window = self._windows.get(name)
-        if window is None:
+        values = self._values.get(name)
+        if values is None:
             return 0.0
-        window.fold()
-        return _read([window.total])[0]
+        values.fold()
+        return read_sums([values.total])[0]
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the sum, weight and count since the last record, without times. One host sync for each device that has
@@ -106,7 +103,7 @@ class Messages:
             states: of each rank of the saved run. Another number of ranks divides their sums equally.
             over: the ranks of this run.
         """
-        self._windows.clear()
+        self._values.clear()
         same = len(states) == over.world_size
         for state in states[over.rank : over.rank + 1] if same else states:
             for name, entry in (state or {}).items():
@@ -115,18 +112,18 @@ class Messages:
                 total, weight, count = entry
                 # Weights are numbers of samples. Without them, each iteration counts once on each rank.
                 ranks = 1 if same else over.world_size if weight else len(states)
-                window = self._windows.setdefault(name, _Window(name))
-                window.total.add(total / ranks)
-                window.weight.add(weight / ranks)
-                window.count += count / ranks
+                values = self._values.setdefault(name, Values(name))
+                values.total.add(total / ranks)
+                values.weight.add(weight / ranks)
+                values.count += count / ranks
 
     def _read(self) -> dict[str, tuple[float, float, float]]:
         """Return the sum, weight and count of each name."""
-        for window in self._windows.values():
-            window.fold()
-        pairs = {name: (window.total, window.weight) for name, window in self._windows.items()}
-        numbers = iter(_read([part for pair in pairs.values() for part in pair]))
-        return {name: (next(numbers), next(numbers), self._windows[name].count) for name in pairs}
+        for values in self._values.values():
+            values.fold()
+        pairs = {name: (values.total, values.weight) for name, values in self._values.items()}
+        numbers = iter(read_sums([part for pair in pairs.values() for part in pair]))
+        return {name: (next(numbers), next(numbers), self._values[name].count) for name in pairs}
 
 
 def scalars_of(outputs: Mapping[str, Any]) -> Iterator[tuple[str, float | Tensor]]:
@@ -160,113 +157,3 @@ def check_scalar_name(name: str) -> None:
         UserError: it is one of the engine's numbers.
     """
     check_names([name], key="task", remedy="Give the task's scalar another name.", reserved=_TAKEN)
-
-
-def _read(sums: list[_Sum]) -> list[float]:
-    """Return each sum as a number; one host sync for each device."""
-    totals = [one.number for one in sums]
-    for device in {device for one in sums for device in one.tensors}:
-        having = [index for index, one in enumerate(sums) if device in one.tensors]
-        stacked = torch.stack([sums[index].tensors[device] for index in having])
-        for index, number in zip(having, stacked.tolist(), strict=True):
-            totals[index] += number
-    return totals
-
-
-def _wide(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 on mps, which has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-class _Sum:
-    """A sum of numbers, and of tensors on each device."""
-
-    __slots__ = ("number", "tensors")
-
-    def __init__(self) -> None:
-        self.number = 0.0
-        self.tensors: dict[torch.device, Tensor] = {}
-
-    def add(self, value: float | Tensor) -> None:
-        """Add a number or a scalar tensor. No host sync."""
-        if not isinstance(value, Tensor):
-            self.number += value
-            return
-        device = value.device
-        value = value.to(_wide(device))
-        self.tensors[device] = self.tensors[device] + value if device in self.tensors else value
-
-
-class _Window:
-    """The values of one name since the last record: sums, and the values not yet folded into them."""
-
-    __slots__ = ("count", "name", "total", "unit", "values", "weight")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.values: list[float | Tensor] = []
-        self.unit: float | None = None
-        """The weight that all of `values` have."""
-        self.total = _Sum()
-        """The values times their weights."""
-        self.weight = _Sum()
-        """The weights."""
-        self.count = 0.0
-        """The number of values without a weight."""
-
-    def add(self, value: float | Tensor, weight: float | Tensor | None) -> None:
-        """Add a value. No host sync."""
-        if isinstance(weight, Tensor):  # to compare it would be a host sync
-            self.fold()
-            self.values.append(value)
-            self.fold(weight.detach().reshape(()))
-        elif weight != 0:  # the loss of a filler batch may be NaN
-            if weight != self.unit or len(self.values) >= _FOLD_AT - 1:
-                self.fold()
-            self.unit = weight
-            self.values.append(value)
-
-    def fold(self, weight: Tensor | None = None) -> None:
-        """Add the kept values to the sums. No host sync.
-
-        Args:
-            weight: of each of them; None: `unit`.
-
-        Raises:
-            UserError: a value is not a number or a scalar tensor, or a tensor has its graph.
-        """
-        by_device: dict[torch.device, list[Tensor]] = {}
-        numbers = 0.0
-        for value in self.values:
-            if isinstance(value, Tensor):
-                if value.numel() != 1:
-                    raise self._not_a_number(f"a tensor of the shape {list(value.shape)}")
-                by_device.setdefault(value.device, []).append(value.reshape(()) if value.ndim else value)
-                continue
-            try:
-                numbers += float(value)
-            except (TypeError, ValueError):
-                raise self._not_a_number(repr(value)) from None
-        times = self.unit if weight is None else weight
-        factor = 1.0 if times is None else times
-        if numbers:
-            self.total.add(numbers * factor)
-        for device, tensors in by_device.items():
-            stacked = torch.stack(tensors)
-            if stacked.requires_grad:
-                raise UserError(
-                    f"a hook or task adds {self.name!r} to engine.messages with its graph, and keeps all activations",
-                    remedy=f"Add the value's .detach(): engine.messages.add({self.name!r}, value.detach()).",
-                )
-            self.total.add(stacked.sum(dtype=_wide(device)) * factor)
-        if times is None:
-            self.count += len(self.values)
-        else:
-            self.weight.add(times * len(self.values))
-        self.values.clear()
-
-    def _not_a_number(self, got: str) -> UserError:
-        return UserError(
-            f"a hook or task adds {self.name!r} to engine.messages, and it is {got}",
-            remedy="Add a number or a tensor with one entry, a mean for example.",
-        )

@@ -61,8 +61,9 @@ def test_gradients_and_weights_are_those_of_the_joined_windows(
 
     task = tiny_task()
     hooks: dict[str, Hook] = {"look": at("before_optimizer_step", look, nth=0)}
-    engine = make_engine(tmp_path, hooks, train=train, task=task, accumulate=accumulate, max_epochs=2)
-    engine._optimizer = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9)
+    options = {"accumulate": accumulate, "max_epochs": 2}
+    engine = make_engine(tmp_path, hooks, train=train, task=task, optimizer=optimizer, **options)
     engine.train()
 
     windows, rest = [], list(train)
@@ -112,7 +113,7 @@ def test_max_iters_closes_the_window(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, train=train, accumulate=3, max_iters=5, lr=0.05)
     engine.train()
     assert (engine.progress.iteration, engine.progress.optimizer_step) == (5, 2)
-    assert engine.window_closed
+    assert engine.stepper.window_closed
     assert all(parameter.grad is None for parameter in engine.model.parameters())
     model = tiny_task().model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -127,7 +128,7 @@ def test_max_iters_closes_the_window(tmp_path: Path) -> None:
 
 def test_hooks_know_whether_the_optimizer_stepped(tmp_path: Path) -> None:
     seen: list[tuple[bool, bool]] = []
-    look = at("after_train_iter", lambda engine: seen.append((engine.stepped, engine.window_closed)), nth=0)
+    look = at("after_train_iter", lambda engine: seen.append((engine.stepped, engine.stepper.window_closed)), nth=0)
     make_engine(tmp_path, {"look": look}, train=batches(5), accumulate=2).train()
     assert seen == [(False, False), (True, True), (False, False), (True, True), (True, True)]
 

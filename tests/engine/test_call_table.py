@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import hydraloop
+from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.engine.hook_order import Slot, slot_of
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.stages import Stages
 from hydraloop.errors import UserError
 from tests.helpers import At, Recorder, at, batches, failing, make_engine, tiny_task
 
@@ -60,12 +60,13 @@ def test_the_order_is_the_same_at_every_mount_point_closing_ones_included(tmp_pa
 
 
 def test_the_table_has_overridden_methods_only() -> None:
-    stages = Stages({"one": at("before_run", print), "none": Hook()})
-    assert stages.before_run
-    assert stages.after_run == ()
-    assert stages.before_train_iter == ()
-    with pytest.raises(AttributeError, match="'before_trian' is not a mount point"):
-        stages.before_trian  # noqa: B018
+    hook = at("before_run", lambda engine: seen.append(engine), nth=0)
+    seen: list[object] = []
+    calls = CallTable("the engine", {"one": hook, "none": Hook()})
+    assert [point for point in MOUNT_POINTS if calls.one_by_one(point)] == ["before_run"]
+    for point in MOUNT_POINTS:
+        getattr(calls, point)()
+    assert seen == ["the engine"]
 
 
 def test_the_builder_checks_the_order_unless_told_not_to(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_the_builder_checks_the_order_unless_told_not_to(tmp_path: Path) -> None
         hydraloop.build(hydraloop.compose(overrides, folder=ROOT), run_dir=tmp_path)
     assert caught.value.key == "default_hooks.checkpoint.priority"
     engine = hydraloop.build(hydraloop.compose([*overrides, "engine.check_order=false"], folder=ROOT), run_dir=tmp_path)
-    names = _names(engine.stages.slots)
+    names = _names(engine.calls.slots)
     assert names.index("checkpoint") < names.index("ema")
 
 
@@ -218,10 +219,9 @@ def test_rank_zero_only_hooks_are_left_out_on_other_ranks() -> None:
     }
     for rank, expected in ((0, ["main", "all"]), (1, ["all"])):
         called.clear()
-        for call in Stages(hooks, rank=rank).before_run:
-            call(None)
+        CallTable(None, hooks, rank=rank).before_run()
         assert called == expected
-    assert _names(Stages(hooks, rank=1).slots) == ["main", "all"], "the order is the same on all ranks"
+    assert _names(CallTable(None, hooks, rank=1).slots) == ["main", "all"], "the order is the same on all ranks"
 
 
 def test_a_hook_is_not_called_at_its_idle_points(tmp_path: Path) -> None:
@@ -238,5 +238,5 @@ def test_the_time_of_each_hook_is_added_up(tmp_path: Path) -> None:
 
     engine = make_engine(tmp_path, {"busy": at("after_train_iter", work, nth=0), "idle": Hook()})
     engine.train()
-    assert engine.stages.seconds["busy"][0] > 0
-    assert engine.stages.seconds["idle"] == [0.0]
+    assert engine.calls.seconds["busy"][0] > 0
+    assert engine.calls.seconds["idle"] == [0.0]

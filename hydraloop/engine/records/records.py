@@ -1,4 +1,4 @@
-"""LogsRecords: what a hook or a task logs with the engine: records, pictures, texts, tables, histograms and files."""
+"""Records: what a hook or a task logs with the engine: records, pictures, texts, tables, histograms and files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 from torch import Tensor
 
-from hydraloop.engine.hook import Mode
+from hydraloop.engine.call_table import CallTable
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.mount_points import Mode
+from hydraloop.engine.progress import Progress
 from hydraloop.engine.records import images
 from hydraloop.engine.records.entries import PLAIN, RESERVED, as_tensor, plain, position
 from hydraloop.engine.records.histograms import histograms
@@ -20,16 +24,11 @@ from hydraloop.errors import UserError
 from hydraloop.run.record_log import OBJECTS, ObjectKind
 from hydraloop.safety.secrets import mask_text
 
-if TYPE_CHECKING:
-    from hydraloop.engine.distributed.comm import Distributed
-    from hydraloop.engine.engine import Engine
-    from hydraloop.engine.stages import Stages
-
 FOLDER = "media"
 """Folder of the objects' files in the run directory."""
 
 
-class LogsRecords:
+class Records:
     """Logs records and objects on rank 0, for every tracker of the run. On other ranks, the methods do nothing.
 
     An object is a file, `<run_dir>/media/val/predictions_iter_400.png`, and a record that names it: `{"mode": "val",
@@ -45,19 +44,22 @@ class LogsRecords:
     number or of an object of another kind; and an `OSError` if the file cannot be written.
     """
 
-    mode: Mode = "train"
-    """`val` or `test` from before_val to after_val and from before_test to after_test, otherwise `train`."""
-    muted: bool = False
-    """Whether nothing is logged, during the sanity step."""
-    distributed: Distributed
-    run_dir: Path
-    stages: Stages
-
-    def __init__(self) -> None:
+    def __init__(self, run_dir: Path, ranks: Distributed, progress: Progress, calls: CallTable) -> None:
+        self._run_dir, self._ranks, self._progress, self._calls = run_dir, ranks, progress, calls
+        self._muted = False
         self._kinds: dict[str, str] = {}
         """What a name is in trackers: `{"train/loss": "number", "val/predictions": "image"}`."""
         self._known: set[tuple[str, ...]] = set()
         """Mode and names of records whose names are in `_kinds`."""
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Log nothing in the body, the sanity step."""
+        self._muted = True
+        try:
+            yield
+        finally:
+            self._muted = False
 
     def log_record(self, record: Mapping[str, Any]) -> None:
         """Pass a record to every hook with `on_log`; the `logger` hook writes it to `metrics.jsonl`.
@@ -70,17 +72,16 @@ class LogsRecords:
         Raises:
             UserError: an object has the name of one of the numbers.
         """
-        if self.muted or not self.distributed.is_main:
+        if self._muted or not self._ranks.is_main:
             return
         if not PLAIN.issuperset(map(type, record.values())):  # a third of the time of a look at each value
             record = {name: plain(value) for name, value in record.items()}
-        mode = record.get("mode", self.mode)
+        mode = record.get("mode", self._progress.mode)
         if (mode, *record) not in self._known:
             for name in record.keys() - set(RESERVED):
                 self._claim(f"{mode}/{name}", "number")
             self._known.add((mode, *record))
-        for call in self.stages.on_log:
-            call(cast("Engine", self), record)
+        self._calls.on_log(record)
 
     def log_image(self, name: str, image: Any) -> Path | None:
         """Log a picture, as PNG.
@@ -95,15 +96,17 @@ class LogsRecords:
         Raises:
             ValueError: it has another shape.
         """
-        return self._log("image", name, ".png", lambda path: images.picture(image).save(path))
+        return self.log_object("image", name, ".png", lambda path: images.picture(image).save(path))
 
     def log_figure(self, name: str, figure: Any) -> Path | None:
         """Log a figure of matplotlib as a picture. The figure stays open: close it with `matplotlib.pyplot.close`."""
-        return self._log("image", name, ".png", lambda path: figure.savefig(path))
+        return self.log_object("image", name, ".png", lambda path: figure.savefig(path))
 
     def log_text(self, name: str, text: str) -> Path | None:
         """Log a text, which trackers show as Markdown if they can. Secrets in it are masked."""
-        return self._log("text", name, ".md", lambda path: path.write_bytes(mask_text(text).encode(errors="replace")))
+        return self.log_object(
+            "text", name, ".md", lambda path: path.write_bytes(mask_text(text).encode(errors="replace"))
+        )
 
     def log_table(self, name: str, columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Path | None:
         """Log a table. Secrets in it are masked.
@@ -117,7 +120,7 @@ class LogsRecords:
         Raises:
             ValueError: a row has more or fewer cells than there are columns.
         """
-        return self._log("table", name, ".json", lambda path: write_json(path, _table(columns, rows)))
+        return self.log_object("table", name, ".json", lambda path: write_json(path, _table(columns, rows)))
 
     def log_histogram(self, name: str, values: Any) -> Path | None:
         """Log a histogram with 64 bins. Values that are not finite are counted as `nonfinite`. Two host syncs.
@@ -127,7 +130,7 @@ class LogsRecords:
             values: a tensor or array of real numbers, of any shape, or a list of numbers.
         """
         tag = "/".join(self._place(name))
-        return self._log(
+        return self.log_object(
             "histogram", name, ".json", lambda path: write_json(path, histograms({tag: as_tensor(values)}))
         )
 
@@ -139,19 +142,26 @@ class LogsRecords:
             name: by default, the file's name.
         """
         name = Path(path).name if name is None else name
-        return self._log("artifact", name, PurePosixPath(name).suffix, lambda copy: shutil.copyfile(path, copy))
+        return self.log_object("artifact", name, PurePosixPath(name).suffix, lambda copy: shutil.copyfile(path, copy))
 
-    def _log(self, kind: ObjectKind, name: str, suffix: str, write: Callable[[Path], object]) -> Path | None:
-        """Let `write` write the file of an object, then log the record that names it."""
+    def log_object(self, kind: ObjectKind, name: str, suffix: str, write: Callable[[Path], object]) -> Path | None:
+        """Log an object of any kind: let `write` write its file, then log the record that names it.
+
+        Args:
+            kind: what trackers show it as.
+            name: of the object.
+            suffix: of its file.
+            write: gets the path.
+        """
         mode, name = self._place(name)
-        if self.muted or not self.distributed.is_main:
+        if self._muted or not self._ranks.is_main:
             return None
         self._claim(f"{mode}/{name}", kind)
-        entries = position(cast("Engine", self), mode)
+        entries = position(self._progress, mode)
         stem = f"{FOLDER}/{mode}/{name.removesuffix(suffix)}"
         self._claim(f"{stem}{suffix}", f"{kind} {name}")
         file = f"{stem}_iter_{entries['iteration']}{suffix}"
-        path = self.run_dir / file
+        path = self._run_dir / file
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path)
         self.log_record({**entries, OBJECTS: [{"kind": kind, "name": name, "path": file}]})
@@ -161,7 +171,7 @@ class LogsRecords:
         """Return the mode and the rest of an object's name."""
         mode, _, rest = name.partition("/")
         if mode not in get_args(Mode):
-            mode, rest = self.mode, name
+            mode, rest = self._progress.mode, name
         if "\\" in rest or not rest.isprintable() or any(part in ("", ".", "..") for part in rest.split("/")):
             raise UserError(
                 f"an object cannot be logged as {name!r}, because it is a file in {FOLDER}/",

@@ -1,0 +1,314 @@
+"""Checkpoints: saves a run, restores it, and says which state is in a file."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from hydraloop.engine.batches import Batches
+from hydraloop.engine.call_table import CallTable
+from hydraloop.engine.checkpoint.data_position import DataPosition
+from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable
+from hydraloop.engine.checkpoint.format import load as load_file
+from hydraloop.engine.checkpoint.initial_weights import load_from
+from hydraloop.engine.checkpoint.optimizers import SavedOptimizers
+from hydraloop.engine.checkpoint.saver import Saver
+from hydraloop.engine.checkpoint.strict_loading import load_named
+from hydraloop.engine.checkpoint.weights import load_for_evaluation, load_own_state, load_weights, own_state
+from hydraloop.engine.checkpoint.writing import stand_alone, write_file
+from hydraloop.engine.device import seeding
+from hydraloop.engine.evaluation.evaluator import Evaluator
+from hydraloop.engine.loss_check import LossCheck
+from hydraloop.engine.mount_points import HookLike
+from hydraloop.engine.progress import Progress
+from hydraloop.engine.records.messages import Messages
+from hydraloop.engine.run import Run
+from hydraloop.errors import UserError
+from hydraloop.run import code_patch
+from hydraloop.run.changes import resumed
+from hydraloop.run.environment import versions
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of a run. Its constructor loads the weights of `load_from`.
+
+    Args:
+        run: the parts of the run.
+        batches: with the train loader.
+        progress: of the run.
+        calls: before_save_checkpoint and after_load_checkpoint are called.
+        messages: their sums since the last record are saved.
+        evaluator: its metrics are saved.
+        loss_check: refuses to save a run whose loss is not finite.
+        failed: called in a thread if a save in the background has failed; `check` then raises the error.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        batches: Batches,
+        progress: Progress,
+        calls: CallTable,
+        messages: Messages,
+        evaluator: Evaluator,
+        loss_check: LossCheck,
+        failed: Callable[[], object],
+    ) -> None:
+        self._run, self._batches, self._progress, self._calls = run, batches, progress, calls
+        self._messages, self._evaluator, self._loss_check = messages, evaluator, loss_check
+        self._position = DataPosition(batches, progress, run.ranks, run.seed)
+        self._saver = Saver(run.ranks, failed)
+        self._loaded_from = load_from(run)
+        self.optimizers = SavedOptimizers(run)
+        """The optimizers of the run in its checkpoints, and their hyperparameters."""
+        self.loaded = False
+        """Whether `resume` has been done, and after_load_checkpoint called, which happens once for each engine."""
+        self.resumed_from: Path | None = None
+        """The checkpoint whose state was restored last: that of `resume`, or after a rollback an earlier one."""
+        self.last_checkpoint: Path | None = None
+        """The last file that this process has written."""
+        self.saved_iteration = 0
+        """The iteration of that file, or of the checkpoint whose state was restored since."""
+        self.unwritten: Path | None = None
+        """A checkpoint that is newer than `last_checkpoint` and could not be written."""
+        self.git: dict[str, str | bool] = {}
+        """The code with which this process trains (`code_patch.record`); only on rank 0."""
+
+    # Saving. ---------------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        path: Path,
+        *,
+        optimizer: bool = True,
+        schedulers: bool = True,
+        last: bool = False,
+        asynchronous: bool = False,
+        delete: Sequence[Path] = (),
+        done: Callable[[bool], object] | None = None,
+    ) -> bool:
+        """Write the state of the run to `path`, atomically, on rank 0; call before_save_checkpoint first.
+
+        Called on every rank. First waits for the save before it.
+
+        Args:
+            path: the file.
+            optimizer: whether to save the optimizer's state.
+            schedulers: whether to save the states of the schedules.
+            last: whether `resume=auto` and restarts continue from this file (the file `last_checkpoint` names it).
+            asynchronous: write a copy in a thread while training continues; an error is raised in the next iteration.
+            delete: files that rank 0 deletes when the file is written.
+            done: called on every rank, with whether it was written, at the latest at the end of training.
+
+        Returns:
+            Whether it was written. False: the disk is full or the folder is read-only, and a warning was logged. True
+            if a thread writes it.
+
+        Raises:
+            UserError: the loss since the last record is not finite.
+        """
+        self.settle()
+        checkpoint = self._state(optimizer=optimizer, schedulers=schedulers)
+        self._calls.before_save_checkpoint(checkpoint)
+        iteration, ranks = self._progress.iteration, self._run.ranks
+
+        def settled(written: bool) -> None:
+            if written:
+                self.last_checkpoint, self.saved_iteration, self.unwritten = path, iteration, None
+            elif last and iteration > self.saved_iteration:
+                self.unwritten = path
+            if done is not None:
+                done(written)
+
+        def write(saved: Checkpoint) -> bool:
+            return write_file(path, saved, ranks, last=last, delete=delete)
+
+        return self._saver.start(stand_alone(checkpoint, ranks), write, settled, asynchronous=asynchronous)
+
+    def save_tagged(self, tag: str) -> bool:
+        """Write `<run_dir>/checkpoints/<tag>.pth`, from which `resume=auto` continues. Return as `save` does."""
+        return self.save(self._run.run_dir / "checkpoints" / f"{tag}.pth", last=True)
+
+    def settle(self) -> bool:
+        """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
+        return self._saver.settle()
+
+    def check(self) -> None:
+        """Raise the error of this rank's save in the background, if there is one."""
+        self._saver.check()
+
+    def close(self) -> None:
+        """Free the buffers of saves. After an error of the run, first wait for the one in the background."""
+        self._saver.close()
+
+    def save_nothing_more(self) -> None:
+        """Let the end of training count as saved, for a run whose state is not kept."""
+        self.saved_iteration = self._progress.max_iters
+
+    def record_code(self) -> None:
+        """Keep the code with which this process trains: its commit, and uncommitted changes in `code.patch`."""
+        self.git = code_patch.record(self._run.run_dir, Path.cwd())
+
+    def _state(self, *, optimizer: bool, schedulers: bool) -> Checkpoint:
+        """Return the state of the run as a checkpoint (see `format.py`); its tensors are the run's, not copies.
+
+        Called on every rank. Sharded tensors are DTensors; `stand_alone` separates them.
+        """
+        run, progress = self._run, self._progress
+        checkpoint: Checkpoint = {
+            "format": FORMAT,
+            "meta": {
+                **run.settings.metadata,
+                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "versions": versions(),
+                "git": self.git,
+                "metric_names": list(self._evaluator.metric_names),
+                "metrics": dict(self._evaluator.metrics),
+                "epoch": progress.epoch,
+                "iteration": progress.iteration,
+                **self._position.meta(),
+                "left_out_steps": self._left_out_steps(),
+            },
+            "state_dict": run.model.state_dict(),
+            "hooks": self._hook_states(),
+            "precision": run.precision.state_dict(),
+            "rng": seeding.of_all_ranks(run.ranks.gather(seeding.rng_state())),
+            "progress": progress.state_dict(),
+        }
+        of_ranks = run.ranks.gather({"data": self._position.state(), "messages": self._messages.state_dict() or None})
+        losses = [(of_rank["messages"] or {}).get("loss", [0.0]) for of_rank in of_ranks]
+        self._loss_check.check(sum(sum(loss[:2]) for loss in losses))
+        for entry in ("data", "messages"):
+            states = [of_rank[entry] for of_rank in of_ranks]
+            if any(state is not None for state in states):
+                checkpoint[entry] = states
+        if task := own_state(run.task):
+            checkpoint["task"] = task
+        if optimizer:
+            checkpoint["optimizer"] = run.optimizer.state_dict()
+            checkpoint["meta"] |= self.optimizers.meta()
+        if schedulers:
+            checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in run.schedules.items()}
+        return checkpoint
+
+    def _left_out_steps(self) -> int:
+        """Return the number of accumulation windows by which left out batches have made the run shorter until now."""
+        progress, settings = self._progress, self._run.settings
+        if settings.max_iters is not None:
+            return 0
+        here = (progress.epoch, progress.batch_in_epoch)
+        left_out = ((epoch, index) for epoch, found in progress.left_out.items() for index in found)
+        return len({(epoch, index // settings.accumulate) for epoch, index in left_out if (epoch, index) < here})
+
+    def _hook_states(self) -> dict[str, Any]:
+        """Return each hook's state. A hook that fails and may (`on_error`) has none.
+
+        A state that another rank does not have is left out: gathering its sharded tensors would wait for that rank.
+        """
+        run = self._run
+        found = {
+            name: self._calls.run_for(name, "state_dict", hook.state_dict)
+            for name, hook in self._hooks_with_state().items()
+            if run.ranks.is_main or not hook.rank_zero_only
+        }
+        states = {name: state for name, state in found.items() if state is not None}
+        gathered: list[list[str]] = run.ranks.gather(list(states))
+        alone = {name for name, hook in run.hooks.items() if hook.rank_zero_only}
+        return {name: state for name, state in states.items() if name in alone or all(name in had for had in gathered)}
+
+    def _hooks_with_state(self) -> dict[str, HookLike]:
+        return {name: hook for name, hook in self._run.hooks.items() if hook.overrides("state_dict")}
+
+    # Loading. --------------------------------------------------------------------------------------------------------
+
+    def load(self) -> dict[str, Any] | None:
+        """Load the checkpoint of `resume`, once for each engine. Then, also after `load_from`, call
+        after_load_checkpoint.
+
+        Returns:
+            The saved states of the random generators, which are not restored; None if nothing is resumed.
+
+        Raises:
+            UserError: the file does not fit the run; names the entry.
+        """
+        settings, progress = self._run.settings, self._progress
+        if self.loaded:
+            return None
+        self.loaded = True
+        if settings.resume is not None:
+            rng = self.restore(settings.resume)
+            log.info("resumed from %s, iteration %d", settings.resume, progress.iteration)
+            if progress.is_complete:
+                option = "max_epochs" if settings.max_iters is None else "max_iters"
+                text = "all %d iterations are done; to train longer, set engine.%s higher"
+                log.info(text, progress.iteration, option)
+            return rng
+        if self._loaded_from is not None:
+            checkpoint, self._loaded_from = self._loaded_from, None
+            self._calls.after_load_checkpoint(checkpoint)
+        return None
+
+    def load_for_evaluation(self, checkpoint: Checkpoint, key: str) -> None:
+        """Take the weights, averaged or raw, and the task's own state from a loaded file; nothing is resumed later.
+
+        Args:
+            checkpoint: or a state dict.
+            key: the option that named the file, for the error.
+
+        Raises:
+            UserError: the file does not fit the model or the task.
+        """
+        load_for_evaluation(self._run, checkpoint, key)
+        if "progress" in checkpoint:  # a task may use it
+            self._progress.load_state_dict(checkpoint["progress"])
+        self.loaded = True
+
+    def restore(self, path: Path) -> dict[str, Any] | None:
+        """Restore the state of the run in a checkpoint, then call after_load_checkpoint.
+
+        Returns:
+            The saved states of this rank's random generators, which are not restored; None if that run had fewer ranks.
+
+        Raises:
+            UserError: the file does not fit the run; names the entry.
+        """
+        run = self._run
+        checkpoint = load_file(path, key="resume", mmap=True, mesh=run.ranks.mesh)
+        check_resumable(checkpoint, path)
+        if run.ranks.is_main and self.resumed_from is None:  # not after a rollback
+            now = {**run.settings.metadata, "versions": versions(), "git": self.git}
+            for line in resumed(checkpoint["meta"], now):
+                log.info("%s", line)
+        self._set_state(checkpoint)
+        self.resumed_from, self.saved_iteration = path, self._progress.iteration
+        self._calls.after_load_checkpoint(checkpoint)
+        return deepcopy(seeding.of_rank(checkpoint["rng"], run.ranks.rank))  # the file is mapped to memory
+
+    def _set_state(self, checkpoint: Checkpoint) -> None:
+        run, progress, strict = self._run, self._progress, self._run.settings.resume_strict
+        load_weights(run, checkpoint["state_dict"], "resume")
+        load_own_state(run, checkpoint)
+        for entry in ("optimizer", "schedulers"):
+            if entry not in checkpoint and strict:
+                raise UserError(
+                    f"the checkpoint has no {entry}: it was saved without it",
+                    key="resume",
+                    remedy="To continue with a new one, set resume_strict=false.",
+                )
+        if "optimizer" in checkpoint:
+            self.optimizers.load(checkpoint, strict=strict)
+        load_named("schedulers", dict(run.schedules), checkpoint.get("schedulers", {}), strict)
+        load_named("hooks", self._hooks_with_state(), checkpoint["hooks"], strict)
+        run.precision.load_state_dict(checkpoint["precision"])
+        progress.load_state_dict(checkpoint["progress"])
+        progress.begin_here()
+        self._evaluator.restore_metrics(checkpoint["meta"].get("metrics", {}))
+        self._position.load(checkpoint["meta"], checkpoint.get("data"), strict=strict)
+        self._messages.load_state_dict(checkpoint.get("messages", []), run.ranks)
+        progress.set_length(run.settings, progress.epoch_length)

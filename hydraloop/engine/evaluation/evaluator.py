@@ -1,0 +1,312 @@
+"""Evaluator: validation, test and prediction, in which each sample counts once over all ranks; and the best value."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydraloop.engine.batches import Batches
+from hydraloop.engine.call_table import CallTable
+from hydraloop.engine.checkpoint.weights import weights_of
+from hydraloop.engine.device.seeding import seeded
+from hydraloop.engine.evaluation.module_modes import in_eval_mode
+from hydraloop.engine.interval import Every
+from hydraloop.engine.loaders import Loader, sets_of, share_of
+from hydraloop.engine.mount_points import Call, Mode
+from hydraloop.engine.progress import Progress
+from hydraloop.engine.records.matrix import heatmap
+from hydraloop.engine.records.records import Records
+from hydraloop.engine.requests import Requests
+from hydraloop.engine.run import Run
+from hydraloop.errors import UserError
+from hydraloop.run.result import Best
+
+
+class Preempted(BaseException):
+    """Raised in a validation or test that is left because the run is preempted. No hook may catch it."""
+
+
+class Evaluator:
+    """Evaluates the task of a run.
+
+    Args:
+        run: the parts of the run.
+        batches: its loaders.
+        progress: of the run.
+        calls: the mount points of validation and test are called.
+        requests: of the run; a preemption ends an evaluation.
+        records: matrices among the metrics are logged as pictures.
+    """
+
+    def __init__(
+        self, run: Run, batches: Batches, progress: Progress, calls: CallTable, requests: Requests, records: Records
+    ) -> None:
+        self._run, self._batches, self._progress, self._calls = run, batches, progress, calls
+        self._requests, self._records = requests, records
+        self._interval = Every(run.settings.val_interval, run.settings.val_begin)
+        self._evaluate_batch = run.precision.forward(run.task.evaluate)
+        self._contexts: ExitStack | None = None
+        self.metrics: dict[str, float] = {}
+        """The metrics of the last validation."""
+        self.test_metrics: dict[str, float] = {}
+        """The metrics of the last test."""
+        self.best: Best | None = None
+        """The best validation (`report_best`); the test uses its checkpoint."""
+        loaders = batches.loaders
+        self._data_sets = tuple(sets_of(loaders.test if loaders.val is None else loaders.val)) or ("",)
+        self.metric_names: tuple[str, ...] = tuple(
+            f"{name}/{metric}".lstrip("/") for name in self._data_sets for metric in run.task.metric_names
+        )
+        """Names of the validation metrics. Before `before_run`: the names that the task declares. After it: the names
+        that the sanity step has seen."""
+        self.matrix_names: tuple[str, ...] = ()
+        """Names of the metrics that are a matrix, found by the sanity step; they are logged as pictures."""
+        self.names_are_known = False
+        """Whether the sanity step has seen the names."""
+        self.data_set = ""
+        """The name of the data set that is being evaluated, if there are several."""
+        self.length = 0
+        """The number of batches of the current or last evaluation."""
+        self.tested_checkpoint: Path | None = None
+        """During a test, the file whose weights are tested."""
+
+    # What hooks and other parts ask for. -----------------------------------------------------------------------------
+
+    def is_due(self) -> bool:
+        """Return whether to validate now: by the interval or at the end of training, once for each iteration.
+
+        A stop by `max_time` is not an end: a resumed run trains on, as if it had never stopped. A preempted run does
+        not validate; a resumed run does it instead.
+        """
+        progress, rule, settings = self._progress, self._interval, self._run.settings
+        if self._requests.preempted_by is not None or self._batches.loaders.val is None:
+            return False
+        if rule.interval is None or progress.last_validation == progress.iteration:
+            return False
+        ends = progress.is_complete or self._requests.stop_reason not in (None, settings.out_of_time)
+        if settings.val_by_epoch:
+            return ends or (progress.batch_in_epoch == 0 and rule.due(progress.epoch))
+        return rule.due(progress.iteration, done=progress.last_validation, last=ends)
+
+    def during(self, context: AbstractContextManager[Any]) -> None:
+        """Enter `context` now, and leave it after the last iteration of this validation or test, also after an error.
+
+        Raises:
+            RuntimeError: not called in before_val_epoch or before_test_epoch.
+        """
+        if self._contexts is None:
+            raise RuntimeError("call during_evaluation in before_val_epoch or before_test_epoch")
+        self._contexts.enter_context(context)
+
+    def report_best(self, best: Best | None) -> None:
+        """Set the best validation, for `result.json`; the test uses its checkpoint."""
+        self.best = best
+
+    def restore_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Set the metrics of the last validation before a checkpoint."""
+        self.metrics = dict(metrics)
+
+    def set_metric_names(self, numbers: tuple[str, ...], matrices: tuple[str, ...]) -> None:
+        """Set the names that the sanity step has seen."""
+        self.metric_names, self.matrix_names, self.names_are_known = numbers, matrices, True
+
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Return whether high values of one of `metric_names` are good; None if the metric does not say."""
+        found: bool | None = self._run.task.higher_is_better(self.without_data_set(metric))
+        return found
+
+    def without_data_set(self, metric: str) -> str:
+        """Return the name of one of `metric_names` without the data set in front of it."""
+        name, _, rest = metric.partition("/")
+        return rest if name in self._data_sets and rest else metric
+
+    # Validation and test. --------------------------------------------------------------------------------------------
+
+    def validate_if_due(self) -> None:
+        """Validate if it is time to."""
+        if self.is_due():
+            self.validate()
+
+    def validate(self) -> dict[str, float]:
+        """Validate, then act on requests. Return the metrics of the last validation that was not left.
+
+        A preempted run leaves it unfinished; a resumed run validates instead.
+        """
+        calls = self._calls
+        with self._unless_preempted(), self._progress.in_mode("val"):
+            calls.before_val()
+            with self.evaluating():
+                calls.before_val_epoch()
+                loaders = sets_of(self._batches.loaders.val)
+                metrics = self._evaluate(loaders, calls.before_val_iter, calls.after_val_iter)
+            self.metrics = metrics
+            self._progress.complete_validation()
+            calls.after_val_epoch(metrics)
+            calls.after_val()
+        self._requests.act()
+        return self.metrics
+
+    def test(self, checkpoint: Path | None) -> dict[str, float]:
+        """Test, then act on requests. Return the metrics. A preempted run leaves the test unfinished.
+
+        Args:
+            checkpoint: the file whose weights are tested; None: the current weights.
+        """
+        calls, completed = self._calls, False
+        with self._unless_preempted(), self._progress.in_mode("test"), self._weights_of(checkpoint):
+            calls.before_test()
+            with self.evaluating():
+                calls.before_test_epoch()
+                loaders = sets_of(self._batches.loaders.test)
+                metrics = self._evaluate(loaders, calls.before_test_iter, calls.after_test_iter)
+            self.test_metrics = metrics
+            calls.after_test_epoch(metrics)
+            calls.after_test()
+            completed = True
+        self._requests.act()
+        if completed:  # nothing is left for a resumed run
+            self._requests.forget_preemption()
+        return self.test_metrics
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """In the body, `during` may enter contexts; they are left at its end."""
+        try:
+            with ExitStack() as self._contexts:
+                yield
+        finally:
+            self._contexts = None
+
+    @contextmanager
+    def of_data_set(self, name: str) -> Iterator[None]:
+        """Set `data_set` in the body."""
+        self.data_set = name
+        try:
+            yield
+        finally:
+            self.data_set = ""
+
+    @contextmanager
+    def without_effect(self, mode: Mode, data_set: str) -> Iterator[None]:
+        """In the body, evaluate without any effect on the run: generators, buffers, metrics, records, compiled code.
+
+        torch.compile has no effect in the body. Otherwise, the shapes of the first training batch would not be the
+        first that it sees, and it would compile other code for training.
+        """
+        task = self._run.task
+        compiled = "torch._dynamo" in sys.modules
+        eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        buffers = {name: buffer.clone() for name, buffer in task.named_buffers()}
+        try:
+            with (
+                self._records.muted(), self._progress.in_mode(mode), self.of_data_set(data_set),
+                eager, seeded(self._run.seed), warnings.catch_warnings(),
+            ):  # fmt: skip
+                warnings.simplefilter("ignore")  # metrics warn about few samples
+                yield
+                task.reset_metrics()
+        finally:
+            for name, buffer in task.named_buffers():  # a module may count its calls
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
+
+    @contextmanager
+    def _weights_of(self, checkpoint: Path | None) -> Iterator[None]:
+        self.tested_checkpoint = checkpoint
+        try:
+            with weights_of(self._run, checkpoint):
+                yield
+        finally:
+            self.tested_checkpoint = None
+
+    @contextmanager
+    def _unless_preempted(self) -> Iterator[None]:
+        """Leave the body if the run is preempted in it: the metrics are dropped, and a resumed run evaluates again."""
+        with suppress(Preempted):
+            yield
+
+    def _evaluate(self, loaders: Mapping[str, Loader], before: Call, after: Call) -> dict[str, float]:
+        """Evaluate each data set and return the metrics over all ranks' samples, the same on each rank.
+
+        Two host syncs for each data set.
+        """
+        metrics: dict[str, float] = {}
+        for name, loader in loaders.items():
+            with self.of_data_set(name), seeded(self.seed_of(self._progress.mode, name)):
+                self.run_batches(loader, before, after)
+                metrics |= self.compute()
+        return metrics
+
+    def seed_of(self, mode: Mode, data_set: str) -> int:
+        """Return a seed for the random numbers of an evaluation on this rank.
+
+        So the same weights have the same metrics in each evaluation, and training does not depend on validations.
+        """
+        return random.Random(f"{self._run.seed}/{self._run.ranks.rank}/{mode}/{data_set}").getrandbits(63)
+
+    @torch.no_grad()
+    def run_batches(self, loader: Loader, before: Call | None = None, after: Call | None = None) -> None:
+        """Reset the metrics and add the batches of a loader, with all modules in eval mode; called on every rank.
+
+        Args:
+            loader: of the data set.
+            before: called before each batch.
+            after: called after each batch.
+        """
+        task, ranks, requests = self._run.task, self._run.ranks, self._requests
+        samples_at, length = share_of(loader), len(loader)
+        self.length = self._run.settings.limited(self._progress.mode, length)
+        with in_eval_mode(task), equal_buffers(self._run):
+            task.reset_metrics()
+            batches = self._batches.on_device(loader, count=self.length if self.length < length else None)
+            for batch_idx, batch in enumerate(batches):
+                requests.check_clock_in_evaluation()
+                if samples_at is not None:  # all ranks have equally many batches
+                    requests.exchange_in_evaluation(batch_idx)
+                if requests.preempted_by is not None:
+                    raise Preempted
+                if samples_at is not None and samples_at(batch_idx)[0] == 0:  # only other ranks have samples in it
+                    if ranks.sharded:  # they need this rank's shard
+                        with task.uncounted():
+                            self._evaluate_batch(batch)
+                    continue
+                if before is not None:
+                    before(batch_idx, batch)
+                outputs = self._evaluate_batch(batch)
+                if after is not None:
+                    after(batch_idx, batch, outputs)
+
+    @torch.no_grad()
+    def compute(self) -> dict[str, float]:
+        """Return the metrics over all batches since the last reset; called on every rank. Two host syncs."""
+        task, ranks = self._run.task, self._run.ranks
+        metrics: dict[str, float] = ranks.from_main(task.compute_metrics(ranks.sum, ranks.gather))
+        prefix = f"{self.data_set}/" if self.data_set else ""
+        for name, matrix in task.pictures.items():
+            self._records.log_image(prefix + name, heatmap(matrix) if ranks.is_main else None)
+        return {prefix + name: value for name, value in metrics.items()}
+
+
+@contextmanager
+def equal_buffers(run: Run) -> Iterator[None]:
+    """In the body, all ranks have rank 0's buffers."""
+    run.ranks.before_evaluation(run.task)
+    try:
+        yield
+    finally:
+        run.ranks.after_evaluation()
+
+
+def check_evaluable(loader: Loader | Mapping[str, Loader] | None, key: str) -> None:
+    """Refuse to evaluate without a loader; `key` names its option."""
+    if loader is None:
+        split = key.removeprefix("data.")
+        remedy = f"Give {key} a data set. For the engine of a finished run: hydraloop.load(…, splits=['{split}'])."
+        raise UserError("there is no data set", key=key, remedy=remedy)

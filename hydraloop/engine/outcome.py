@@ -1,0 +1,332 @@
+"""Outcome: how a run begins and ends. Closing hooks are called after an error, too, and `result.json` is written."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Literal
+
+from hydraloop.engine.batches import Batches
+from hydraloop.engine.call_table import CallTable
+from hydraloop.engine.checkpoint.checkpoints import Checkpoints
+from hydraloop.engine.device.seeding import cudnn_benchmark, with_states
+from hydraloop.engine.evaluation.evaluator import Evaluator
+from hydraloop.engine.evaluation.sanity_step import check_validation
+from hydraloop.engine.loaders import end_workers, failed_worker
+from hydraloop.engine.loss_check import LossCheck
+from hydraloop.engine.progress import Progress
+from hydraloop.engine.records.messages import Messages
+from hydraloop.engine.report.summary import Report
+from hydraloop.engine.requests import Requests
+from hydraloop.engine.run import Run
+from hydraloop.errors import UserError, interrupt
+from hydraloop.run.checkpoint_files import newest_intact
+from hydraloop.run.directory import checkpoint_folders
+from hydraloop.run.environment import resume_command, versions
+from hydraloop.run.lock import RunLock
+from hydraloop.run.result import PREEMPTED, Objective, Result, Status, describe, signal_of
+
+log = logging.getLogger(__name__)
+
+
+class Outcome:
+    """The error, the status and the result of a run, and the lock of its directory.
+
+    Args:
+        run: the parts of the run.
+        batches: their workers end with the run.
+        progress: of the run.
+        calls: on_exception and the closing mount points are called.
+        messages: the metric that the hooks monitor.
+        requests: why the run stops.
+        evaluator: the metrics.
+        checkpoints: what was saved.
+        loss_check: whether the run has diverged.
+        report: the text that is logged before and after.
+        lock: of the run directory, to be held while the run trains; None: the caller holds it, or needs none.
+        generators: the states of the run's random generators. None: it draws from the process's generators.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        batches: Batches,
+        progress: Progress,
+        calls: CallTable,
+        messages: Messages,
+        requests: Requests,
+        evaluator: Evaluator,
+        checkpoints: Checkpoints,
+        loss_check: LossCheck,
+        report: Report,
+        lock: RunLock | None,
+        generators: dict[str, Any] | None,
+    ) -> None:
+        self._run, self._batches, self._progress, self._calls = run, batches, progress, calls
+        self._messages, self._requests, self._evaluator = messages, requests, evaluator
+        self._checkpoints, self._loss_check, self.report = checkpoints, loss_check, report
+        self._lock, self._generators = lock, generators
+        self._began_at = 0.0
+        self.error: BaseException | None = None
+        """The error that ends the run, from on_exception on."""
+        self.result: Result | None = None
+        """The contents of `result.json`, between after_train and after_run."""
+
+    @property
+    def seconds(self) -> float:
+        """The time since the run has begun [s]."""
+        return perf_counter() - self._began_at
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the run directory in the body. Until it is acquired, no file is written and no hook called.
+
+        The directory is created if it does not exist.
+
+        Raises:
+            OSError: the directory cannot be created.
+            UserError: there is no optimizer; or another process trains in the directory, and other ranks get a
+                `PeerError`.
+        """
+        _ = self._run.optimizer
+        if self._lock is None:
+            self._run.run_dir.mkdir(parents=True, exist_ok=True)
+            yield
+            return
+        try:
+            self._lock.acquire()
+        except UserError as error:
+            self._run.ranks.abandon(error)
+            raise
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _begin(self, *, records_code: bool) -> None:
+        """Begin a use of the engine: forget how an earlier one has ended."""
+        self._began_at = perf_counter()
+        if self.error is not None:
+            self._messages.load_state_dict([], self._run.ranks)  # the loss of the error
+        self.error = self.result = None
+        self._loss_check.forget()
+        self._requests.forget()
+        if self._run.ranks.is_main:
+            if records_code:
+                self._checkpoints.record_code()
+            log.info("%s", self.report.start())
+
+    @contextmanager
+    def around_run(self, *, trains: bool = True) -> Iterator[None]:
+        """Call before_run before the body; write `result.json` after it, and call after_run.
+
+        Args:
+            trains: False for a validation or test without training, which is not the run's result.
+        """
+        run = self._run
+        self._begin(records_code=trains)
+        try:
+            kernels = cudnn_benchmark(run.settings.benchmark)
+            with kernels, self._own_generators(), run.precision.active(), self.closing("after_run"):
+                try:
+                    with self._failing():  # on_exception is called before `result.json` is written
+                        check_validation(run, self._batches.loaders, self._evaluator)
+                        self._calls.before_run()
+                        yield
+                finally:
+                    self._checkpoints.close()
+                    if trains:
+                        self._put_result()
+        finally:
+            for loader in self._batches.loaders.by_key().values():
+                end_workers(loader)
+            if run.ranks.is_main and run.precision.skipped and self._progress.optimizer_step == 0:
+                log.warning(
+                    "precision=%s: all %d optimizer steps were skipped, so nothing was learned; use a smaller "
+                    "precision.init_scale or precision.loss_scale",
+                    run.precision.name, run.precision.skipped,
+                )  # fmt: skip
+            self._calls.report_repeated()
+            if trains and (self.result is None or self.result.error is None) and self._failed_in_after_run():
+                self._put_result()
+            # A user's mistake, or another rank's error, is printed once, by the process that reports it.
+            told = isinstance(self.error, UserError) or self.failed_elsewhere() is not None
+            if trains and run.ranks.is_main and not told:
+                log.info("%s", self.report.end(self.result, self.error, self.seconds))
+
+    @contextmanager
+    def closing(self, point: Literal["after_train", "after_run"]) -> Iterator[None]:
+        """Call all hooks of a closing mount point after the body, also if it raises or one of them raises.
+
+        The first error is raised; later errors of closing hooks are logged with their tracebacks. In the closing
+        hooks, `error` is that of the body, for which on_exception was called before.
+        """
+        first: BaseException | None = None
+        try:
+            with self._failing():
+                yield
+        finally:
+            for call in self._calls.one_by_one(point):
+                try:
+                    call()
+                except BaseException as late:  # after an interrupt, the other hooks still close
+                    if self.error is None:
+                        first = self._fail(late)
+                    else:
+                        log.error("while closing after the first error: %s", describe(late), exc_info=late)
+            if first is not None:
+                raise first
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Call on_exception after an error in the body."""
+        try:
+            yield
+        except BaseException as error:
+            told = self._fail(error)
+            if told is not error:
+                raise told from error
+            raise
+
+    def _fail(self, error: BaseException) -> BaseException:
+        """Call on_exception for the first error of the run, before any closing hook. Return the error to raise."""
+        if self.error is not None:
+            return error
+        self.error = error = failed_worker(error) or error
+        self._run.ranks.abandon(error)  # before any hook, so that no hook waits for the other ranks
+        for call in self._calls.one_by_one("on_exception"):
+            try:
+                call(error)
+            except BaseException as another:  # as in `closing`
+                log.error("in on_exception: %s", describe(another), exc_info=another)
+        return error
+
+    @contextmanager
+    def _own_generators(self) -> Iterator[None]:
+        """In the body, draw from the engine's random generators; the caller's have their states back at the end."""
+        if self._generators is None:
+            yield
+            return
+        states, self._generators = self._generators, None  # in use, if a hook evaluates in the body
+        try:
+            with with_states(states):
+                yield
+        finally:
+            self._generators = states
+
+    # The result. -----------------------------------------------------------------------------------------------------
+
+    def check_saved(self) -> None:
+        """Refuse to end a run as preempted if its end was not saved, or as finished if its last file was not written.
+
+        Raises:
+            KeyboardInterrupt: a signal has preempted the run; on every rank, as without preemption.
+            UserError: on every rank.
+        """
+        run_dir, saves = self._run.run_dir, self._checkpoints
+        by, unwritten = self._requests.preempted_by, saves.unwritten
+        if self._progress.iteration <= saves.saved_iteration or (by is None and unwritten is None):
+            return
+        why, remedy = "the run has no checkpoint hook", "Add the hook `checkpoint`"
+        if unwritten is not None:
+            why, remedy = f"{unwritten} could not be written, and no later file was", "Make space"
+        why += ": the end of training is lost"
+        if newest_intact(*checkpoint_folders(run_dir)) is None:
+            remedy += ", then start the run again in another directory: it has no checkpoint."
+        else:
+            remedy += f", then train the rest again: {shlex.join(resume_command(run_dir))}"
+        if by is not None and by in signal.Signals.__members__:
+            if self._run.ranks.is_main:
+                log.warning("%s\n  %s", why, remedy)
+            raise interrupt(signal.Signals[by])
+        raise UserError(why, key="default_hooks.checkpoint", remedy=remedy)
+
+    def failed_elsewhere(self) -> str | None:
+        """Return the error of another rank that failed before this one; None if no rank has.
+
+        This rank may not have noticed it: at the end of a run, no rank waits for the others.
+        """
+        first = self._run.ranks.first_failure()
+        if first is None or first[0] == self._run.ranks.rank:
+            return None
+        if isinstance(self.error, KeyboardInterrupt | None) and signal_of(first[1]):
+            return None  # all ranks have got the signal
+        return f"rank {first[0]}: {first[1]}"
+
+    def _failed_in_after_run(self) -> bool:
+        """Whether a closing hook of any rank has failed. A signal at that point does not change how the run ended."""
+        first = self._run.ranks.first_failure()
+        if first is not None:
+            return not signal_of(first[1])
+        return self.error is not None and not isinstance(self.error, KeyboardInterrupt)
+
+    def _status(self) -> tuple[Status, str | None]:
+        """Return the status, and the error as text."""
+        error = self.failed_elsewhere()
+        if error is not None:
+            return "failed", error
+        if self.error is not None:
+            interrupted = isinstance(self.error, KeyboardInterrupt) or self._run.ranks.orphaned
+            return "interrupted" if interrupted else "failed", describe(self.error)
+        if self._requests.preempted_by is not None:
+            return "interrupted", None
+        if self._requests.stop_reason is not None and not self._progress.is_complete:
+            return "stopped", None
+        return "finished", None
+
+    def _objective(self) -> Objective | None:
+        """Return the value of the run that sweeps compare; nothing else decides what it is.
+
+        It is the best or last value of the metric by which `checkpoint` or `runtime_info` compare validations. If they
+        do not know which values of it are better, it is the last value of the first metric. It is NaN if the run ends
+        because of its loss, also without a validation.
+        """
+        evaluator, progress = self._evaluator, self._progress
+        monitor: tuple[str, bool] | None = self._messages.read("monitor")
+        name = next(iter(evaluator.metric_names), "loss") if monitor is None else monitor[0]
+        rule: Literal["greater", "less"] | None = None
+        if monitor is not None:
+            rule = "greater" if monitor[1] else "less"
+        if self.error is not None and self._loss_check.diverged:
+            return Objective(name, rule, math.nan, progress.iteration)
+        if evaluator.best is not None:
+            best = evaluator.best
+            return Objective(best.metric, rule, best.value, best.iteration)
+        if name not in evaluator.metrics:
+            return None
+        return Objective(name, rule, evaluator.metrics[name], progress.last_validation)
+
+    def _put_result(self) -> None:
+        """Set `result` and write it on rank 0. After an error of the run, an error in writing is only logged."""
+        requests, evaluator = self._requests, self._evaluator
+        requests.ignore_signals()
+        status, error = self._status()
+        reason = requests.stop_reason if status == "stopped" else None
+        if error is None and status == "interrupted":
+            reason = f"{PREEMPTED}{requests.preempted_by}"
+        self.result = Result(
+            status=status,
+            error=error,
+            reason=reason,
+            val_metrics=evaluator.metrics,
+            test_metrics=evaluator.test_metrics,
+            best=evaluator.best,
+            objective=self._objective(),
+            progress=self._progress.state_dict(),
+            seconds=self.seconds,
+            versions=versions(),
+            git=self._checkpoints.git,
+        )
+        if not self._run.ranks.is_main:
+            return
+        try:
+            self.result.write(self._run.run_dir)
+        except OSError as late:
+            if self.error is None:
+                raise
+            log.error("result.json cannot be written: %s", describe(late))

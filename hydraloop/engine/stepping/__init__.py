@@ -1,1 +1,0 @@
-"""The optimizer step: several optimizers, and the steps of a task."""
