@@ -46,6 +46,7 @@ class Engine(HookApi):
             rng = save_load.load(self)  # after_load_checkpoint
             begin_training(self.task, self.distributed)
             self._start_clock(perf_counter())
+            self._call(at.at_position)
             with run_scope.always(self, at.after_train):
                 self._call(at.before_train)
                 if rng is not None:  # last, so that no start-up code draws from the generators

@@ -42,7 +42,7 @@ def with_rollbacks(engine: Engine, work: Callable[[], object]) -> None:
 
 
 def _go_back(engine: Engine, checkpoint: Path) -> None:
-    """Restore the state in a checkpoint, also that of the generators, and call after_load_checkpoint.
+    """Restore the state in a checkpoint, also that of the generators, and call after_load_checkpoint and at_position.
 
     Requests for checkpoints and the best validation are forgotten: they are of the part that is given up.
     """
@@ -52,5 +52,6 @@ def _go_back(engine: Engine, checkpoint: Path) -> None:
     engine.best = None  # `checkpoint` reports that of the restored state
     rng = save_load.restore(engine, checkpoint)
     engine.began_at = min(began_at, engine.progress.iteration)
+    engine._call(engine.stages.at_position)
     if rng is not None:
         seeding.set_rng_state(rng)
