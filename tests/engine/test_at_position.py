@@ -18,7 +18,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.hooks import CheckpointHook, ModeSwitchHook, ProgressHook, SetEpochInfoHook
+from hydraloop.hooks import CheckpointHook, ModeSwitchHook, SetEpochInfoHook
 from hydraloop.tasks.task import Task
 from tests.helpers import Recorder, at, batches, differences, make_engine
 from tests.hooks.tiny_runs import load
@@ -208,18 +208,3 @@ def test_a_missed_validation_sees_the_epoch_and_the_mode_that_it_would_have_seen
     assert resumed.states == {name: state for name, state in whole.states.items() if name in resumed.states}
     back = seen_in(tmp_path / "back", at("before_train_iter", back_to(path), nth=2 * epoch + 2))
     assert back.states == whole.states
-
-
-def test_after_a_rollback_the_bar_is_where_the_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the length of a run that leaves a batch out."""
-    path = tmp_path / "checkpoints" / "saved.pth"
-    hooks: dict[str, Hook] = {
-        "saving": saving("saved", 2),
-        "leave_out": at("after_load_checkpoint", lambda engine: engine.leave_out({0: {5}})),
-        "back": at("before_train_iter", back_to(path), nth=7),
-        "progress": ProgressHook(enabled=True, refresh_per_second=1e6),
-    }
-    make_engine(tmp_path, hooks, train=batches(8)).train()
-    written = capsys.readouterr().out
-    assert written.index("6/8") < written.index("2/7") < written.rindex("7/7")
-    assert "8/8" not in written
