@@ -151,8 +151,9 @@ class Hook:
         """Called after a checkpoint was loaded, model and hook states included; also when the run goes back to one."""
 
     def at_position(self, engine: Engine) -> None:
-        """Called when `engine.progress` is set: at the start, after a resume and after a rollback. Set what follows
-        from the position here; later points move it on. Random numbers drawn here do not change a resumed run."""
+        """Called when `engine.progress` is set: at the start of training, after a resume and after a rollback. Set what
+        follows from the position here, also if it was set before. Later points move it on. Random numbers drawn here do
+        not change a resumed run."""
 
     def before_train(self, engine: Engine) -> None:
         """Called once before the first epoch, after loading."""
