@@ -123,11 +123,10 @@ def overridden(wrapped: object, bases: Collection[str]) -> list[str]:
     Args:
         bases: modules of the framework's base class.
     """
-    found = dict.fromkeys(name for name, value in getattr(wrapped, "__dict__", {}).items() if callable(value))
-    for kind in type(wrapped).__mro__:
-        if kind is not object and kind.__module__ not in bases:
-            found.update(dict.fromkeys(name for name, value in vars(kind).items() if callable(value)))
-    return [name for name in found if not name.startswith("__")]
+    kinds = [kind for kind in type(wrapped).__mro__ if kind is not object and kind.__module__ not in bases]
+    own: list[Mapping[str, Any]] = [getattr(wrapped, "__dict__", {}), *map(vars, kinds)]
+    callables = [name for attributes in own for name, value in attributes.items() if callable(value)]
+    return list(dict.fromkeys(name for name in callables if not name.startswith("__")))
 
 
 @contextmanager

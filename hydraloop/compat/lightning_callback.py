@@ -9,7 +9,7 @@ import torch
 
 from hydraloop.compat.adapter import Adapter, check_object, lent, overridden
 from hydraloop.compat.lightning_trainer import Trainer
-from hydraloop.engine.checkpoint.format import load
+from hydraloop.engine.checkpoint.format import peek
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation.module_modes import in_eval_mode
 from hydraloop.errors import UserError, suggestion
@@ -137,16 +137,12 @@ class LightningCallback(Adapter):
         path = engine.settings.resume
         if path is None or engine.checkpoints.loaded:
             return
-        checkpoint = load(path, mmap=True)
-        if "optimizer" not in checkpoint:
-            return
-        states = checkpoint["optimizer"]
-        states = [states] if "param_groups" in states else states.values()
-        saved, own = sum(len(state["param_groups"]) for state in states), len(engine.optimizer.param_groups)
-        if saved != own:
+        position = peek(path, key="resume")
+        groups = None if position is None else position.meta.get("groups")
+        if groups is not None and len(groups) != len(engine.run.groups):
             raise UserError(
-                f"in {path} the optimizer has {saved} parameter groups, but it starts with {own}: a run cannot be "
-                f"resumed after {type(self.wrapped).__name__} has unfrozen parameters",
+                f"in {path} the optimizer has {len(groups)} parameter groups, but it starts with {len(engine.run.groups)}: "
+                f"a run cannot be resumed after {type(self.wrapped).__name__} has unfrozen parameters",
                 key="resume",
                 remedy=f"Resume from an earlier checkpoint, or start a new run with load_from={path}.",
             )

@@ -13,7 +13,7 @@ from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Priority
 from hydraloop.errors import UserError, suggestion
 
 _BASES = ("mmengine.hooks.hook",)
-_ADDED = ("after_backward", "before_optimizer_step", "on_log", "on_exception")
+_ADDED = ("at_position", "after_backward", "before_optimizer_step", "on_log", "on_exception")
 _POINTS = tuple(point for point in MOUNT_POINTS if point not in _ADDED)
 """MMEngine's 22 mount points, all of which hydraloop has."""
 _IN_EVAL_MODE = ("after_val_epoch", "after_val", "after_test_epoch", "after_test")
@@ -78,18 +78,8 @@ class MMEngineHook(Adapter):
         if not used:
             raise UserError(f"{kind} has none of MMEngine's mount points", key="hook", remedy=", ".join(_POINTS))
         self.wrapped = hook
-        made = {point: _calling(point) for point in used if not point.endswith("_checkpoint")}
+        made = {point: _calling(point) for point in used}
         self._restrict(used, made, state="state_dict" in own, priority=getattr(hook, "priority", Priority.NORMAL))
-
-    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """MMEngine's; entries may be added."""
-        with lent(checkpoint, self, "before_save_checkpoint", saving=True) as copied:
-            self._call(engine, "before_save_checkpoint", checkpoint=copied)
-
-    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """MMEngine's; hydraloop's entries are already loaded and cannot be changed."""
-        with lent(checkpoint, self, "after_load_checkpoint", saving=False) as copied:
-            self._call(engine, "after_load_checkpoint", checkpoint=copied)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give the hook its state."""
@@ -102,6 +92,10 @@ class MMEngineHook(Adapter):
 
 def _calling(point: str) -> Callable[..., None]:
     """Make the method that calls MMEngine's at a mount point, with MMEngine's argument names."""
+
+    def with_a_checkpoint(self: MMEngineHook, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        with lent(checkpoint, self, point, saving=point == "before_save_checkpoint") as copied:
+            self._call(engine, point, checkpoint=copied)
 
     def at_a_point(self: MMEngineHook, engine: Engine) -> None:
         if engine.error is None or point not in ("after_train", "after_run"):
@@ -119,6 +113,8 @@ def _calling(point: str) -> Callable[..., None]:
             self._stand_in_of(engine).message_hub.keep_outputs(outputs)
         self._call(engine, point, batch_idx=batch_idx, data_batch=batch, outputs=outputs)
 
+    if point.endswith("_checkpoint"):
+        return with_a_checkpoint
     if point.endswith("_iter"):
         return before_an_iteration if point.startswith("before_") else after_an_iteration
     return after_an_evaluation if point in _IN_EVAL_MODE else at_a_point

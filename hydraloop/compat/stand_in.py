@@ -81,9 +81,7 @@ class Context:
                 self._renamed.add(name)
                 told = "%s: %s logs %r, a name that hydraloop uses; in the records it is %r"
                 log.warning(told, key, kind, given, name)
-        messages.add(name, value)
-        for _ in range(count - 1):  # a record has the mean over all values that were added
-            messages.add(name, 0.0)
+        messages.add(name, value / count, count)
 
     def request_checkpoint(self, what: str, path: Path, *, optimizer: bool, schedulers: bool) -> None:
         """Request a checkpoint, which is written after this mount point.

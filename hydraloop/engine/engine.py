@@ -118,6 +118,7 @@ class Engine:
             rng = checkpoints.load()  # after_load_checkpoint
             self.stepper.start()
             requests.start_clock()
+            calls.at_position()
             with outcome.closing("after_train"):
                 calls.before_train()
                 if rng is not None:  # last, so that no start-up code draws from the generators
@@ -172,6 +173,7 @@ class Engine:
         self.requests.forget_checkpoints()
         self.evaluator.report_best(None)  # `checkpoint` reports that of the restored state
         rng = self.checkpoints.restore(checkpoint)  # after_load_checkpoint
+        self.calls.at_position()
         if rng is not None:
             set_rng_state(rng)
 

@@ -4,6 +4,7 @@ One run, with every mount point in its place::
 
     before_run
     │   after_load_checkpoint                    with resume= or load_from=, after a rollback
+    │   at_position                              at the start, after a resume, after a rollback
     │   before_train
     │   │   before_train_epoch                   ┐ before_epoch(mode="train")
     │   │   │   before_train_iter                │ before_iter(mode="train")
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.argument_checks import refusing
@@ -47,7 +49,7 @@ from hydraloop.engine.mount_points import ON_ERROR as ON_ERROR
 from hydraloop.engine.mount_points import Mode as Mode
 from hydraloop.engine.mount_points import OnError as OnError
 from hydraloop.engine.mount_points import Priority as Priority
-from hydraloop.errors import UserError, close_names, suggestion
+from hydraloop.errors import UserError, suggestion
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -99,6 +101,11 @@ class Hook:
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Called after a checkpoint was loaded, model and hook states included; also when the run goes back to one."""
+
+    def at_position(self, engine: Engine) -> None:
+        """Called when `engine.progress` is set: at the start of training, after a resume and after a rollback. Set what
+        follows from the position here, also if it was set before. Later points move it on. Random numbers drawn here do
+        not change a resumed run."""
 
     def before_train(self, engine: Engine) -> None:
         """Called once before the first epoch, after loading."""
@@ -267,27 +274,18 @@ class Hook:
 _PREFIXES = ("before_", "after_", "on_")
 _POINT_NAMES = (*MOUNT_POINTS, *GENERAL_POINTS)
 _METHODS = [name for name, value in vars(Hook).items() if inspect.isfunction(value)]
+_ALMOST_EQUAL = 0.9
+"""Similarity from which a name is a misspelled mount point: `fater_train_iter`, `at_positon`, but not `at_point`."""
 
 
 def _refuse_misspelt_mount_points(cls: type[Hook]) -> None:
     """Refuse methods of `cls` with a misspelled mount point name, which would never be called."""
     for name, value in vars(cls).items():
-        if name in _METHODS or not inspect.isfunction(value):
+        if name in _METHODS or name.startswith("_") or not inspect.isfunction(value):
             continue
-        close = close_names(name, _POINT_NAMES, most=1)
-        looks_like_one = name.startswith(_PREFIXES) or (bool(close) and _almost_equal(name, close[0]))
-        if looks_like_one and not name.startswith("_"):
+        if name.startswith(_PREFIXES) or get_close_matches(name, _POINT_NAMES, cutoff=_ALMOST_EQUAL):
             raise UserError(
                 f"{cls.__module__}.{cls.__qualname__} has a method {name!r}, which is not a mount point",
                 key=name,
                 remedy=f"{suggestion(name, _POINT_NAMES)} Begin the names of your own helpers with an underscore.",
             )
-
-
-def _almost_equal(name: str, other: str) -> bool:
-    """Return whether two names differ by few letters: `fater_train_iter`, `befor_run`."""
-    return (
-        len(name) > 6
-        and (sorted(name) == sorted(other) or abs(len(name) - len(other)) == 1)
-        and name[-4:] == other[-4:]
-    )

@@ -19,6 +19,7 @@ class MountPoints:
 
     before_run: Call
     after_load_checkpoint: Call
+    at_position: Call
     before_train: Call
     before_train_epoch: Call
     before_train_iter: Call

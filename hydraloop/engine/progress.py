@@ -75,7 +75,8 @@ class Progress:
 
     def begin_here(self) -> None:
         """Note that this process continues at this iteration, after a resume or a rollback."""
-        self.began_at = self.iteration if self.epoch_begun == 0 else min(self.began_at, self.iteration)
+        self.began_at = min(self.began_at, self.iteration) if self.epoch_begun else self.iteration
+        self.epoch_begun = self.epoch + (self.batch_in_epoch > 0)
 
     def leave_out(self, batches: Mapping[int, Collection[int]]) -> None:
         """Do not train on batches, whole accumulation windows. They are loaded, and do not count as iterations.

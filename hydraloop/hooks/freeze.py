@@ -58,25 +58,35 @@ class FreezeHook(Hook):
         unused = {"before_train_epoch": epochs, "before_train_iter": iters}
         self.idle_points = {point for point, end in unused.items() if end is None}
 
-    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """After a rollback, freeze again what its checkpoint has frozen."""
-        if self._parameters:
-            self._set_by_position(engine)
-
-    def before_train(self, engine: Engine) -> None:
-        """Freeze, unless the frozen time is over in a resumed run."""
-        if not self._parameters:  # else this engine has trained before
+    def at_position(self, engine: Engine) -> None:
+        """Freeze the modules, unless their frozen time is over. A rollback may freeze them again."""
+        if not self._parameters:  # once, because later they are not the trained ones
             self._parameters, self._norms = self._chosen(engine)
-        self._set_by_position(engine)
+        progress = engine.progress
+        done, end = (progress.epoch, self.epochs) if self.iters is None else (progress.iteration, self.iters)
+        frozen = end is None or done < end
+        if frozen == self._frozen:
+            return
+        self._frozen = frozen
+        for parameter in self._parameters:
+            parameter.requires_grad_(not frozen)
+        for module in self._norms:
+            module.train(not frozen)
+        engine.stepper.rewrap()
+        log.info(
+            "%s: %s %d parameters and the statistics of %d layers at iteration %d",
+            self.key, "froze" if frozen else "unfroze", len(self._parameters), len(self._norms),
+            engine.progress.iteration,
+        )  # fmt: skip
 
     def before_train_epoch(self, engine: Engine) -> None:
         """Unfreeze after `epochs`."""
-        self._set_by_position(engine)
+        self.at_position(engine)
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Unfreeze after `iters`, between two accumulation windows."""
         if engine.stepper.window_closed:
-            self._set_by_position(engine)
+            self.at_position(engine)
 
     def _chosen(self, engine: Engine) -> tuple[list[nn.Parameter], list[nn.Module]]:
         """Return the parameters to freeze, and the normalisation layers to put into eval mode."""
@@ -100,25 +110,3 @@ class FreezeHook(Hook):
         layers = [part for part in covered if getattr(part, "running_mean", None) is not None]
         norms = [part for part in layers if isinstance(part, nn.Module) and self.norm_eval and part.training]
         return parameters, norms
-
-    def _over(self, engine: Engine) -> bool:
-        if self.epochs is not None:
-            return engine.progress.epoch >= self.epochs
-        return self.iters is not None and engine.progress.iteration >= self.iters
-
-    def _set_by_position(self, engine: Engine) -> None:
-        """Freeze or unfreeze, if the position of the run asks for it."""
-        frozen = not self._over(engine)
-        if frozen == self._frozen:
-            return
-        self._frozen = frozen
-        for parameter in self._parameters:
-            parameter.requires_grad_(not frozen)
-        for module in self._norms:
-            module.train(not frozen)
-        engine.stepper.rewrap()
-        log.info(
-            "%s: %s %d parameters and the statistics of %d layers at iteration %d",
-            self.key, "froze" if frozen else "unfroze", len(self._parameters), len(self._norms),
-            engine.progress.iteration,
-        )  # fmt: skip

@@ -10,6 +10,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import data_sets_with, end_workers
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.hooks.shared.position import last_begun_epoch
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +39,15 @@ class ModeSwitchHook(Hook):
         check_at_least(1, num_last_epochs=num_last_epochs)
         self.num_last_epochs = num_last_epochs
         self._data_sets: list[Any] = []
-        self._with_loss: Any = None
+        self._with_loss: list[Any] = []
         self._last: bool | None = None
 
-    def before_train(self, engine: Engine) -> None:
-        """Find what can be switched."""
+    def at_position(self, engine: Engine) -> None:
+        """Find what can be switched, and set the mode of the epoch that began last."""
         self._data_sets = data_sets_with("set_strong_augmentation", engine.loaders.train)
-        self._with_loss = next((one for one in (engine.task, engine.model) if hasattr(one, "set_extra_loss")), None)
+        self._with_loss = [one for one in (engine.task, engine.model) if hasattr(one, "set_extra_loss")][:1]
         missing = [] if self._data_sets else ["a data set with set_strong_augmentation(on)"]
-        missing += [] if self._with_loss is not None else ["a task with set_extra_loss(on)"]
+        missing += [] if self._with_loss else ["a task with set_extra_loss(on)"]
         if len(missing) == 2:
             raise UserError(
                 "there is nothing to switch: the train data set has no set_strong_augmentation(on), and neither "
@@ -57,21 +58,25 @@ class ModeSwitchHook(Hook):
         first = engine.max_epochs - self.num_last_epochs + 1
         when = f"from epoch {first} on" if first > 1 else f"from the start, as the run has {engine.max_epochs} epochs"
         log.info("%s: switches %s; missing: %s", self.key, when, ", ".join(missing) or "nothing")
+        self._switch(engine, last_begun_epoch(engine.progress))
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Switch if this epoch has another mode than the previous one."""
-        last = engine.max_epochs - engine.progress.epoch <= self.num_last_epochs
+        """Set the mode of the next epoch."""
+        self._switch(engine, engine.progress.epoch)
+
+    def _switch(self, engine: Engine, epoch: int) -> None:
+        """Set the mode of an epoch (from 0), if it is not set yet."""
+        last = engine.max_epochs - epoch <= self.num_last_epochs
         if last == self._last:
             return
         self._last = last
-        augmentation, loss = ("off", "on") if last else ("on", "off")
-        switched = []
         for data in self._data_sets:
             data.set_strong_augmentation(not last)
-            switched.append(f"strong augmentation {augmentation} ({type(data).__name__})")
+        for one in self._with_loss:
+            one.set_extra_loss(last)
         if self._data_sets:
             end_workers(engine.loaders.train)
-        if self._with_loss is not None:
-            self._with_loss.set_extra_loss(last)
-            switched.append(f"extra loss {loss} ({type(self._with_loss).__name__})")
-        log.info("epoch %d: %s", engine.progress.epoch + 1, ", ".join(switched))
+        augmentation, loss = ("off", "on") if last else ("on", "off")
+        switched = [f"strong augmentation {augmentation} ({type(data).__name__})" for data in self._data_sets]
+        switched += [f"extra loss {loss} ({type(one).__name__})" for one in self._with_loss]
+        log.info("epoch %d: %s", epoch + 1, ", ".join(switched))

@@ -33,6 +33,7 @@ class ParamSchedulerHook(Hook):
 
     def __init__(self) -> None:
         self._schedules: list[Schedule] = []
+        self._monitored: list[tuple[str, Schedule]] = []
         self._written: dict[Place, float] = {}
         self._group: dict[str, Any] | None = None
         self._first = self._highest = 0.0
@@ -50,24 +51,20 @@ class ParamSchedulerHook(Hook):
         self._schedules = sorted(
             cast("list[Schedule]", list(engine.run.schedules.values())), key=lambda schedule: schedule.order
         )
-        for schedule in self._schedules:
-            if schedule.monitor is not None:
-                check_metric(schedule.monitor, engine, key=f"{schedule.key}.monitor")
-                _settle_mode(schedule, schedule.monitor, direction(schedule.monitor, engine))
+        self._monitored = [(one.monitor, one) for one in self._schedules if one.monitor is not None]
+        for monitor, schedule in self._monitored:
+            check_metric(monitor, engine, key=f"{schedule.key}.monitor")
+            _settle_mode(schedule, monitor, direction(monitor, engine))
 
-    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """After a rollback, apply the schedules at its step: the optimizer has the values of the checkpoint."""
-        self._written = {}
-        if self._group is not None:
-            self._apply(engine)
-
-    def before_train(self, engine: Engine) -> None:
-        """Apply the schedules at the first step."""
-        for schedule in self._schedules:
-            if schedule.monitor is not None:
-                check_validated(engine, key=f"{schedule.key}.monitor", instead="use a schedule without a monitor")
+    def at_position(self, engine: Engine) -> None:
+        """Apply the schedules at this step. After a resume or rollback, the optimizer has values of the checkpoint."""
         self._written = {}
         self._apply(engine)
+
+    def before_train(self, engine: Engine) -> None:
+        """Read the lr for the summary."""
+        for _, schedule in self._monitored:
+            check_validated(engine, key=f"{schedule.key}.monitor", instead="use a schedule without a monitor")
         group = engine.optimizer.param_groups[0]
         self._group = group if "lr" in group else None
         self._first = self._highest = self._lr()
@@ -89,9 +86,8 @@ class ParamSchedulerHook(Hook):
         """Pass the metrics to the schedules with a monitor, unless the validation is outside of training."""
         if self._group is None:
             return
-        for schedule in self._schedules:
-            if schedule.monitor is not None:
-                schedule.observe(metrics, engine.progress.optimizer_step, engine.progress.epoch)
+        for _, schedule in self._monitored:
+            schedule.observe(metrics, engine.progress.optimizer_step, engine.progress.epoch)
         self._apply(engine)
 
     def after_train(self, engine: Engine) -> None:

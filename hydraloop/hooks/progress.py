@@ -15,7 +15,6 @@ from hydraloop.hooks.shared.option_checks import check_above_zero
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
-    from rich.progress import TaskID
 
 _SMOOTHING = 0.3
 """Weight of the newest rate in the displayed one: at ten updates a second, it adapts within a second."""
@@ -48,31 +47,38 @@ class ProgressHook(Hook):
             self.idle_points = MOUNT_POINTS
         self._period = 1 / refresh_per_second
         self._bar: Bar | None = None
-        self._task: TaskID | None = None
         self._due = float("inf")
         self._last: tuple[float, int] = (0.0, 0)
         self._rate = 0.0
         self._shown: dict[str, str] = {}
 
+    def at_position(self, engine: Engine) -> None:
+        """Measure the rate from this iteration on. After a rollback, show it in the bar."""
+        self._last = (perf_counter(), engine.progress.iteration)
+        self._update(engine, "epoch")
+
     def before_train(self, engine: Engine) -> None:
+        """Start the bar."""
         bar = _new_bar(force=self._enabled is True)
         if self._enabled == "auto" and bar.console.is_dumb_terminal:
             return
-        self._task = bar.add_task(
+        bar.add_task(
             "", total=engine.max_iters, completed=engine.progress.iteration, epoch="", rate="", eta="", info=""
         )
         self._bar = bar
         bar.start()
-        self._last = (perf_counter(), engine.progress.iteration)
         self._due = 0.0
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Update the bar if the last update is old enough."""
-        now = perf_counter()
-        if now >= self._due:
-            self._due = now + self._period
-            self._measure(now, engine.progress.iteration)
-            self._update(engine, "epoch")
+        now, iteration = perf_counter(), engine.progress.iteration
+        if now < self._due:
+            return
+        then, before = self._last
+        rate = (iteration - before) / (now - then)
+        self._rate = rate if not self._rate else self._rate + _SMOOTHING * (rate - self._rate)
+        self._last, self._due = (now, iteration), now + self._period
+        self._update(engine, "epoch")
 
     def before_val(self, engine: Engine) -> None:
         """Show that a validation runs."""
@@ -80,8 +86,7 @@ class ProgressHook(Hook):
 
     def after_val(self, engine: Engine) -> None:
         """Show the epoch again; the rate does not include the validation."""
-        self._last = (perf_counter(), engine.progress.iteration)
-        self._update(engine, "epoch")
+        self.at_position(engine)
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Keep the loss, or the first metric, for the next update."""
@@ -99,21 +104,15 @@ class ProgressHook(Hook):
         """Stop the bar and restore `sys.stdout`; the last state of the bar stays in the terminal."""
         self._stop(engine)
 
-    def _measure(self, now: float, iteration: int) -> None:
-        then, before = self._last
-        self._last = (now, iteration)
-        if iteration > before and now > then:
-            rate = (iteration - before) / (now - then)
-            self._rate = rate if not self._rate else self._rate + _SMOOTHING * (rate - self._rate)
-
     def _update(self, engine: Engine, doing: str) -> None:
-        if self._bar is None or self._task is None:
+        if self._bar is None:
             return
         progress = engine.progress
         epoch = progress.epoch + (progress.batch_in_epoch > 0)
         eta = engine.messages.read("eta")
         self._bar.update(
-            self._task,
+            self._bar.task_ids[0],
+            total=engine.max_iters,  # a rollback that leaves out batches makes the run shorter
             completed=progress.iteration,
             epoch=f"{doing} {epoch}/{engine.max_epochs}",
             rate=f"{self._rate:.1f} it/s" if self._rate else "",

@@ -18,7 +18,7 @@ class DistSamplerSeedHook(Hook):
     progress. No options, as in MMEngine.
     """
 
-    def before_train_epoch(self, engine: Engine) -> None:
+    def at_position(self, engine: Engine) -> None:
         """Set the epoch, counted from 0."""
         loader = engine.loaders.train
         # The loader may be a list, and the sampler any object; set_epoch is torch's convention.
@@ -28,3 +28,7 @@ class DistSamplerSeedHook(Hook):
             set_epoch = getattr(order, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(engine.progress.epoch)
+
+    def before_train_epoch(self, engine: Engine) -> None:
+        """Set the next epoch."""
+        self.at_position(engine)

@@ -16,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from hydraloop.engine.device.batch_transfer import tensors_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import check_above_zero, check_at_least
 
@@ -55,19 +54,21 @@ class SyncRandomSizeHook(Hook):
                 remedy="Use 1.3 for 130 % of the height.",
             )
         self.min_ratio, self.max_ratio, self.divisor = min_ratio, max_ratio, divisor
-        self._every = Every(interval)
+        self.interval = interval
         self._drawn = 0.0
         self._tell: Callable[[tuple[int, int]], object] | None = None
         self._told = False
         self._on_model: RemovableHandle | None = None
 
-    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """After a rollback, draw the size of this iteration."""
-        self._draw_by_position(engine)
+    def at_position(self, engine: Engine) -> None:
+        """Draw the size of this iteration, which is that of the last multiple of `interval`."""
+        drawn_at = engine.progress.iteration // self.interval * self.interval
+        # Random hashes a string seed in the same way on every machine, and random() is the same in every Python.
+        self._drawn = random.Random(f"size {engine.seed} {drawn_at}").random()
+        self._told = False
 
     def before_train(self, engine: Engine) -> None:
-        """Draw the size of this iteration; add the pre-hook to the model."""
-        self._draw_by_position(engine)
+        """Add the pre-hook to the model, unless the task resizes."""
         self._tell = getattr(engine.task, "set_input_size", None)
         if self._tell is None:
             resize: Callable[..., Any] = self._resize
@@ -77,8 +78,8 @@ class SyncRandomSizeHook(Hook):
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Draw a new size every `interval` iterations; pass it to a task that has `set_input_size`."""
-        if self._every.due(engine.progress.iteration):
-            self._draw(engine.seed, engine.progress.iteration)
+        if engine.progress.iteration % self.interval == 0:
+            self.at_position(engine)
         if self._tell is not None and not self._told:
             images = next((tensor for tensor in tensors_of(batch) if _is_image(tensor)), None)
             if images is None:
@@ -89,18 +90,6 @@ class SyncRandomSizeHook(Hook):
     def after_train(self, engine: Engine) -> None:
         if self._on_model is not None:
             self._on_model.remove()
-            self._on_model = None
-
-    def _draw_by_position(self, engine: Engine) -> None:
-        since = engine.progress.iteration
-        while since and not self._every.due(since):
-            since -= 1
-        self._draw(engine.seed, since)
-
-    def _draw(self, seed: int, iteration: int) -> None:
-        # Random hashes a string seed in the same way on every machine, and random() is the same in every Python.
-        self._drawn = random.Random(f"size {seed} {iteration}").random()
-        self._told = False
 
     def _resize(self, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not model.training:

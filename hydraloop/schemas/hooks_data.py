@@ -12,7 +12,7 @@ from hydraloop.schemas.hook import HookConf, store_hooks
 class ModeSwitchHookConf(HookConf):
     """Switches off strong augmentations and switches on an extra loss for the last epochs."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "before_train_epoch")
+    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train_epoch")
 
     _target_: str = "hydraloop.hooks.ModeSwitchHook"
     num_last_epochs: int = 15
@@ -24,12 +24,7 @@ class ModeSwitchHookConf(HookConf):
 class SyncRandomSizeHookConf(HookConf):
     """Multi-scale training: a new input size every few iterations, the same on every rank."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "after_load_checkpoint",
-        "before_train",
-        "before_train_iter",
-        "after_train",
-    )
+    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train", "before_train_iter", "after_train")
 
     _target_: str = "hydraloop.hooks.SyncRandomSizeHook"
     interval: int = 10
@@ -47,7 +42,7 @@ class SyncRandomSizeHookConf(HookConf):
 class SetEpochInfoHookConf(HookConf):
     """Calls `set_epoch(epoch)` of the task, the model and the train data set, if they have it."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "before_train_epoch")
+    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train_epoch")
 
     _target_: str = "hydraloop.hooks.SetEpochInfoHook"
 

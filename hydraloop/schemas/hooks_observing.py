@@ -70,6 +70,7 @@ class ProgressHookConf(HookConf):
 
     default_priority: ClassVar[int] = 100
     mount_points: ClassVar[Tuple[str, ...]] = (
+        "at_position",
         "before_train",
         "after_train_iter",
         "on_log",

@@ -129,7 +129,7 @@ class ParamSchedulerHookConf(HookConf):
     default_priority: ClassVar[int] = 70
     mount_points: ClassVar[Tuple[str, ...]] = (
         "before_run",
-        "after_load_checkpoint",
+        "at_position",
         "before_train",
         "after_train_iter",
         "on_log",
@@ -166,12 +166,7 @@ class FreezeHookConf(HookConf):
     """Trains without some modules, for a number of epochs or iterations or for the whole run."""
 
     default_priority: ClassVar[int] = 30
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "after_load_checkpoint",
-        "before_train",
-        "before_train_epoch",
-        "before_train_iter",
-    )
+    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train_epoch", "before_train_iter")
 
     _target_: str = "hydraloop.hooks.FreezeHook"
     modules: Optional[List[str]] = None
@@ -192,7 +187,7 @@ class FreezeHookConf(HookConf):
 class DistSamplerSeedHookConf(HookConf):
     """Shuffles the data differently in each epoch, by (seed, epoch)."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train_epoch",)
+    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train_epoch")
 
     _target_: str = "hydraloop.hooks.DistSamplerSeedHook"
 

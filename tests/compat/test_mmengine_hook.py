@@ -26,7 +26,7 @@ from tests.hooks.tiny_runs import BATCHES, Stopper, load, model
 POINTS = [
     point
     for point in MOUNT_POINTS
-    if point not in ("after_backward", "before_optimizer_step", "on_log", "on_exception")
+    if point not in ("at_position", "after_backward", "before_optimizer_step", "on_log", "on_exception")
 ]
 
 

@@ -51,12 +51,12 @@ MECHANISM = (
     _row(
         "all",
         "base hook class with mount points",
-        "`hydraloop.Hook`, 26 mount points",
+        "`hydraloop.Hook`, 27 mount points",
         "engine.max_epochs=1 +hooks.mine._target_=my_project.hooks.MyHook",
         tests="""
         engine/test_trace.py::test_two_epochs_with_validation_test_checkpoints_and_records
         test_the_arguments_of_every_mount_point
-        engine/test_hook.py::test_there_are_26_mount_points_and_four_general_ones
+        engine/test_hook.py::test_there_are_27_mount_points_and_four_general_ones
         test_a_misspelt_mount_point_is_refused_when_the_class_is_created
         """,
     ),

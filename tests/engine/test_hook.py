@@ -91,6 +91,9 @@ def _method(self: Any, engine: Engine, *arguments: Any) -> None:
         ("befor_train_epoch", "before_train_epoch"),
         ("fater_train_iter", "after_train_iter"),
         ("before_save_checkpoints", "before_save_checkpoint"),
+        ("at_positon", "at_position"),
+        ("at_postion", "at_position"),
+        ("at_positions", "at_position"),
     ],
 )
 def test_a_misspelt_mount_point_is_refused_when_the_class_is_created(name: str, close: str) -> None:
@@ -103,7 +106,13 @@ def test_a_misspelt_mount_point_is_refused_when_the_class_is_created(name: str, 
     assert "underscore" in message
 
 
-@pytest.mark.parametrize("name", ["_after_trian_iter", "_on_gpu", "update", "summary", "state_dict", "every_n_epochs"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("_after_trian_iter", "_on_gpu", "update", "summary", "state_dict", "every_n_epochs"),
+        *("_at_positon", "at_point", "at_pos", "at_once", "at_boundary", "position"),
+    ],
+)
 def test_helpers_are_no_mount_points(name: str) -> None:
     made = type("MyHook", (Hook,), {name: _method})
     assert name in vars(made)
@@ -115,8 +124,8 @@ def test_every_mount_point_can_be_overridden(name: str) -> None:
     assert callable(getattr(Hook, name))
 
 
-def test_there_are_26_mount_points_and_four_general_ones() -> None:
-    assert len(set(MOUNT_POINTS)) == 26
+def test_there_are_27_mount_points_and_four_general_ones() -> None:
+    assert len(set(MOUNT_POINTS)) == 27
     assert list(GENERAL_POINTS) == ["before_epoch", "after_epoch", "before_iter", "after_iter"]
 
 

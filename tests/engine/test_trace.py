@@ -15,6 +15,7 @@ from tests.helpers import Recorder, at, batches, failing, make_engine
 
 TWO_EPOCHS = [
     "before_run",
+    "at_position",
     "before_train",
     "before_train_epoch",
     "before_train_iter 0",
@@ -71,6 +72,8 @@ def _iteration(batch_idx: int, *, steps: bool = True) -> list[str]:
     return [f"{point} {batch_idx}" for point in points if steps or point != "before_optimizer_step"]
 
 
+START = ["before_run", "at_position", "before_train"]
+RESUMED = ["before_run", "after_load_checkpoint", "at_position", "before_train"]
 VAL = ["before_val", "before_val_epoch", "before_val_iter 0", "after_val_iter 0", "after_val_epoch", "after_val"]
 TEST = [point.replace("val", "test") for point in VAL]
 ERROR = ["on_exception", "after_train", "after_run"]
@@ -109,7 +112,7 @@ def test_the_arguments_of_every_mount_point(tmp_path: Path) -> None:
     arguments = dict(reversed(recorder.arguments))
     assert [point for point, given in arguments.items() if not given] == [
         point for point in arguments if point.split("_", 1)[1] in ("run", "train", "val", "test", "train_epoch")
-        or point in ("before_val_epoch", "before_test_epoch")
+        or point in ("at_position", "before_val_epoch", "before_test_epoch")
     ]  # fmt: skip
     for point in ("before_train_iter", "after_backward", "before_optimizer_step", "after_train_iter"):
         assert arguments[point][:2] == (0, train[0])
@@ -127,7 +130,7 @@ def test_the_arguments_of_every_mount_point(tmp_path: Path) -> None:
 
 def test_max_iters_cuts_the_last_epoch(tmp_path: Path) -> None:
     assert _trace(tmp_path, max_iters=3, max_epochs=99) == [
-        "before_run", "before_train",
+        *START,
         *EPOCH, *VAL,
         "before_train_epoch", *_iteration(0),  # cut: no after_train_epoch
         *VAL,
@@ -137,13 +140,13 @@ def test_max_iters_cuts_the_last_epoch(tmp_path: Path) -> None:
 
 def test_max_iters_goes_over_the_data_again(tmp_path: Path) -> None:
     trace = _trace(tmp_path, max_iters=6, max_epochs=1, val=None, test=None)
-    assert trace == ["before_run", "before_train", *EPOCH, *EPOCH, *EPOCH, "after_train", "after_run"]
+    assert trace == [*START, *EPOCH, *EPOCH, *EPOCH, "after_train", "after_run"]
 
 
 def test_validation_by_iteration(tmp_path: Path) -> None:
     trace = _trace(tmp_path, train=batches(5), max_epochs=1, val_by_epoch=False, val_interval=2)
     assert trace == [
-        "before_run", "before_train", "before_train_epoch",
+        *START, "before_train_epoch",
         *_iteration(0), *_iteration(1), *VAL,
         *_iteration(2), *_iteration(3), *VAL,
         *_iteration(4), "after_train_epoch", *VAL,  # the end
@@ -153,13 +156,13 @@ def test_validation_by_iteration(tmp_path: Path) -> None:
 
 def test_validation_by_iteration_at_an_epochs_end_comes_after_the_epoch(tmp_path: Path) -> None:
     trace = _trace(tmp_path, train=batches(2), max_epochs=2, val_by_epoch=False, val_interval=2, test=None)
-    assert trace == ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", "after_run"]
+    assert trace == [*START, *EPOCH, *VAL, *EPOCH, *VAL, "after_train", "after_run"]
 
 
 def test_accumulation_steps_at_each_windows_end(tmp_path: Path) -> None:
     trace = _trace(tmp_path, train=batches(3), max_epochs=1, accumulate=2, val=None, test=None)
     assert trace == [
-        "before_run", "before_train", "before_train_epoch",
+        *START, "before_train_epoch",
         *_iteration(0, steps=False), *_iteration(1), *_iteration(2),
         "after_train_epoch", "after_train", "after_run",
     ]  # fmt: skip
@@ -174,23 +177,23 @@ def test_accumulation_steps_at_each_windows_end(tmp_path: Path) -> None:
         ("before_run", ["before_run", "on_exception", "after_run"]),
         (
             "before_train_iter",
-            ["before_run", "before_train", "before_train_epoch", "before_train_iter 0", *ERROR],
+            [*START, "before_train_epoch", "before_train_iter 0", *ERROR],
         ),
         (
             "after_val_iter",
-            ["before_run", "before_train", *EPOCH, *VAL[:4], *ERROR],
+            [*START, *EPOCH, *VAL[:4], *ERROR],
         ),
         (
             "after_train",
-            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", "on_exception", "after_run"],
+            [*START, *EPOCH, *VAL, *EPOCH, *VAL, "after_train", "on_exception", "after_run"],
         ),
         (
             "before_test_iter",
-            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", *TEST[:3], *UNTRAINED],
+            [*START, *EPOCH, *VAL, *EPOCH, *VAL, "after_train", *TEST[:3], *UNTRAINED],
         ),
         (
             "after_run",
-            ["before_run", "before_train", *EPOCH, *VAL, *EPOCH, *VAL, "after_train", *TEST, *END],
+            [*START, *EPOCH, *VAL, *EPOCH, *VAL, "after_train", *TEST, *END],
         ),
     ],
 )
@@ -202,7 +205,7 @@ def test_an_exception_of_the_task_in_validation(tmp_path: Path) -> None:
     misshapen = [(batches(1)[0][0][:, :2], batches(1)[0][1])]
     assert _trace(tmp_path, val=misshapen, raises=RuntimeError) == ["on_exception", "after_run"], "in the sanity step"
     assert _trace(tmp_path, val=misshapen, raises=RuntimeError, sanity_val_steps=0) == [
-        "before_run", "before_train", *EPOCH,
+        *START, *EPOCH,
         "before_val", "before_val_epoch", "before_val_iter 0",
         "on_exception", "after_train", "after_run",
     ]  # fmt: skip
@@ -212,7 +215,7 @@ def test_a_checkpoint_asked_for_at_an_epochs_last_batch_is_written_when_the_epoc
     asking = at("after_train_iter", lambda engine: engine.request_checkpoint("a"), nth=2)
     trace = _trace(tmp_path, {"asking": asking}, max_epochs=1, test=None)
     assert trace == [
-        "before_run", "before_train", *EPOCH, "before_save_checkpoint", *VAL, "after_train", "after_run",
+        *START, *EPOCH, "before_save_checkpoint", *VAL, "after_train", "after_run",
     ]  # fmt: skip
 
 
@@ -222,7 +225,7 @@ def test_a_checkpoint_asked_for_at_an_epochs_last_batch_is_written_when_the_epoc
 def test_a_stop_inside_an_epoch_ends_with_validation_and_test(tmp_path: Path) -> None:
     stop = at("after_train_iter", lambda engine: engine.request_stop("enough"))
     assert _trace(tmp_path, {"stop": stop}) == [
-        "before_run", "before_train", "before_train_epoch", *_iteration(0), *VAL, "after_train", *TEST, "after_run",
+        *START, "before_train_epoch", *_iteration(0), *VAL, "after_train", *TEST, "after_run",
     ]  # fmt: skip
 
 
@@ -230,20 +233,20 @@ def test_resumed_at_an_epochs_end_the_validation_is_made_up_first(tmp_path: Path
     _trace(tmp_path, {"checkpoint": CheckpointHook()})
     trace = _trace(tmp_path, resume=tmp_path / "checkpoints" / "epoch_1.pth", resume_strict=False)
     assert trace == [
-        "before_run", "after_load_checkpoint", "before_train", *VAL, *EPOCH, *VAL, "after_train", *TEST, "after_run",
+        *RESUMED, *VAL, *EPOCH, *VAL, "after_train", *TEST, "after_run",
     ]  # fmt: skip
 
 
 def test_resumed_behind_its_validation_none_is_made_up(tmp_path: Path) -> None:
     _trace(tmp_path, {"asking": at("after_val", lambda engine: engine.request_checkpoint("validated"))})
     trace = _trace(tmp_path, resume=tmp_path / "checkpoints" / "validated.pth")
-    assert trace[:4] == ["before_run", "after_load_checkpoint", "before_train", "before_train_epoch"]
+    assert trace[:5] == [*RESUMED, "before_train_epoch"]
 
 
 def test_resumed_at_the_end_of_training_only_what_was_due_is_done(tmp_path: Path) -> None:
     _trace(tmp_path, {"checkpoint": CheckpointHook()})
     trace = _trace(tmp_path, resume=tmp_path / "checkpoints" / "epoch_2.pth", resume_strict=False)
-    assert trace == ["before_run", "after_load_checkpoint", "before_train", *VAL, "after_train", *TEST, "after_run"]
+    assert trace == [*RESUMED, *VAL, "after_train", *TEST, "after_run"]
 
 
 def test_resumed_inside_an_epoch_the_epoch_begins_again_behind_its_batches(tmp_path: Path) -> None:
@@ -259,7 +262,7 @@ def test_resumed_inside_an_epoch_the_epoch_begins_again_behind_its_batches(tmp_p
         resume=tmp_path / "checkpoints" / "inside.pth", max_epochs=3,
     )  # fmt: skip
     assert trace == [
-        "before_run", "after_load_checkpoint", "before_train",
+        *RESUMED,
         "before_train_epoch", *_iteration(1), "after_train_epoch", *VAL,
         *EPOCH, *VAL,
         "after_train", *TEST, "after_run",
@@ -271,7 +274,7 @@ def test_weights_alone_are_loaded_before_training(tmp_path: Path) -> None:
     _trace(tmp_path, {"checkpoint": CheckpointHook()})
     trace = _trace(tmp_path, load_from=tmp_path / "checkpoints" / "epoch_1.pth", val=None, test=None)
     assert trace == [
-        "before_run", "after_load_checkpoint", "before_train", *EPOCH, *EPOCH, "after_train", "after_run",
+        *RESUMED, *EPOCH, *EPOCH, "after_train", "after_run",
     ]  # fmt: skip
 
 

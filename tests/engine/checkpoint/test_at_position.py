@@ -1,0 +1,210 @@
+"""The mount point at_position: when it is called, and that hooks there set the state of an uninterrupted run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from hydraloop.data import build_loader
+from hydraloop.engine.checkpoint.rollback import Rollback
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
+from hydraloop.hooks import CheckpointHook, ModeSwitchHook, SetEpochInfoHook
+from hydraloop.tasks.task import Task
+from tests.helpers import Recorder, at, batches, differences, make_engine
+from tests.hooks.tiny_runs import load
+
+PROGRESS = ("iteration", "epoch", "batch_in_epoch")
+
+
+def back_to(path: Path) -> Callable[[Engine], None]:
+    def go_back(engine: Engine) -> None:
+        raise Rollback(path)
+
+    return go_back
+
+
+def saving(name: str, nth: int) -> Hook:
+    """Ask for a checkpoint after the `nth` iteration."""
+    return at("after_train_iter", lambda engine: engine.request_checkpoint(name, agreed=True), nth=nth)
+
+
+# When it is called. --------------------------------------------------------------------------------------------------
+
+
+def test_once_at_the_start_after_a_resume_and_after_each_rollback(tmp_path: Path) -> None:
+    """After after_load_checkpoint, with the position of the checkpoint; before_train follows only at the start."""
+    found: list[tuple[int, ...]] = []
+
+    def look(engine: Engine) -> None:
+        found.append(tuple(getattr(engine.progress, name) for name in PROGRESS))
+
+    def run(folder: str, *hooks: Hook, **settings: Any) -> tuple[list[str], list[tuple[int, ...]]]:
+        found.clear()
+        recorder = Recorder()
+        named = {"recorder": recorder, "look": at("at_position", look, nth=0)}
+        engine = make_engine(
+            tmp_path / folder,
+            {**named, **{f"mine_{index}": hook for index, hook in enumerate(hooks)}},
+            train=batches(3),
+            **{"max_epochs": 2, "resume_strict": False, **settings},
+        )
+        engine.train()
+        points = ("after_load_checkpoint", "at_position", "before_train")
+        return [point for point in recorder.trace if point in points], list(found)
+
+    start, loaded = ["at_position", "before_train"], ["after_load_checkpoint", "at_position"]
+    assert run("whole", saving("inside", 2), saving("end", 3)) == (start, [(0, 0, 0)])
+    inside, end = (tmp_path / "whole" / "checkpoints" / f"{name}.pth" for name in ("inside", "end"))
+    assert run("resumed", resume=inside) == ([*loaded, "before_train"], [(2, 0, 2)])
+    assert run("weights", load_from=inside) == ([*loaded, "before_train"], [(0, 0, 0)])
+    rollbacks = (at("before_train_iter", back_to(end), nth=5), at("before_train_iter", back_to(inside), nth=7))
+    assert run("back", *rollbacks) == ([*start, *loaded, *loaded], [(0, 0, 0), (3, 1, 0), (2, 0, 2)])
+
+
+def test_a_rollback_raised_there_is_caught(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints" / "saved.pth"
+    recorder = Recorder()
+    hooks: dict[str, Hook] = {
+        "recorder": recorder,
+        "saving": saving("saved", 1),
+        "back": at("before_train_iter", back_to(path), nth=2),
+        "again": at("at_position", back_to(path), nth=2),
+    }
+    assert make_engine(tmp_path, hooks).train().status == "finished"
+    assert recorder.trace.count("at_position") == 3
+
+
+def draw(engine: Engine) -> None:
+    torch.rand(3)
+    random.random()
+
+
+@pytest.mark.parametrize("interruption", ["resume", "rollback"])
+def test_random_numbers_drawn_there_do_not_change_what_follows(interruption: str, tmp_path: Path) -> None:
+    """The random state of the checkpoint is restored after it."""
+
+    def run(folder: str, *hooks: Hook, **settings: Any) -> dict[str, Any]:
+        torch.manual_seed(0)
+        random.seed(0)
+        net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        named: dict[str, Hook] = {
+            "draw": at("at_position", draw, nth=0),
+            "checkpoint": CheckpointHook(),
+            **{f"mine_{index}": hook for index, hook in enumerate(hooks)},
+        }
+        options: dict[str, Any] = {"train": batches(3), "max_epochs": 2, "resume_strict": False, **settings}
+        make_engine(tmp_path / folder, named, task=Task(net, nn.MSELoss()), **options).train()
+        saved = load(tmp_path / folder / "checkpoints" / "epoch_2.pth")
+        return {name: saved[name] for name in ("state_dict", "rng", "progress")}
+
+    whole = run("whole", saving("inside", 2))
+    path = tmp_path / "whole" / "checkpoints" / "inside.pth"
+    if interruption == "resume":
+        found = run("resumed", resume=path)
+    else:
+        found = run("back", at("before_train_iter", back_to(path), nth=5))
+    assert list(differences(found, whole)) == []
+
+
+# What the hooks set there. --------------------------------------------------------------------------------------------
+
+
+class Data(Dataset[tuple[Tensor, Tensor]]):
+    """Eight samples."""
+
+    strong = True
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(1), torch.zeros(1)
+
+    def set_strong_augmentation(self, on: bool) -> None:
+        self.strong = on
+
+
+class Told(Task):
+    """A task whose evaluation could depend on the epoch and on the extra loss."""
+
+    epoch, extra = -1, False
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def set_extra_loss(self, on: bool) -> None:
+        self.extra = on
+
+
+class Seen(Hook):
+    """By iteration: what the hooks have set, in each validation and each iteration."""
+
+    priority = 95
+
+    def __init__(self) -> None:
+        self.states: dict[str, Any] = {}
+        self.at_start: Any = None
+
+    def before_train(self, engine: Engine) -> None:
+        self.at_start = engine.loaders.train.epoch  # type: ignore[union-attr]
+
+    def before_val(self, engine: Engine) -> None:
+        self._note("val", engine)
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        self._note("train", engine)
+
+    def _note(self, mode: str, engine: Engine) -> None:
+        task, data = engine.task, engine.loaders.train.dataset  # type: ignore[union-attr]
+        self.states[f"{mode} {engine.progress.iteration}"] = (task.epoch, task.extra, data.strong)
+
+
+def seen_in(run_dir: Path, *hooks: Hook, **settings: Any) -> Seen:
+    """Four epochs of two batches, the last two of them in the other mode, with a checkpoint before each validation."""
+    net, seen = nn.Linear(1, 1), Seen()
+    data: Any = build_loader(Data(), shuffle=True, batch_size=4)
+    named: dict[str, Hook] = {
+        "mode_switch": ModeSwitchHook(num_last_epochs=2),
+        "set_epoch_info": SetEpochInfoHook(),
+        "checkpoint": CheckpointHook(),
+        "seen": seen,
+        **{f"mine_{index}": hook for index, hook in enumerate(hooks)},
+    }
+    run_dir.mkdir()
+    Engine(
+        task=Told(net, nn.MSELoss()),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
+        loaders=Loaders(data, batches_of_one()),
+        hooks=named,
+        settings=Settings(**{"device": "cpu", "max_epochs": 4, "sanity_val_steps": 0, **settings}),
+        run_dir=run_dir,
+    ).train()
+    return seen
+
+
+def batches_of_one() -> list[Any]:
+    return [(torch.ones(1, 1), torch.zeros(1, 1))]
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_a_missed_validation_sees_the_epoch_and_the_mode_that_it_would_have_seen(epoch: int, tmp_path: Path) -> None:
+    whole = seen_in(tmp_path / "whole")
+    assert whole.at_start == 0
+    path = tmp_path / "whole" / "checkpoints" / f"epoch_{epoch}.pth"
+    resumed = seen_in(tmp_path / "resumed", resume=path)
+    assert resumed.at_start == epoch, "the sampler's"
+    missed = f"val {2 * epoch}"
+    assert resumed.states[missed] == whole.states[missed]
+    assert resumed.states == {name: state for name, state in whole.states.items() if name in resumed.states}
+    back = seen_in(tmp_path / "back", at("before_train_iter", back_to(path), nth=2 * epoch + 2))
+    assert back.states == whole.states
