@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.checkpoint.format import Checkpoint, check_loadable
+from hydraloop.engine.device.choose import same_device
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import PeerError
 from hydraloop.run.result import describe
@@ -72,7 +73,9 @@ class Saver:
         try:
             if writes and all(ready for ready, _ in told):  # ranks that write together wait for each other
                 if asynchronous and copied is not None:
-                    self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="hydraloop-save")
+                    self._thread = self._thread or ThreadPoolExecutor(
+                        1, thread_name_prefix="hydraloop-save", initializer=same_device()
+                    )
                     self._writing = self._thread.submit(self._write, copied, write)
                 else:
                     self._outcome = write(checkpoint)

@@ -113,8 +113,6 @@ class ProcessGroup(Distributed):
             raise UserError(
                 "on a CPU the shards are in host memory already", key="distributed.fsdp.offload", remedy="Use false."
             )
-        if self._device.type != "cpu":
-            torch.accelerator.set_device_index(self._device.index)
         backend = options.backend
         if backend == "auto":
             backend = dist.get_default_backend_for_device(self._device)
