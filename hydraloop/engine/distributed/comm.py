@@ -57,8 +57,12 @@ class Distributed:
         """
         return choose_device(wanted)
 
-    def prepare(self, model: nn.Module) -> None:
-        """Shard the model in place, if the run does. Called with the model on the device, before the optimizer."""
+    def prepare(self, model: nn.Module, autocast: torch.dtype | None = None) -> None:
+        """Shard the model in place, if the run does. Called with the model on the device, before the optimizer.
+
+        Args:
+            autocast: the dtype in which the model computes; None: that of its parameters.
+        """
 
     def wrap(self, task: nn.Module, *, again: bool = False) -> nn.Module:
         """Return the module whose forward the engine calls in training.

@@ -36,11 +36,12 @@ class FSDPOptions(Protocol):
 # The model. ----------------------------------------------------------------------------------------------------------
 
 
-def shard(model: nn.Module, options: FSDPOptions, device: torch.device) -> None:
+def shard(model: nn.Module, options: FSDPOptions, device: torch.device, autocast: torch.dtype | None) -> None:
     """Apply `fully_shard` to each module of the classes in `options.wrap`, then to the model, in place.
 
     Args:
         device: where the model is.
+        autocast: the dtype of `param_dtype=auto`, but not for a model with batch normalisation, which needs float32.
 
     Raises:
         UserError: no module has one of the classes, or an unknown dtype.
@@ -48,13 +49,15 @@ def shard(model: nn.Module, options: FSDPOptions, device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    dtypes: dict[str, Any] = {
-        name: _dtype(getattr(options, name), f"distributed.fsdp.{name}") for name in ("param_dtype", "reduce_dtype")
-    }
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
+    param_dtype = None if has_batch_norm else autocast
+    if options.param_dtype != "auto":
+        param_dtype = _dtype(options.param_dtype, "distributed.fsdp.param_dtype")
+    reduce_dtype = _dtype(options.reduce_dtype, "distributed.fsdp.reduce_dtype")
     policies: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
         "reshard_after_forward": options.reshard_after_forward,
-        "mp_policy": MixedPrecisionPolicy(**dtypes),
+        "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
     }
     blocks = modules_of(model, options.wrap, key=WRAP)

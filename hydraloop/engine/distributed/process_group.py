@@ -137,7 +137,7 @@ class ProcessGroup(Distributed):
 
     # The model. ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: nn.Module) -> None:
+    def prepare(self, model: nn.Module, autocast: torch.dtype | None = None) -> None:
         """Convert batch norm (`sync_batchnorm`). With FSDP2, shard rank 0's model; its parameters become DTensors.
 
         Raises:
@@ -152,7 +152,7 @@ class ProcessGroup(Distributed):
             convert(model)
         if self.sharded:
             self.start_equal(model)
-            shard(model, self._options.fsdp, self._device)
+            shard(model, self._options.fsdp, self._device, autocast)
             self._model = model
 
     def wrap(self, task: nn.Module, *, again: bool = False) -> nn.Module:
