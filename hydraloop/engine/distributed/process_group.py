@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from hydraloop.engine.device.choose import choose_device
 from hydraloop.engine.distributed.all_gather import gathered
+from hydraloop.engine.distributed.buckets import broadcast
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.ddp import average, unused_error, wrap_in_ddp
 from hydraloop.engine.distributed.fsdp import FSDPOptions, hosts_mesh, reshard, shard
@@ -174,11 +175,10 @@ class ProcessGroup(Distributed):
 
     def start_equal(self, task: nn.Module) -> None:
         """Broadcast rank 0's parameters and buffers."""
-        for tensor in (*task.parameters(), *task.buffers()):
-            dist.broadcast(tensor.detach(), 0)
+        broadcast((*task.parameters(), *task.buffers()))
 
     def average(self, parameters: Mapping[str, nn.Parameter], step: str) -> None:
-        """One all-reduce. With `find_unused_parameters`, also an exchange among the hosts: which gradients any rank
+        """One all-reduce for each 250 MiB of a type. With `find_unused_parameters`, also an exchange among the hosts: which gradients any rank
         has."""
         if self._alone:
             return
@@ -201,8 +201,7 @@ class ProcessGroup(Distributed):
         """Broadcast rank 0's buffers, and free gathered weights, because a hook may have replaced their shards."""
         self.after_evaluation()
         if not self._alone:
-            for buffer in task.buffers():
-                dist.broadcast(buffer.detach(), 0)
+            broadcast(task.buffers())
 
     def after_evaluation(self) -> None:
         """Free gathered weights."""
