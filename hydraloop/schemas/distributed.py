@@ -42,6 +42,10 @@ class DistributedConf:
     timeout: float = 1800.0
     """Seconds that a rank waits for the others. 1800, torch's default, for checkpoints of large models. A rank that
     dies is noticed at once."""
+    train_timeout: Optional[float] = 600.0
+    """Seconds that a device waits for the others after the first iteration, whose compiling and warm-up take longer.
+    600, NCCL's default in torch: a hang ends sooner, and a slow loader or a new compilation does not end the run.
+    Checkpoints wait for `timeout`. Null: always `timeout`."""
     agree_interval: int = 10
     """Iterations, or batches of an evaluation, between two exchanges of requests (stop, checkpoint, preemption) between
     ranks. Fewer if these take longer than 5 s. The exchange runs in the background."""

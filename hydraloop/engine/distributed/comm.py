@@ -95,6 +95,9 @@ class Distributed:
     def after_evaluation(self) -> None:
         """Free weights that were gathered for the evaluation."""
 
+    def first_step_done(self) -> None:
+        """Lower the time that ranks wait for each other; called once on every rank, after the first iteration."""
+
     # Values; each method is called on every rank. --------------------------------------------------------------------
 
     def sum(self, values: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class Options(Protocol):
     strategy: str
     backend: str
     timeout: float
+    train_timeout: float | None
     agree_interval: int
     bucket_cap_mb: float | None
     find_unused_parameters: bool
@@ -207,6 +208,12 @@ class ProcessGroup(Distributed):
         """Free gathered weights."""
         if self._model is not None:
             reshard(self._model)
+
+    def first_step_done(self) -> None:
+        """Set the timeout of the devices' group to `train_timeout`. The hosts' group keeps `timeout`: it waits for
+        checkpoints."""
+        if self._options.train_timeout is not None and not self._alone:
+            cast(dist.ProcessGroup, dist.group.WORLD).set_timeout(timedelta(seconds=self._options.train_timeout))
 
     # Values. ---------------------------------------------------------------------------------------------------------
 
