@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import hydraloop
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.schemas.distributed import FSDPConf
 from hydraloop.tasks import Regression
 from hydraloop.tasks.building import prepare_model

@@ -179,8 +179,8 @@ class ProcessGroup(Distributed):
         broadcast((*task.parameters(), *task.buffers()))
 
     def average(self, parameters: Mapping[str, nn.Parameter], step: str) -> None:
-        """One all-reduce for each 250 MiB of a type. With `find_unused_parameters`, also an exchange among the hosts: which gradients any rank
-        has."""
+        """One all-reduce for each 250 MiB of a type. With `find_unused_parameters`, also an exchange among the hosts:
+        which gradients any rank has."""
         if self._alone:
             return
         unused = [name for name, parameter in parameters.items() if parameter.grad is None]

@@ -13,7 +13,7 @@ from tests.ranks import on_ranks
 
 
 def late(distributed: Distributed) -> tuple[float, str]:
-    """Rank 1 is 3 s late for an exchange of the hosts, then for one of the devices. Return what it was for this rank."""
+    """Rank 1 is 3 s late for the hosts, then for the devices. Return how long the devices waited, and the error."""
     model = torch.nn.Linear(4, 1)
     distributed.prepare(model)
     forward = distributed.wrap(Regression(model, torch.nn.functional.mse_loss))
