@@ -37,7 +37,7 @@ def in_buckets(tensors: Iterable[Tensor], communicate: Callable[[Tensor], object
     for bucket in buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         communicate(flat)
-        parts = flat.split([tensor.numel() for tensor in bucket])
+        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
         torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
 
 
