@@ -42,6 +42,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint import shards
 from hydraloop.engine.checkpoint.foreign import other_objects_ignored
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
@@ -113,6 +114,7 @@ def load(
     foreign: bool = False,
     verify: bool = True,
     mesh: DeviceMesh | None = None,
+    ranks: Distributed | None = None,
     only: Collection[str] | None = None,
 ) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only, and verify its checksums in a second thread.
@@ -126,11 +128,15 @@ def load(
         verify: False: do not read the whole file to verify it. Any error may then be raised for a damaged file.
         mesh: of the hosts: tensors in shards become DTensors of it, of which this rank reads its part. None: they are
             gathered to whole tensors.
+        ranks: all ranks, each of which loads the file. Each verifies its share of it, and all raise the error of one.
+            Their `mesh` is used. None: this process verifies the whole file.
         only: of a checkpoint in shards, the entries whose tensors are read; None: all.
 
     Raises:
         UserError: the file does not exist, is incomplete or damaged, needs pickle, or is not a checkpoint.
     """
+    if ranks is None:
+        ranks = Distributed()
     other = ", or a run directory" if key == "resume" else ""
     if not path.is_file():
         raise UserError(
@@ -139,23 +145,25 @@ def load(
             remedy=f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.",
         )
     if path.suffix == SAFETENSORS:
-        with _verified(path, key):
+        with _verified(path, key, ranks):
             return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
         raise _not_complete(path, key)
-    with _verified(path, key) if verify else nullcontext():
+    with _verified(path, key, ranks) if verify else nullcontext():
         checkpoint = _load_zip(path, key, mmap, foreign)
         if isinstance(checkpoint.get("shards"), str) and (found := shards_of(path)) is not None:
             del checkpoint["shards"]
-            shards.read(checkpoint, found.folder, mesh, only)
+            shards.read(checkpoint, found.folder, mesh or ranks.mesh, only)
         return checkpoint
 
 
 @contextmanager
-def _verified(path: Path, key: str) -> Iterator[None]:
+def _verified(path: Path, key: str, ranks: Distributed) -> Iterator[None]:
     """Verify a file while it is loaded in the body. If it is damaged, that is the error, also if loading has failed."""
     found: list[str | None] = []
-    thread = Thread(target=lambda: found.append(damage(path)), name="hydraloop-verify", daemon=True)
+    thread = Thread(
+        target=lambda: found.append(damage(path, ranks.rank, ranks.world_size)), name="hydraloop-verify", daemon=True
+    )
     thread.start()
     failed: Exception | None = None
     try:
@@ -164,8 +172,9 @@ def _verified(path: Path, key: str) -> Iterator[None]:
         failed = error
     finally:
         thread.join()
-    if found[0] is not None:
-        raise UserError(f"{path} is damaged: {found[0]}", key=key, remedy=_another(path, key)) from failed
+    damages = [what for what in ranks.gather(found[0]) if what is not None]
+    if damages:
+        raise UserError(f"{path} is damaged: {damages[0]}", key=key, remedy=_another(path, key)) from failed
     if failed is not None:
         raise failed
 

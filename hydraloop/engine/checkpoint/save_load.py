@@ -193,7 +193,7 @@ def restore(engine: Engine, path: Path) -> dict[str, Any] | None:
     Raises:
         UserError: the file does not fit the run; names the entry.
     """
-    checkpoint = load_file(path, key="resume", mmap=True, mesh=engine.distributed.mesh)
+    checkpoint = load_file(path, key="resume", mmap=True, ranks=engine.distributed)
     check_resumable(checkpoint, path)
     if engine.distributed.is_main and engine.resumed_from is None:  # not after a rollback
         now = {**engine.settings.metadata, "versions": versions(), "git": engine.git}

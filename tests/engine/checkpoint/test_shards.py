@@ -174,6 +174,7 @@ def test_damaged_and_missing_shards_are_reported_and_the_checkpoint_before_is_us
     assert newest_intact(folder) == path
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert damage(path) == f"wrong size or checksum of {found.folder.name}/{shard.name}"
+    assert [damage(path, rank, 2) for rank in range(2)] == [None, damage(path)], "each rank verifies its own shard"
     with pytest.raises(
         UserError, match=r"epoch_2\.pth is damaged: wrong size or checksum of epoch_2\.shards-"
     ) as caught:
