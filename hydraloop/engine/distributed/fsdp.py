@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -22,21 +22,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-
-class FSDPOptions(Protocol):
-    """The options of FSDP2; `hydraloop.schemas.distributed.FSDPConf` gives their reasons."""
-
-    wrap: list[str]
-    reshard_after_forward: bool
-    param_dtype: str | None
-    reduce_dtype: str | None
-    offload: bool
-
+    from hydraloop.schemas.distributed import FSDPConf
 
 # The model. ----------------------------------------------------------------------------------------------------------
 
 
-def shard(model: nn.Module, options: FSDPOptions, device: torch.device, autocast: torch.dtype | None) -> None:
+def shard(model: nn.Module, options: FSDPConf, device: torch.device, autocast: torch.dtype | None) -> None:
     """Apply `fully_shard` to each module of the classes in `options.wrap`, then to the model, in place.
 
     Args:

@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,31 +26,19 @@ from hydraloop.engine.distributed.all_gather import gathered
 from hydraloop.engine.distributed.buckets import broadcast
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.ddp import average, unused_error, wrap_in_ddp
-from hydraloop.engine.distributed.fsdp import FSDPOptions, hosts_mesh, reshard, shard
+from hydraloop.engine.distributed.fsdp import hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text
+
+if TYPE_CHECKING:
+    from hydraloop.schemas.distributed import DistributedConf
 
 _FAILED = "failed"
 """The key in the store for the error of the rank that failed first."""
 
 
-class Options(Protocol):
-    """The options of `ProcessGroup`; `hydraloop.schemas.distributed.DistributedConf` gives their reasons."""
-
-    nproc_per_node: int
-    strategy: str
-    backend: str
-    timeout: float
-    train_timeout: float | None
-    agree_interval: int
-    bucket_cap_mb: float | None
-    find_unused_parameters: bool
-    sync_batchnorm: bool
-    fsdp: FSDPOptions
-
-
-def connect(options: Options, device: str = "auto") -> Distributed:
+def connect(options: DistributedConf, device: str = "auto") -> Distributed:
     """Join the processes that a launcher has started, by its environment variables (RANK, WORLD_SIZE, …).
 
     Args:
@@ -90,7 +78,7 @@ class ProcessGroup(Distributed):
     """One of several processes that train together.
 
     Args:
-        options: see `Options`.
+        options: of `distributed` in the config.
         store: shared by all ranks.
         rank: 0 .. world_size - 1.
         world_size: 2 or more.
@@ -99,7 +87,7 @@ class ProcessGroup(Distributed):
     """
 
     def __init__(
-        self, options: Options, store: Any, rank: int, world_size: int, local_rank: int, *, device: str = "auto"
+        self, options: DistributedConf, store: Any, rank: int, world_size: int, local_rank: int, *, device: str = "auto"
     ) -> None:
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.agree_interval = options.agree_interval
