@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.checkpoint.format import Checkpoint, check_loadable
+from hydraloop.engine.checkpoint.nested import with_replaced
 from hydraloop.engine.device.choose import same_device
 from hydraloop.engine.distributed.buckets import buckets
 from hydraloop.engine.distributed.comm import Distributed
@@ -176,8 +177,7 @@ class Staging:
             copies[place].copy_(tensor, non_blocking=tensor.is_cuda)
         gpus = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
         self._events = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
-        copied: Checkpoint = _with_tensors(checkpoint, lambda value: copies[_place(value)])
-        return copied
+        return _with_tensors(checkpoint, lambda value: copies[_place(value)])
 
     def _fits(self, size: int) -> bool:
         if self._limit is None:
@@ -207,20 +207,17 @@ def _place(value: Tensor) -> _Place:
     return value.data_ptr(), (value.dtype, value.shape, value.stride(), value.device)
 
 
-def _with_tensors(value: Any, replaced: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a nested value with other tensors. Tensors that are not plain (sparse) are copied where they
-    are."""
-    if isinstance(value, Tensor):
+def _with_tensors(checkpoint: Checkpoint, replace: Callable[[Tensor], Tensor]) -> Checkpoint:
+    """Return a copy with other tensors. Tensors that are not plain (sparse) are copied where they are."""
+
+    def replace_or_copy(value: Any, path: str) -> Any:
+        if not isinstance(value, Tensor):
+            return copy(value) if type(value) is set else value
         plain = type(value) is Tensor and value.layout is torch.strided and not (value.is_quantized or value.is_meta)
-        return replaced(value) if plain else deepcopy(value.detach())
-    if isinstance(value, dict):
-        items = copy(value)  # with the attributes of an OrderedDict: `_metadata` of a state dict
-        for name, item in value.items():
-            items[name] = _with_tensors(item, replaced)
-        return items
-    if type(value) in (list, tuple):
-        return type(value)(_with_tensors(item, replaced) for item in value)
-    return copy(value) if type(value) is set else value
+        return replace(value) if plain else deepcopy(value.detach())
+
+    copied: Checkpoint = with_replaced(checkpoint, replace_or_copy)
+    return copied
 
 
 def _allocated(tensors: list[Tensor]) -> list[Tensor]:
