@@ -58,6 +58,8 @@ EVALUATED = ("state_dict", "task", "hooks")
 
 Checkpoint = dict[str, Any]
 
+_ALONE = Distributed()
+
 _PLAIN = (
     Tensor,
     nn.Parameter,
@@ -114,7 +116,7 @@ def load(
     foreign: bool = False,
     verify: bool = True,
     mesh: DeviceMesh | None = None,
-    ranks: Distributed | None = None,
+    ranks: Distributed = _ALONE,
     only: Collection[str] | None = None,
 ) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only, and verify its checksums in a second thread.
@@ -129,14 +131,12 @@ def load(
         mesh: of the hosts: tensors in shards become DTensors of it, of which this rank reads its part. None: they are
             gathered to whole tensors.
         ranks: all ranks, each of which loads the file. Each verifies its share of it, and all raise the error of one.
-            Their `mesh` is used. None: this process verifies the whole file.
+            Their `mesh` is used. By default, this process verifies the whole file.
         only: of a checkpoint in shards, the entries whose tensors are read; None: all.
 
     Raises:
         UserError: the file does not exist, is incomplete or damaged, needs pickle, or is not a checkpoint.
     """
-    if ranks is None:
-        ranks = Distributed()
     other = ", or a run directory" if key == "resume" else ""
     if not path.is_file():
         raise UserError(

@@ -234,12 +234,8 @@ class ProcessGroup(Distributed):
         """Return rank 0's value, over the hosts; two collectives."""
         if self._alone:
             return value
-        mine = _encode(value) if self.is_main else torch.empty(0, dtype=torch.uint8)
-        size = torch.tensor([len(mine)])
-        dist.broadcast(size, 0, group=self._hosts)
-        sent = mine if self.is_main else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(sent, 0, group=self._hosts)
-        return value if self.is_main else _decode(sent)
+        found = self.gather(value if self.is_main else None)[0]
+        return value if self.is_main else found
 
     def barrier(self) -> None:
         """Wait for all hosts; devices continue."""
