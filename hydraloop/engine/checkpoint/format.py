@@ -32,9 +32,9 @@ import re
 import shlex
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -160,19 +160,14 @@ def load(
 @contextmanager
 def _verified(path: Path, key: str, ranks: Distributed) -> Iterator[None]:
     """Verify a file while it is loaded in the body. If it is damaged, that is the error, also if loading has failed."""
-    found: list[str | None] = []
-    thread = Thread(
-        target=lambda: found.append(damage(path, ranks.rank, ranks.world_size)), name="hydraloop-verify", daemon=True
-    )
-    thread.start()
     failed: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        failed = error
-    finally:
-        thread.join()
-    damages = [what for what in ranks.gather(found[0]) if what is not None]
+    with ThreadPoolExecutor(1, thread_name_prefix="hydraloop-verify") as thread:
+        found = thread.submit(damage, path, ranks.rank, ranks.world_size)
+        try:
+            yield
+        except Exception as error:
+            failed = error
+    damages = [what for what in ranks.gather(found.result()) if what is not None]
     if damages:
         raise UserError(f"{path} is damaged: {damages[0]}", key=key, remedy=_another(path, key)) from failed
     if failed is not None:

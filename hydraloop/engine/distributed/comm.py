@@ -50,12 +50,12 @@ class Distributed:
     # The model. ------------------------------------------------------------------------------------------------------
 
     def device(self, wanted: str) -> torch.device:
-        """Return the device of this rank (`choose_device`).
+        """Return the device of this rank (`choose_device`); of several GPUs, the one with the local rank's number.
 
         Raises:
             UserError: torch knows no such device, or this machine does not have it.
         """
-        return choose_device(wanted)
+        return choose_device(wanted, local_rank=None if self.world_size == 1 else self.local_rank)
 
     def prepare(self, model: nn.Module, autocast: torch.dtype | None = None) -> None:
         """Shard the model in place, if the run does. Called with the model on the device, before the optimizer.

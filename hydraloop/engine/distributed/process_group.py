@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from hydraloop.engine.device.choose import choose_device
 from hydraloop.engine.distributed.all_gather import gathered
 from hydraloop.engine.distributed.buckets import broadcast
 from hydraloop.engine.distributed.comm import Distributed, Pending
@@ -120,10 +119,6 @@ class ProcessGroup(Distributed):
         )
         self._hosts = dist.new_group(backend="gloo", timeout=timeout)
         self.mesh = hosts_mesh(timeout) if self.sharded else None
-
-    def device(self, wanted: str) -> torch.device:
-        """Return the device of this rank; of several GPUs, the one with the local rank's number."""
-        return choose_device(wanted, local_rank=self.local_rank)
 
     # The model. ------------------------------------------------------------------------------------------------------
 
