@@ -19,7 +19,7 @@ from tests.ranks import on_ranks
 
 
 class Block(nn.Module):
-    """A layer that notes the type of the weights with which it computes."""
+    """A layer that notes the types of its weights and inputs when it computes."""
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Block(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """`[N, 4]` to `[N, 4]`."""
         if not torch.compiler.is_compiling():
-            self.seen.append(self.layer.weight.dtype)
+            self.seen += [self.layer.weight.dtype, inputs.dtype]
         outputs: Tensor = self.norm(self.layer(inputs)).tanh()
         return outputs
 
@@ -75,8 +75,8 @@ def test_blocks_are_compiled_before_they_are_sharded() -> None:
         torch.testing.assert_close(torch.tensor(gradient), model[0].layer.weight.grad)
 
 
-def gathered(distributed: Distributed, precision: str, norm: bool) -> tuple[str, str, str, float]:
-    """The types of a weight in the forward, of its gradient and of itself, and the loss after three steps."""
+def gathered(distributed: Distributed, precision: str, norm: bool) -> tuple[str, str, str, str, float]:
+    """The types of a weight and the inputs in the forward, then of the gradient and the shard; the last loss."""
     task = Regression(network(norm), nn.MSELoss())
     prepare_model(sharded_config(f"precision={precision}"), task, torch.device("cpu"), distributed)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
@@ -89,7 +89,13 @@ def gathered(distributed: Distributed, precision: str, norm: bool) -> tuple[str,
         loss.backward()
         optimizer.step()
     block: Any = task.model[0]
-    return str(block.seen[0]), str(block.layer.weight.grad.dtype), str(block.layer.weight.dtype), loss.item()
+    return (
+        str(block.seen[0]),
+        str(block.seen[1]),
+        str(block.layer.weight.grad.dtype),
+        str(block.layer.weight.dtype),
+        loss.item(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,8 @@ def test_the_type_in_which_shards_are_gathered(
 ) -> None:
     *_, whole = gathered(Distributed(), "fp32", norm)
     options = {"strategy": "fsdp2", "fsdp": FSDPConf(wrap=["Block"], param_dtype=param_dtype)}
-    for seen, *kept, loss in on_ranks(2, gathered, precision, norm, **options):
+    for seen, inputs, *kept, loss in on_ranks(2, gathered, precision, norm, **options):
         assert seen == f"torch.{expected}"
+        assert inputs == ("torch.bfloat16" if param_dtype == "bfloat16" else "torch.float32")
         assert kept == ["torch.float32"] * 2, "of the gradient and of the parameter"
         assert loss == pytest.approx(whole, rel=0.03)

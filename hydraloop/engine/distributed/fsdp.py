@@ -42,13 +42,15 @@ def shard(model: nn.Module, options: FSDPConf, device: torch.device, autocast: t
 
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
     param_dtype = None if has_batch_norm else autocast
-    if options.param_dtype != "auto":
+    is_auto = options.param_dtype == "auto"
+    if not is_auto:
         param_dtype = _dtype(options.param_dtype, "distributed.fsdp.param_dtype")
     reduce_dtype = _dtype(options.reduce_dtype, "distributed.fsdp.reduce_dtype")
     policies: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
         "reshard_after_forward": options.reshard_after_forward,
-        "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype),
+        # Autocast converts inputs where it computes in bf16, and leaves others (times, coordinates) in float32.
+        "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=not is_auto),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
     }
     blocks = modules_of(model, options.wrap, key=WRAP)
