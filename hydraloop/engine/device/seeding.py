@@ -144,10 +144,8 @@ def of_all_ranks(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 def of_rank(state: dict[str, Any], rank: int) -> dict[str, Any] | None:
     """Return a rank's state from what `of_all_ranks` returned; None if the run had fewer ranks."""
-    others = state.get("other_ranks", [])
-    if rank == 0:
-        return state
-    return others[rank - 1] if rank <= len(others) else None
+    states = [state, *state.get("other_ranks", [])]
+    return states[rank] if rank < len(states) else None
 
 
 def _listed(keys: torch.Tensor | list[int]) -> list[int]:
