@@ -52,6 +52,7 @@ _AT_LEAST = {
 _ABOVE_0 = {
     "engine.peak_tflops": "Use more than 0, or null.",
     "distributed.timeout": "Use more than 0.",
+    "distributed.train_timeout": "Use more than 0, or null.",
     "distributed.bucket_cap_mb": "Use more than 0, or null.",
 }
 _OF_HYDRA = re.compile(r"\$\{hydra[:.]")

@@ -117,6 +117,8 @@ def _modules() -> None:
     module = nn.Sequential(nn.Linear(1, 1))
     assert list(module._modules) == ["0"]
     assert torch.compile(module)._orig_mod is module
+    module._compiled_call_impl = lambda inputs: inputs + 1
+    assert module(torch.ones(1)).tolist() == [2.0]
 
 
 def _metrics_reductions() -> None:
@@ -184,7 +186,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _tensors_version: ["_version"],
     _schedulers: ["_last_lr", "_opt_called"],
     _norms: ["_NormBase"],
-    _modules: ["_modules", "_orig_mod"],
+    _modules: ["_modules", "_orig_mod", "_compiled_call_impl"],
     _metrics_reductions: ["_reductions"],
     _scalers_state: ["_growth_tracker"],
     _trees: ["torch.utils._pytree"],

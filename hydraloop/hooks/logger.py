@@ -189,9 +189,10 @@ def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[s
         if name in means:
             record[name] = means.pop(name)
     record["memory"] = peak_memory(engine.device)
-    peak = engine.settings.peak_tflops or peak_tflops(engine.device, engine.precision.name)
-    if peak is not None and "time" in record and (flops := engine.task.flops(batch)) is not None:
-        record["mfu"] = flops / (record["time"] * peak * 1e12)
+    if "time" in record and (flops := engine.task.flops(batch)) is not None:
+        peak = engine.settings.peak_tflops or peak_tflops(engine.device, engine.precision.name)
+        if peak is not None:
+            record["mfu"] = flops / (record["time"] * peak * 1e12)
     if engine.precision.skipped:
         record["skipped"] = engine.precision.skipped
     losses = {name: value for name, value in means.items() if "loss" in name}

@@ -14,9 +14,10 @@ class FSDPConf:
     reshard_after_forward: bool = True
     """Whether to free gathered parameters after the forward pass and gather them again for the backward pass. True:
     less memory, the purpose of sharding. False: faster."""
-    param_dtype: Optional[str] = None
-    """Type in which parameters are gathered and used. Null: their own type; precision=bf16 then converts them where it
-    computes in bf16. bfloat16 halves the communication; not for batch normalisation, which needs float32."""
+    param_dtype: Optional[str] = "auto"
+    """Type in which parameters are gathered and used. `auto`: bfloat16 with precision=bf16, which halves the
+    communication, except in models with batch normalisation, which needs float32; otherwise as null. Null: their own
+    type; precision=bf16 then converts them where it computes in bf16."""
     reduce_dtype: Optional[str] = "float32"
     """Type in which gradients are averaged. float32, because sums over many ranks lose bits in shorter types. Null: the
     gradients' own type."""
@@ -41,6 +42,10 @@ class DistributedConf:
     timeout: float = 1800.0
     """Seconds that a rank waits for the others. 1800, torch's default, for checkpoints of large models. A rank that
     dies is noticed at once."""
+    train_timeout: Optional[float] = 600.0
+    """Seconds that a device waits for the others after the first iteration, whose compiling and warm-up take longer.
+    600, NCCL's default in torch: a hang ends sooner, and a slow loader or a new compilation does not end the run.
+    Checkpoints wait for `timeout`. Null: always `timeout`."""
     agree_interval: int = 10
     """Iterations, or batches of an evaluation, between two exchanges of requests (stop, checkpoint, preemption) between
     ranks. Fewer if these take longer than 5 s. The exchange runs in the background."""

@@ -79,9 +79,10 @@ def prepare_model(cfg: DictConfig, task: Task, device: torch.device, distributed
     channels_last = use_channels_last(task.model, cfg.engine.channels_last, weights=not distributed.sharded)
     checkpoint_activations(task.model, cfg.engine.activation_checkpointing)
     blocks = modules_of(task.model, cfg.distributed.fsdp.wrap, key=WRAP) if distributed.sharded else []
-    distributed.prepare(task.model)  # gives their classes other names
     options = cfg.engine.compile
     if isinstance(options, DictConfig):
         options = OmegaConf.to_container(options, resolve=True)
     compile_modules(blocks or [task.model], options)
+    # As torchtitan does: blocks are compiled first, then sharded.
+    distributed.prepare(task.model, torch.bfloat16 if cfg.precision.name == "bf16" else None)
     return channels_last

@@ -279,7 +279,7 @@ class Checkpoints:
             UserError: the file does not fit the run; names the entry.
         """
         run = self._run
-        checkpoint = load_file(path, key="resume", mmap=True, mesh=run.ranks.mesh)
+        checkpoint = load_file(path, key="resume", mmap=True, ranks=run.ranks)
         check_resumable(checkpoint, path)
         if run.ranks.is_main and self.resumed_from is None:  # not after a rollback
             now = {**run.settings.metadata, "versions": versions(), "git": self.git}

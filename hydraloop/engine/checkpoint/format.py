@@ -32,30 +32,30 @@ import re
 import shlex
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint import shards
 from hydraloop.engine.checkpoint.foreign import other_objects_ignored
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
 from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
 from hydraloop.run.integrity import SAFETENSORS, damage, shards_of
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
 FORMAT = 1
 EVALUATED = ("state_dict", "task", "hooks")
 """The entries with tensors that an evaluation needs."""
 
 Checkpoint = dict[str, Any]
+
+_ALONE = Distributed()
 
 _PLAIN = (
     Tensor,
@@ -112,7 +112,7 @@ def load(
     mmap: bool = False,
     foreign: bool = False,
     verify: bool = True,
-    mesh: DeviceMesh | None = None,
+    ranks: Distributed = _ALONE,
     only: Collection[str] | None = None,
 ) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only, and verify its checksums in a second thread.
@@ -124,8 +124,9 @@ def load(
         mmap: read tensors from the file only when they are used.
         foreign: whether objects of other classes become empty stand-ins (`foreign.py`). False: they are an error.
         verify: False: do not read the whole file to verify it. Any error may then be raised for a damaged file.
-        mesh: of the hosts: tensors in shards become DTensors of it, of which this rank reads its part. None: they are
-            gathered to whole tensors.
+        ranks: all ranks, each of which loads the file. Each verifies its share of it, and all raise the error of one.
+            With a `mesh`, tensors in shards become DTensors, of which this rank reads its part; without one, they are
+            gathered to whole tensors. By default, this process verifies the whole file.
         only: of a checkpoint in shards, the entries whose tensors are read; None: all.
 
     Raises:
@@ -139,33 +140,31 @@ def load(
             remedy=f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.",
         )
     if path.suffix == SAFETENSORS:
-        with _verified(path, key):
+        with _verified(path, key, ranks):
             return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
         raise _not_complete(path, key)
-    with _verified(path, key) if verify else nullcontext():
+    with _verified(path, key, ranks) if verify else nullcontext():
         checkpoint = _load_zip(path, key, mmap, foreign)
         if isinstance(checkpoint.get("shards"), str) and (found := shards_of(path)) is not None:
             del checkpoint["shards"]
-            shards.read(checkpoint, found.folder, mesh, only)
+            shards.read(checkpoint, found.folder, ranks.mesh, only)
         return checkpoint
 
 
 @contextmanager
-def _verified(path: Path, key: str) -> Iterator[None]:
+def _verified(path: Path, key: str, ranks: Distributed) -> Iterator[None]:
     """Verify a file while it is loaded in the body. If it is damaged, that is the error, also if loading has failed."""
-    found: list[str | None] = []
-    thread = Thread(target=lambda: found.append(damage(path)), name="hydraloop-verify", daemon=True)
-    thread.start()
     failed: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        failed = error
-    finally:
-        thread.join()
-    if found[0] is not None:
-        raise UserError(f"{path} is damaged: {found[0]}", key=key, remedy=_another(path, key)) from failed
+    with ThreadPoolExecutor(1, thread_name_prefix="hydraloop-verify") as thread:
+        found = thread.submit(damage, path, ranks.rank, ranks.world_size)
+        try:
+            yield
+        except Exception as error:
+            failed = error
+    damages = [what for what in ranks.gather(found.result()) if what is not None]
+    if damages:
+        raise UserError(f"{path} is damaged: {damages[0]}", key=key, remedy=_another(path, key)) from failed
     if failed is not None:
         raise failed
 

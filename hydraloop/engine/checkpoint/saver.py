@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.checkpoint.format import Checkpoint, check_loadable
+from hydraloop.engine.checkpoint.nested import with_replaced
+from hydraloop.engine.device.choose import same_device
+from hydraloop.engine.distributed.buckets import buckets
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import PeerError
 from hydraloop.run.result import describe
@@ -72,7 +75,9 @@ class Saver:
         try:
             if writes and all(ready for ready, _ in told):  # ranks that write together wait for each other
                 if asynchronous and copied is not None:
-                    self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="hydraloop-save")
+                    self._thread = self._thread or ThreadPoolExecutor(
+                        1, thread_name_prefix="hydraloop-save", initializer=same_device()
+                    )
                     self._writing = self._thread.submit(self._write, copied, write)
                 else:
                     self._outcome = write(checkpoint)
@@ -96,11 +101,9 @@ class Saver:
         """
         if self._done is None:
             return True
-        self._join()
-        outcome, done = self._outcome, self._done
-        self._done = None
+        outcome = self._join()
         told = self._distributed.from_main(describe(outcome) if isinstance(outcome, Exception) else outcome)
-        done(told is True)
+        self._finish(told is True)
         if isinstance(outcome, Exception):
             raise outcome
         if isinstance(told, str):
@@ -111,39 +114,41 @@ class Saver:
         """Raise the error of this rank's thread, if there is one."""
         if isinstance(self._outcome, Exception) and self._done is not None:
             self._join()
-            done, self._done = self._done, None
-            done(False)
+            self._finish(False)
             raise self._outcome
 
     def close(self) -> None:
         """Free the buffers. After an error of the run, first wait for the thread, but not for the other ranks."""
         if self._done is not None:
-            self._join()
-            done, self._done = self._done, None
-            done(self._outcome is True)
-            if isinstance(self._outcome, Exception):
-                log.error("a checkpoint could not be written: %s", describe(self._outcome), exc_info=self._outcome)
+            outcome = self._join()
+            self._finish(outcome is True)
+            if isinstance(outcome, Exception):
+                log.error("a checkpoint could not be written: %s", describe(outcome), exc_info=outcome)
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
         self._staging.free()
 
-    def _join(self) -> None:
+    def _join(self) -> bool | Exception:
         if self._writing is not None:
             self._writing.result()
             self._writing = None
+        return self._outcome
+
+    def _finish(self, written: bool) -> None:
+        done, self._done = self._done, None
+        assert done is not None
+        done(written)
 
 
-class _TooLargeError(Exception):
-    """The copy would need more memory than the limit."""
-
-
-_Kind = tuple[torch.dtype, torch.Size, tuple[int, ...], bool]
-"""What the tensors of one buffer have in common: type, shape, strides, and whether they are on a GPU."""
+_Kind = tuple[torch.dtype, torch.Size, tuple[int, ...], torch.device]
+"""What a tensor and its buffer have in common: type, shape, strides, and the device of the tensor."""
+_Place = tuple[int, _Kind]
+"""Where a tensor is, and its kind. Tied weights have the same."""
 
 
 class Staging:
-    """Copies checkpoints to host memory. Its buffers are kept for the next copy; those of a GPU's tensors are pinned.
+    """Copies checkpoints to host memory. Its memory is kept for the next copy; that of a GPU's tensors is pinned.
 
     Args:
         limit: number of bytes that the buffers may need; None: a quarter of the free memory.
@@ -152,41 +157,41 @@ class Staging:
 
     def __init__(self, limit: int | None = None, processes: int = 1) -> None:
         self._limit, self._processes = limit, processes
-        self._bytes = 0
-        self._kept: dict[_Kind, list[Tensor]] = {}
-        self._free: dict[_Kind, list[Tensor]] = {}
-        """Buffers of the last copy that this one has not used."""
-        self._copies: dict[tuple[Any, ...], Tensor] = {}
-        """Of this checkpoint, so that tied weights stay tied."""
-        self._gpus: set[torch.device] = set()
+        self._kinds: list[_Kind] = []
+        """Of the last copy, in order. The next copy of the same kinds uses its buffers."""
+        self._buffers: list[Tensor] = []
         self._events: list[torch.cuda.Event] = []
 
     def copy(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Return a copy that is complete after `wait`; None if it needs too much memory. No device sync."""
+        tensors: dict[_Place, Tensor] = {}
+        _with_tensors(checkpoint, lambda value: tensors.setdefault(_place(value), value.detach()))
+        kinds = [kind for _, kind in tensors]
+        if kinds != self._kinds:
+            self.free()
+            if not self._fits(sum(tensor.nbytes for tensor in tensors.values())):
+                return None
+            self._kinds, self._buffers = kinds, _allocated(list(tensors.values()))
+        copies = dict(zip(tensors, self._buffers, strict=True))
+        for place, tensor in tensors.items():
+            copies[place].copy_(tensor, non_blocking=tensor.is_cuda)
+        gpus = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+        self._events = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
+        return _with_tensors(checkpoint, lambda value: copies[_place(value)])
+
+    def _fits(self, size: int) -> bool:
         if self._limit is None:
             import psutil
 
             self._limit = psutil.virtual_memory().available // (4 * self._processes)
-        self._free, self._kept = self._kept, {}
-        try:
-            with torch.no_grad():
-                copied: Checkpoint = self._copied(checkpoint)
-        except _TooLargeError:
-            if self._limit > 0:
-                log.info(
-                    "a copy of the checkpoint needs more than %.1f GiB, a quarter of the free memory, so training waits"
-                    " until checkpoints are written",
-                    self._limit / 2**30,
-                )
+        if size > self._limit > 0:
+            log.info(
+                "a copy of the checkpoint needs more than %.1f GiB, a quarter of the free memory, so training waits"
+                " until checkpoints are written",
+                self._limit / 2**30,
+            )
             self._limit = 0
-            self.free()
-            return None
-        finally:
-            self._copies.clear()
-            self._bytes -= sum(buffer.nbytes for buffers in self._free.values() for buffer in buffers)
-            self._free = {}
-        self._events = [torch.cuda.current_stream(gpu).record_event() for gpu in self._gpus]
-        return copied
+        return size <= self._limit
 
     def wait(self) -> None:
         """Wait until the copies of a GPU's tensors have arrived."""
@@ -195,36 +200,39 @@ class Staging:
 
     def free(self) -> None:
         """Free all buffers."""
-        self._kept, self._bytes = {}, 0
+        self._kinds, self._buffers = [], []
 
-    def _copied(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if isinstance(value, dict):
-            items = copy(value)  # with the attributes of an OrderedDict: `_metadata` of a state dict
-            for name, item in value.items():
-                items[name] = self._copied(item)
-            return items
-        if type(value) in (list, tuple):
-            return type(value)(self._copied(item) for item in value)
-        return copy(value) if type(value) is set else value
 
-    def _tensor(self, value: Tensor) -> Tensor:
-        if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized or value.is_meta:
-            return deepcopy(value.detach())
-        place = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device)
-        if place not in self._copies:
-            kind = (value.dtype, value.shape, value.stride(), value.is_cuda)
-            buffers = self._free.get(kind)
-            buffer = buffers.pop() if buffers else self._new(value)
-            self._kept.setdefault(kind, []).append(buffer)
-            self._copies[place] = buffer.copy_(value, non_blocking=value.is_cuda)
-            if value.is_cuda:
-                self._gpus.add(value.device)
-        return self._copies[place]
+def _place(value: Tensor) -> _Place:
+    return value.data_ptr(), (value.dtype, value.shape, value.stride(), value.device)
 
-    def _new(self, value: Tensor) -> Tensor:
-        self._bytes += value.nbytes
-        if self._limit is not None and self._bytes > self._limit:
-            raise _TooLargeError
-        return torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+
+def _with_tensors(checkpoint: Checkpoint, replace: Callable[[Tensor], Tensor]) -> Checkpoint:
+    """Return a copy with other tensors. Tensors that are not plain (sparse) are copied where they are."""
+
+    def replace_or_copy(value: Any, path: str) -> Any:
+        if not isinstance(value, Tensor):
+            return copy(value) if type(value) is set else value
+        plain = type(value) is Tensor and value.layout is torch.strided and not (value.is_quantized or value.is_meta)
+        return replace(value) if plain else deepcopy(value.detach())
+
+    copied: Checkpoint = with_replaced(checkpoint, replace_or_copy)
+    return copied
+
+
+def _allocated(tensors: list[Tensor]) -> list[Tensor]:
+    """Return host memory for each tensor, in few allocations: pinning takes about a millisecond each.
+
+    Each buffer has a storage of its own, a part of the memory, so that a file has an entry for each tensor.
+    """
+    found: dict[int, Tensor] = {}
+    for bucket in buckets(tensors):
+        size = sum(tensor.nbytes for tensor in bucket)
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=bucket[0].is_cuda).untyped_storage()
+        start = 0
+        for tensor in bucket:
+            like = torch.empty_like(tensor, device="meta")  # strides without the gaps of a view
+            part = memory[start : start + tensor.nbytes]
+            found[id(tensor)] = torch.empty(0, dtype=tensor.dtype).set_(part, 0, like.shape, like.stride())
+            start += tensor.nbytes
+    return [found[id(tensor)] for tensor in tensors]

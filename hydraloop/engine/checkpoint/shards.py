@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from copy import copy
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hydraloop.engine.checkpoint.nested import with_replaced
 from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.run import atomic
 from hydraloop.run.integrity import SHARDS, Shards, crc32_of
@@ -30,12 +30,15 @@ Parts = dict[str, tuple[Tensor, torch.Size]]
 _STAND_IN = "__shard__"
 
 
-def split(value: Any, parts: Parts, path: str = "") -> Any:
+def split(checkpoint: Any, parts: Parts) -> Any:
     """Return a nested value with a stand-in for each sharded tensor, and add this rank's parts to `parts`.
 
     Called on every rank. A DTensor that is not split along its first dimension is gathered instead.
     """
-    if is_sharded(value):
+
+    def replace(value: Any, path: str) -> Any:
+        if not is_sharded(value):
+            return value
         from torch.distributed.tensor import Shard
 
         part = value.to_local().detach()
@@ -45,35 +48,20 @@ def split(value: Any, parts: Parts, path: str = "") -> Any:
             path += "'"
         parts[path] = part, value.shape
         return {_STAND_IN: path}
-    if isinstance(value, dict):
-        items = copy(value)  # with the attributes of an OrderedDict: `_metadata` of a state dict
-        for name, item in value.items():
-            items[name] = split(item, parts, f"{path}/{name}" if path else str(name))
-        return items
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(split(item, parts, f"{path}/{number}") for number, item in enumerate(value))
-    return value
+
+    return with_replaced(checkpoint, replace)
 
 
-def join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return a value with tensors in place of their stand-ins; a stand-in without a tensor stays."""
-    if isinstance(value, dict):
-        if value.keys() == {_STAND_IN}:
-            return tensors.get(value[_STAND_IN], value)
-        items = copy(value)
-        for name, item in value.items():
-            items[name] = join(item, tensors)
-        return items
-    return type(value)(join(item, tensors) for item in value) if type(value) in (list, tuple) else value
+def join(checkpoint: Any, tensor: Callable[[str], Tensor | None]) -> Any:
+    """Return a nested value with tensors in place of their stand-ins; a stand-in without a tensor stays."""
 
+    def replace(value: Any, path: str) -> Any:
+        if not isinstance(value, dict) or value.keys() != {_STAND_IN}:
+            return value
+        found = tensor(value[_STAND_IN])
+        return value if found is None else found
 
-def _names(value: Any) -> Iterator[str]:
-    """Yield the names of the stand-ins."""
-    if isinstance(value, dict) and value.keys() == {_STAND_IN}:
-        yield value[_STAND_IN]
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _names(item)
+    return with_replaced(checkpoint, replace)
 
 
 def write(path: Path, parts: Parts, mesh: DeviceMesh) -> str:
@@ -141,8 +129,9 @@ def read(checkpoint: dict[str, Any], folder: Path, mesh: DeviceMesh | None, only
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    entries = [entry for entry in checkpoint if only is None or entry in only]
-    names = {name for entry in entries for name in _names(checkpoint[entry])}
+    needed = {entry: value for entry, value in checkpoint.items() if only is None or entry in only}
+    names: set[str] = set()
+    join(needed, names.add)
     if not names:
         return
     # torch's `load` would warn that it communicates with no other rank.
@@ -155,8 +144,7 @@ def read(checkpoint: dict[str, Any], folder: Path, mesh: DeviceMesh | None, only
     planner.set_up_planner(tensors, found, True)
     reader.set_up_storage_reader(found, True)
     reader.read_data(reader.prepare_local_plan(planner.create_local_plan()), planner).wait()
-    for entry in entries:
-        checkpoint[entry] = join(checkpoint[entry], tensors)
+    checkpoint.update(join(needed, tensors.get))
 
 
 def _empty(shape: torch.Size, dtype: torch.dtype, mesh: DeviceMesh | None) -> Tensor:

@@ -93,7 +93,7 @@ def weights_of(run: Run, path: Path | None) -> Iterator[None]:
         yield
         return
     run.ranks.barrier()  # rank 0 may still be writing it
-    checkpoint = load_file(path, key="test", mmap=True, mesh=run.ranks.mesh, only=EVALUATED)
+    checkpoint = load_file(path, key="test", mmap=True, ranks=run.ranks, only=EVALUATED)
     model, own = (_copied(state) for state in (run.model.state_dict(), own_state(run.task)))
     try:
         load_for_evaluation(run, checkpoint, "test")

@@ -51,9 +51,8 @@ def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], 
     non_blocking = copies_without_blocking(device)
 
     def to_device(tensor: Tensor) -> Tensor:
-        if channels_last and tensor.dim() in _CHANNELS_LAST and tensor.is_floating_point():
-            return tensor.to(device, non_blocking=non_blocking, memory_format=_CHANNELS_LAST[tensor.dim()])
-        return tensor.to(device, non_blocking=non_blocking)
+        layout = _CHANNELS_LAST.get(tensor.dim()) if channels_last and tensor.is_floating_point() else None
+        return tensor.to(device, non_blocking=non_blocking, memory_format=layout or torch.preserve_format)
 
     def move(batch: Any) -> Any:
         if isinstance(batch, Tensor):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from hydraloop.errors import UserError, suggestion
@@ -23,6 +24,9 @@ _TEXT_OPTIONS = (
     "max_autotune_flex_search_space",
 )
 """Options of torch.compile's backend that are strings and only select a method."""
+
+_WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile that use CUDA graphs."""
 
 WRAP = "distributed.fsdp.wrap"
 """The option that names the classes of modules that FSDP2 gathers one at a time."""
@@ -79,8 +83,10 @@ def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
 def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
     """Call `Module.compile()`, in place. Names in the state dict do not change; the first call compiles.
 
+    With CUDA graphs (`mode: max-autotune`), a module returns copies of its outputs, which the caller may keep.
+
     Args:
-        modules: the model; with FSDP2, its blocks.
+        modules: the model; with FSDP2, its blocks, before they are sharded.
         options: true, or a mapping of torch.compile's options; with false, nothing is compiled.
 
     Raises:
@@ -112,6 +118,25 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
             raise UserError(
                 f"torch.compile refuses its options: {str(error).strip().splitlines()[0]}", key="engine.compile"
             ) from error
+        if _uses_cuda_graphs(arguments):
+            module._compiled_call_impl = _with_copied_outputs(module._compiled_call_impl)
+
+
+def _uses_cuda_graphs(arguments: Mapping[str, Any]) -> bool:
+    by_option = (arguments.get("options") or {}).get("triton.cudagraphs", False)
+    return by_option or arguments.get("mode") in _WITH_CUDA_GRAPHS or arguments.get("backend") == "cudagraphs"
+
+
+def _with_copied_outputs(call: Any) -> Callable[..., Any]:
+    """Return the call with copies of the tensors that it returns: a CUDA graph overwrites its own in the next call.
+
+    A model that returns its loss would otherwise change the loss of an earlier iteration before a record reads it.
+    """
+
+    def call_and_copy(*args: Any, **kwargs: Any) -> Any:
+        return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, call(*args, **kwargs))
+
+    return call_and_copy
 
 
 def _check_backend_options(options: Any, key: str) -> None:

@@ -22,7 +22,6 @@ from hydraloop.errors import UserError, suggestion
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-_NAMES = ("fp32", "tf32", "bf16", "fp16")
 _MOST_SKIPPED = 30
 """Steps that a fixed scale may skip in a row: about as many as lower the default scale below `min_scale`."""
 
@@ -287,19 +286,19 @@ def make_precision(options: Mapping[str, Any], device: torch.device) -> Precisio
     """
     arguments = {str(option): value for option, value in options.items()}
     name = arguments.pop("name", None)
-    if name not in _NAMES:
-        remedy = f"{suggestion(str(name), _NAMES)} Select one with precision=fp32."
+    if name not in _CLASSES:
+        remedy = f"{suggestion(str(name), _CLASSES)} Select one with precision=fp32."
         raise UserError(f"{name!r} is unknown", key="precision.name", remedy=remedy)
-    known = inspect.signature(FP16).parameters.keys() - {"device"} if name == "fp16" else ()
+    chosen = _CLASSES[name]
+    known = inspect.signature(chosen).parameters.keys() - {"device"}
     for option in arguments.keys() - known:
         raise UserError(f"{name} has no such option", key=f"precision.{option}", remedy=suggestion(option, known))
-    if name == "fp16":
-        if device.type == "cpu":
-            log.warning("precision=fp16 on a CPU is up to fifty times as slow as fp32; bf16 is not")
-        return FP16(device, **arguments)
-    if name == "bf16":
-        return Autocast(device)
-    return TF32() if name == "tf32" else Precision()
+    if name == "fp16" and device.type == "cpu":
+        log.warning("precision=fp16 on a CPU is up to fifty times as slow as fp32; bf16 is not")
+    return chosen(device, **arguments) if issubclass(chosen, Autocast) else chosen()
+
+
+_CLASSES: dict[Any, type[Precision]] = {"fp32": Precision, "tf32": TF32, "bf16": Autocast, "fp16": FP16}
 
 
 def _check_autocast(name: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -16,7 +16,8 @@ import torch
 
 log = logging.getLogger(__name__)
 
-_CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_ACCELERATORS = ("cuda", "xpu", "mps", "accelerator")
+"""The entries for an accelerator's generator; `accelerator` is that of older versions."""
 
 
 def use_deterministic_kernels(wanted: bool) -> None:
@@ -25,7 +26,7 @@ def use_deterministic_kernels(wanted: bool) -> None:
     With CUDA, torch then needs a fixed cuBLAS workspace from the environment; a value that is set is kept.
     """
     if wanted:
-        os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")  # 24 MiB; torch's documentation names it and :16:8
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # 24 MiB; torch's documentation names it and :16:8
     if wanted != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(wanted)  # imports torch's compiler, 1 s
 
@@ -63,24 +64,26 @@ def seed_everything(seed: int) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the states of all generators, as tensors, numbers and lists (loadable without pickle)."""
+    """Return the states of all generators, as tensors, numbers and lists (loadable without pickle).
+
+    Of several accelerators, that of the current one.
+    """
     version, keys, gauss = random.getstate()
     numbers = torch.frombuffer(array("q", keys), dtype=torch.int64)  # torch.tensor(keys) takes ten times as long
     state: dict[str, Any] = {"python": [version, numbers, gauss], "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
         state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), *rest]
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    elif (other := _other_accelerator()) is not None:
-        state["accelerator"] = other.get_rng_state()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        state[accelerator.type] = torch.get_device_module(accelerator).get_rng_state()
     return state
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore what `rng_state` returned, or one of an older version, whose keys are lists.
+    """Restore what `rng_state` returned, also in an older version.
 
-    If the number of GPUs has changed, a warning says so and the GPUs' generators keep their states.
+    If the state of this process's accelerator is not there, a warning says so, and its generator keeps its state.
     """
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(_listed(keys)), gauss))
@@ -88,17 +91,24 @@ def set_rng_state(state: dict[str, Any]) -> None:
     if "numpy" in state and "numpy" in sys.modules:
         name, keys, *rest = state["numpy"]
         sys.modules["numpy"].random.set_state((name, _listed(keys), *rest))
-    if "accelerator" in state and (other := _other_accelerator()) is not None:
-        other.set_rng_state(state["accelerator"])
-    saved, here = len(state.get("cuda", ())), torch.cuda.device_count()
-    if saved and saved == here:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    elif saved:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    own = None if accelerator is None else _of_device(state, accelerator.type)
+    if own is not None:
+        torch.get_device_module(accelerator).set_rng_state(own)
+    elif not state.keys().isdisjoint(_ACCELERATORS):
         log.warning(
-            "the checkpoint has the random generator states of %d GPUs, and there are %d now: random numbers on GPUs "
-            "differ from those of an uninterrupted run",
-            saved, here,
-        )  # fmt: skip
+            "the checkpoint does not have the random generator state of the accelerator that is used now: random "
+            "numbers on it differ from those of an uninterrupted run"
+        )
+
+
+def _of_device(state: dict[str, Any], kind: str) -> torch.Tensor | None:
+    """Return the state of the current accelerator. Older versions saved those of all GPUs, and of others one."""
+    found = state.get(kind, state.get("accelerator") if kind != "cuda" else None)
+    if not isinstance(found, list):
+        return found
+    index = torch.accelerator.current_device_index()
+    return found[index] if index < len(found) else None
 
 
 @contextmanager
@@ -134,16 +144,8 @@ def of_all_ranks(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 def of_rank(state: dict[str, Any], rank: int) -> dict[str, Any] | None:
     """Return a rank's state from what `of_all_ranks` returned; None if the run had fewer ranks."""
-    others = state.get("other_ranks", [])
-    if rank == 0:
-        return state
-    return others[rank - 1] if rank <= len(others) else None
-
-
-def _other_accelerator() -> Any:
-    """Return torch's module of the accelerator, unless it is CUDA; None without one (`torch.mps`, `torch.xpu`)."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None or found.type == "cuda" else torch.get_device_module(found)
+    states = [state, *state.get("other_ranks", [])]
+    return states[rank] if rank < len(states) else None
 
 
 def _listed(keys: torch.Tensor | list[int]) -> list[int]:

@@ -50,15 +50,19 @@ class Distributed:
     # The model. ------------------------------------------------------------------------------------------------------
 
     def device(self, wanted: str) -> torch.device:
-        """Return the device of this rank (`choose_device`).
+        """Return the device of this rank (`choose_device`); of several GPUs, the one with the local rank's number.
 
         Raises:
             UserError: torch knows no such device, or this machine does not have it.
         """
-        return choose_device(wanted)
+        return choose_device(wanted, local_rank=None if self.world_size == 1 else self.local_rank)
 
-    def prepare(self, model: nn.Module) -> None:
-        """Shard the model in place, if the run does. Called with the model on the device, before the optimizer."""
+    def prepare(self, model: nn.Module, autocast: torch.dtype | None = None) -> None:
+        """Shard the model in place, if the run does. Called with the model on the device, before the optimizer.
+
+        Args:
+            autocast: the dtype in which the model computes; None: that of its parameters.
+        """
 
     def wrap(self, task: nn.Module, *, again: bool = False) -> nn.Module:
         """Return the module whose forward the engine calls in training.
@@ -90,6 +94,9 @@ class Distributed:
 
     def after_evaluation(self) -> None:
         """Free weights that were gathered for the evaluation."""
+
+    def first_step_done(self) -> None:
+        """Lower the time that ranks wait for each other; called once on every rank, after the first iteration."""
 
     # Values; each method is called on every rank. --------------------------------------------------------------------
 

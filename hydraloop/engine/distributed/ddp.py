@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hydraloop.engine.distributed.buckets import broadcast, in_buckets
 from hydraloop.errors import UserError
 
 _FEW = 5
@@ -40,8 +41,7 @@ def wrap_in_ddp(
         tally = with_tally.tally
     ddp: Any = _DDP
     if sync:  # before torch 2.13, DDP does this only together with doing it in every forward
-        for buffer in task.buffers():
-            dist.broadcast(buffer.detach(), 0)
+        broadcast(task.buffers())
     # `before_evaluation` makes them equal again. torch 2.13 has renamed the option.
     new = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
     return ddp(
@@ -87,16 +87,12 @@ def unused_error(names: list[str], loss: str) -> UserError:
 
 def average(parameters: Iterable[nn.Parameter]) -> None:
     """Replace gradients by their means over the ranks; one without a gradient counts as zeros. No host sync."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    gradients = []
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    for gradients in by_dtype.values():
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(dist.get_world_size())
-        dist.all_reduce(flat)
-        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-        torch._foreach_copy_(gradients, [part.view_as(one) for part, one in zip(parts, gradients, strict=True)])
+        gradients.append(parameter.grad)
+    in_buckets(gradients, lambda flat: dist.all_reduce(flat.div_(dist.get_world_size())))
 
 
 class _WithTally(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -22,25 +22,17 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-
-class FSDPOptions(Protocol):
-    """The options of FSDP2; `hydraloop.schemas.distributed.FSDPConf` gives their reasons."""
-
-    wrap: list[str]
-    reshard_after_forward: bool
-    param_dtype: str | None
-    reduce_dtype: str | None
-    offload: bool
-
+    from hydraloop.schemas.distributed import FSDPConf
 
 # The model. ----------------------------------------------------------------------------------------------------------
 
 
-def shard(model: nn.Module, options: FSDPOptions, device: torch.device) -> None:
+def shard(model: nn.Module, options: FSDPConf, device: torch.device, autocast: torch.dtype | None) -> None:
     """Apply `fully_shard` to each module of the classes in `options.wrap`, then to the model, in place.
 
     Args:
         device: where the model is.
+        autocast: the dtype of `param_dtype=auto`, but not for a model with batch normalisation, which needs float32.
 
     Raises:
         UserError: no module has one of the classes, or an unknown dtype.
@@ -48,13 +40,17 @@ def shard(model: nn.Module, options: FSDPOptions, device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    dtypes: dict[str, Any] = {
-        name: _dtype(getattr(options, name), f"distributed.fsdp.{name}") for name in ("param_dtype", "reduce_dtype")
-    }
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
+    param_dtype = None if has_batch_norm else autocast
+    is_auto = options.param_dtype == "auto"
+    if not is_auto:
+        param_dtype = _dtype(options.param_dtype, "distributed.fsdp.param_dtype")
+    reduce_dtype = _dtype(options.reduce_dtype, "distributed.fsdp.reduce_dtype")
     policies: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
         "reshard_after_forward": options.reshard_after_forward,
-        "mp_policy": MixedPrecisionPolicy(**dtypes),
+        # Autocast converts inputs where it computes in bf16, and leaves others (times, coordinates) in float32.
+        "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=not is_auto),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
     }
     blocks = modules_of(model, options.wrap, key=WRAP)

@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -21,34 +21,23 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from hydraloop.engine.device.choose import choose_device
 from hydraloop.engine.distributed.all_gather import gathered
+from hydraloop.engine.distributed.buckets import broadcast
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.ddp import average, unused_error, wrap_in_ddp
-from hydraloop.engine.distributed.fsdp import FSDPOptions, hosts_mesh, reshard, shard
+from hydraloop.engine.distributed.fsdp import hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run.result import describe
 from hydraloop.safety.secrets import mask_text
+
+if TYPE_CHECKING:
+    from hydraloop.schemas.distributed import DistributedConf
 
 _FAILED = "failed"
 """The key in the store for the error of the rank that failed first."""
 
 
-class Options(Protocol):
-    """The options of `ProcessGroup`; `hydraloop.schemas.distributed.DistributedConf` gives their reasons."""
-
-    nproc_per_node: int
-    strategy: str
-    backend: str
-    timeout: float
-    agree_interval: int
-    bucket_cap_mb: float | None
-    find_unused_parameters: bool
-    sync_batchnorm: bool
-    fsdp: FSDPOptions
-
-
-def connect(options: Options, device: str = "auto") -> Distributed:
+def connect(options: DistributedConf, device: str = "auto") -> Distributed:
     """Join the processes that a launcher has started, by its environment variables (RANK, WORLD_SIZE, …).
 
     Args:
@@ -88,7 +77,7 @@ class ProcessGroup(Distributed):
     """One of several processes that train together.
 
     Args:
-        options: see `Options`.
+        options: of `distributed` in the config.
         store: shared by all ranks.
         rank: 0 .. world_size - 1.
         world_size: 2 or more.
@@ -97,7 +86,7 @@ class ProcessGroup(Distributed):
     """
 
     def __init__(
-        self, options: Options, store: Any, rank: int, world_size: int, local_rank: int, *, device: str = "auto"
+        self, options: DistributedConf, store: Any, rank: int, world_size: int, local_rank: int, *, device: str = "auto"
     ) -> None:
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.agree_interval = options.agree_interval
@@ -113,8 +102,6 @@ class ProcessGroup(Distributed):
             raise UserError(
                 "on a CPU the shards are in host memory already", key="distributed.fsdp.offload", remedy="Use false."
             )
-        if self._device.type != "cpu":
-            torch.accelerator.set_device_index(self._device.index)
         backend = options.backend
         if backend == "auto":
             backend = dist.get_default_backend_for_device(self._device)
@@ -133,13 +120,9 @@ class ProcessGroup(Distributed):
         self._hosts = dist.new_group(backend="gloo", timeout=timeout)
         self.mesh = hosts_mesh(timeout) if self.sharded else None
 
-    def device(self, wanted: str) -> torch.device:
-        """Return the device of this rank; of several GPUs, the one with the local rank's number."""
-        return choose_device(wanted, local_rank=self.local_rank)
-
     # The model. ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: nn.Module) -> None:
+    def prepare(self, model: nn.Module, autocast: torch.dtype | None = None) -> None:
         """Convert batch norm (`sync_batchnorm`). With FSDP2, shard rank 0's model; its parameters become DTensors.
 
         Raises:
@@ -154,7 +137,7 @@ class ProcessGroup(Distributed):
             convert(model)
         if self.sharded:
             self.start_equal(model)
-            shard(model, self._options.fsdp, self._device)
+            shard(model, self._options.fsdp, self._device, autocast)
             self._model = model
 
     def wrap(self, task: nn.Module, *, again: bool = False) -> nn.Module:
@@ -176,12 +159,11 @@ class ProcessGroup(Distributed):
 
     def start_equal(self, task: nn.Module) -> None:
         """Broadcast rank 0's parameters and buffers."""
-        for tensor in (*task.parameters(), *task.buffers()):
-            dist.broadcast(tensor.detach(), 0)
+        broadcast((*task.parameters(), *task.buffers()))
 
     def average(self, parameters: Mapping[str, nn.Parameter], step: str) -> None:
-        """One all-reduce. With `find_unused_parameters`, also an exchange among the hosts: which gradients any rank
-        has."""
+        """One all-reduce for each 250 MiB of a type. With `find_unused_parameters`, also an exchange among the hosts:
+        which gradients any rank has."""
         if self._alone:
             return
         unused = [name for name, parameter in parameters.items() if parameter.grad is None]
@@ -203,13 +185,18 @@ class ProcessGroup(Distributed):
         """Broadcast rank 0's buffers, and free gathered weights, because a hook may have replaced their shards."""
         self.after_evaluation()
         if not self._alone:
-            for buffer in task.buffers():
-                dist.broadcast(buffer.detach(), 0)
+            broadcast(task.buffers())
 
     def after_evaluation(self) -> None:
         """Free gathered weights."""
         if self._model is not None:
             reshard(self._model)
+
+    def first_step_done(self) -> None:
+        """Set the timeout of the devices' group to `train_timeout`. The hosts' group keeps `timeout`: it waits for
+        checkpoints."""
+        if self._options.train_timeout is not None and not self._alone:
+            cast(dist.ProcessGroup, dist.group.WORLD).set_timeout(timedelta(seconds=self._options.train_timeout))
 
     # Values. ---------------------------------------------------------------------------------------------------------
 
@@ -242,12 +229,8 @@ class ProcessGroup(Distributed):
         """Return rank 0's value, over the hosts; two collectives."""
         if self._alone:
             return value
-        mine = _encode(value) if self.is_main else torch.empty(0, dtype=torch.uint8)
-        size = torch.tensor([len(mine)])
-        dist.broadcast(size, 0, group=self._hosts)
-        sent = mine if self.is_main else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(sent, 0, group=self._hosts)
-        return value if self.is_main else _decode(sent)
+        found = self.gather(value if self.is_main else None)[0]
+        return value if self.is_main else found
 
     def barrier(self) -> None:
         """Wait for all hosts; devices continue."""

@@ -47,6 +47,7 @@ class Stepper:
             self._weighting = LossWeighting(self.accumulate, self._ranks, run.device, share_of(loader))
         self._closure: Closure | None = None if run.trained_by is None else closure_of(run)
         self._optimizer = self._current_optimizer = run.trained_by
+        self._has_iterated = False
         self.step = ""
         """The name of the task's step that is being done, if the task has steps."""
         self.stepped = False
@@ -108,6 +109,9 @@ class Stepper:
             self.stepped = self.window_closed and self._step(batch_idx, batch, outputs)
         samples = self.batch_samples if self._weighting is None else self._weighting.samples_of_all
         self._progress.complete_iteration(batch_idx, samples, stepped=self.stepped)
+        if not self._has_iterated:
+            self._has_iterated = True
+            self._ranks.first_step_done()
         return outputs
 
     def _do_steps(self, steps: TaskSteps, batch_idx: int, batch: Any) -> Outputs:

@@ -90,7 +90,50 @@ def test_buffers_are_used_again() -> None:
     assert places[0] == places[1] == places[2]
     assert len(places[0]) == 3
     staging.copy({"w": weights[:1]})
-    assert staging._bytes == 12, "the others are freed"
+    assert sum(buffer.nbytes for buffer in staging._buffers) == 12, "the others are freed"
+
+
+def test_tensors_share_few_allocations_but_no_storage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pinning each tensor by itself would take a second for a thousand. A file has one record for each storage."""
+    allocated: list[int] = []
+    empty = torch.empty
+
+    def counted(*size: int, **options: Any) -> Tensor:
+        if "pin_memory" in options:
+            allocated.append(*size)
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", counted)
+    state = {
+        **{str(number): torch.rand(3, 4) for number in range(20)},
+        "transposed": torch.rand(4, 3).T,
+        "slice": torch.rand(4, 3)[:, 1],
+        "short": torch.rand(5).to(torch.bfloat16),
+        "flag": torch.tensor(True),
+        "empty": torch.empty(0, 2),
+    }
+    copied = Staging().copy(state)
+    assert copied is not None
+    assert len(allocated) == 3, "one for each type"
+    assert all(torch.equal(copied[name], value) for name, value in state.items())
+    assert all(value.untyped_storage().nbytes() == value.nbytes for value in copied.values())
+    assert copied["transposed"].stride() == (1, 3)
+    torch.save(copied, tmp_path / "copied.pth")
+    found = torch.load(tmp_path / "copied.pth")
+    assert all(torch.equal(found[name], value) for name, value in state.items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_copy_from_a_gpu_is_pinned_and_does_not_block() -> None:
+    staging, weights = Staging(), {str(number): torch.rand(3, device="cuda") for number in range(20)}
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        copied = staging.copy(weights)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    staging.wait()
+    assert copied is not None
+    assert all(copied[name].is_pinned() and copied[name].equal(value.cpu()) for name, value in weights.items())
 
 
 # Whole runs. ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hydraloop.engine.device.model_preparation import (
     use_channels_last,
 )
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
@@ -165,6 +167,93 @@ def test_compiling_really_happens_and_computes_the_same(compiler: Any) -> None:
     assert calls
     compile_modules([other := network()], False)
     assert other._compiled_call_impl is None
+
+
+class OneBuffer:
+    """A backend of torch.compile that returns each output in the same memory, as CUDA graphs do."""
+
+    def __init__(self, *, options: object = None, mode: object = None) -> None:
+        self._outputs: list[Tensor] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor], **options: object) -> Any:
+        def call(*args: Any) -> list[Tensor]:
+            found = [output.detach() for output in graph(*args)]
+            self._outputs = self._outputs or found
+            return [kept.copy_(new) for kept, new in zip(self._outputs, found, strict=True)]
+
+        return call
+
+
+class ReturnsLoss(nn.Module):
+    """A model that returns its loss, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """`[N, 3]` and `[N, 1]` to two tensors."""
+        outputs = self.layer(inputs)
+        return {"loss": (outputs - targets).square().mean(), "outputs": outputs}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+@pytest.mark.parametrize(
+    ("options", "copied"),
+    [
+        ({"mode": "reduce-overhead"}, True),
+        ({"mode": "max-autotune"}, True),
+        ({"options": {"triton.cudagraphs": True}}, True),
+        ({"mode": "max-autotune-no-cudagraphs"}, False),
+        ({"mode": "default"}, False),
+        ({}, False),
+    ],
+)
+@torch.no_grad()
+def test_outputs_of_cuda_graphs_outlive_the_next_call(compiler: Any, options: dict[str, Any], copied: bool) -> None:
+    compile_modules([model := ReturnsLoss()], {**options, "backend": OneBuffer()})
+    first = model(torch.ones(2, 3), torch.zeros(2, 1))
+    kept = {name: value.clone() for name, value in first.items()}
+    model(torch.ones(2, 3), torch.ones(2, 1))
+    assert torch.equal(first["loss"], kept["loss"]) is copied
+    assert copy.deepcopy(model)(torch.ones(2, 3), torch.zeros(2, 1))["loss"].equal(kept["loss"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_a_run_with_cuda_graphs_has_the_losses_of_an_eager_run(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # the compiler sets it and leaves it
+
+    class Losses(Hook):
+        def __init__(self) -> None:
+            self.kept: list[Tensor] = []
+
+        def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+            self.kept.append(outputs["loss"])
+
+    class OwnLoss(Regression):
+        def forward(self, batch: Any) -> dict[str, Any]:
+            found = self.model(*batch)
+            return {**found, "targets": batch[1]}
+
+    def losses(options: object) -> Tensor:
+        torch.manual_seed(0)
+        compile_modules([model := ReturnsLoss().cuda()], options)
+        engine = Engine(
+            task=(task := OwnLoss(model)),
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+            loaders=Loaders(batches(12), batches(2)),
+            hooks={"losses": (hook := Losses())},
+            settings=Settings(device="cuda", max_epochs=2, accumulate=2),
+            run_dir=tmp_path,
+        )
+        engine.train()
+        return torch.stack(hook.kept).cpu()
+
+    torch.testing.assert_close(losses({"mode": mode}), losses(False))
 
 
 def test_a_bare_sequential_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,40 +74,73 @@ def test_a_body_with_other_numbers_leaves_the_generators_as_they_were_also_after
     assert _draw() == inside
 
 
-@pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_generators_of_other_accelerators_are_restored(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    generator = torch.Generator()
-    module = SimpleNamespace(get_rng_state=generator.get_state, set_rng_state=generator.set_state)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device(kind))
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    before = generator.get_state()
-    with seeded(0):
-        torch.rand(3, generator=generator)
-    assert generator.get_state().equal(before)
+class Accelerators:
+    """Accelerators that are not there, each with a generator of the CPU; `current` is the index of the current one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> None:
+        self.current = 0
+        self.generators = [torch.Generator().manual_seed(index) for index in range(count)]
+        self.touched: set[int] = set()
+        module = SimpleNamespace(get_rng_state=self._get, set_rng_state=self._set, manual_seed_all=lambda seed: None)
+        monkeypatch.setattr(
+            torch.accelerator, "current_accelerator", lambda check_available: torch.device(kind) if count else None
+        )
+        monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: self.current)
+        monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+
+    def _get(self) -> torch.Tensor:
+        self.touched.add(self.current)
+        return self.generators[self.current].get_state()
+
+    def _set(self, state: torch.Tensor) -> None:
+        self.touched.add(self.current)
+        self.generators[self.current].set_state(state)
+
+    def draw(self) -> list[float]:
+        return torch.rand(3, generator=self.generators[self.current]).tolist()
 
 
-def _gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> list[list[torch.Tensor]]:
-    """Make torch report GPUs; return the states to which their generators are set."""
-    put_back: list[list[torch.Tensor]] = []
-    states = [torch.full((16,), index, dtype=torch.uint8) for index in range(count)]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
-    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.append)
-    return put_back
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_the_generator_of_the_own_accelerator_is_restored(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    accelerators = Accelerators(monkeypatch, kind, 3)
+    accelerators.current = 1
+    with seeded(0) as before:
+        first = accelerators.draw()
+    assert accelerators.draw() == first
+    set_rng_state(before)
+    assert accelerators.draw() == first
+    assert accelerators.touched == {1}, "saving costs no call for other devices"
 
 
-@pytest.mark.parametrize("now", [0, 1, 2, 3])
-def test_generator_states_of_gpus_are_put_back_or_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, now: int
+@pytest.mark.parametrize(("current", "count"), [(0, 1), (1, 2), (2, 3)])
+def test_the_states_of_all_gpus_in_an_old_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, current: int, count: int
 ) -> None:
-    _gpus(monkeypatch, 2)
+    """Older versions saved the states of all visible GPUs. Only their number decided whether these were restored."""
+    accelerators = Accelerators(monkeypatch, "cuda", count)
+    accelerators.current = current
+    saved = [torch.Generator().manual_seed(10 + index) for index in range(2)]
+    set_rng_state({**rng_state(), "cuda": [generator.get_state() for generator in saved]})
+    if current < 2:
+        assert accelerators.draw() == torch.rand(3, generator=saved[current]).tolist()
+    assert len(caplog.records) == (current == 2), "a warning if the own GPU's state is not there"
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_the_state_of_another_accelerator_in_an_old_checkpoint(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    accelerators, saved = Accelerators(monkeypatch, kind, 1), torch.Generator().manual_seed(10)
     state = rng_state()
-    put_back = _gpus(monkeypatch, now)
+    del state[kind]
+    set_rng_state({**state, "accelerator": saved.get_state()})
+    assert accelerators.draw() == torch.rand(3, generator=saved).tolist()
+
+
+@pytest.mark.parametrize("kind", ["", "cuda"])
+def test_a_run_that_continues_on_another_kind_of_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    state = {**rng_state(), "mps": torch.Generator().get_state()}
+    Accelerators(monkeypatch, kind, 1 if kind else 0)
     set_rng_state(state)
-    warnings = [record.getMessage() for record in caplog.records]
-    if now == 2:
-        assert (put_back, warnings) == ([state["cuda"]], [])
-    else:
-        assert (put_back, len(warnings)) == ([], 1)
-        assert f"states of 2 GPUs, and there are {now} now" in warnings[0]
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "does not have the random generator state of the accelerator that is used now" in warning

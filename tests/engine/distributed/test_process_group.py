@@ -492,8 +492,8 @@ def compiled_in_shards(distributed: Distributed, run_dir: str) -> tuple[str, lis
         model = nn.Sequential(Block(), Block(), nn.Linear(3, 1))
         task = Regression(model, nn.MSELoss())
         blocks = modules_of(model, ["Block"], key="key")
-        ranks.prepare(model)
         compile_modules(blocks, {"backend": "aot_eager"} if ranks.world_size > 1 else False)
+        ranks.prepare(model)
         Engine(
             task=task,
             optimizer=torch.optim.SGD(task.parameters(), lr=0.1),

@@ -301,7 +301,7 @@ def test_ranks_exchange_at_least_every_5_seconds(
     progress, ranks = Progress(), Two()
     exchanged: list[int] = []
     ranks.start_max = lambda values: exchanged.append(progress.iteration) or Pending()  # type: ignore[method-assign, func-returns-value]
-    requests = requests_module.Requests(Settings(), ranks, CallTable(None, {}), progress, lambda: cast("Saves", None))
+    requests = requests_module.Requests(Settings(), ranks, CallTable(None, {}), progress, saves=lambda: cast("Any", None))
     for iteration in range(1, 60):
         now += seconds
         progress.complete_iteration(iteration - 1, 1, stepped=True)
