@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.data.building import build_loaders
+from hydraloop.data.loaders_from_config import build_loaders
 from hydraloop.data.sampler import mix_seed
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise

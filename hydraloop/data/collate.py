@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
-from hydraloop.data.sampler import Request
+from hydraloop.data.sampler import BatchRequest
 from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
 
 if TYPE_CHECKING:
-    from hydraloop.data.loader import PartLoader
+    from hydraloop.data.map_style_loader import MapStyleLoader
 
 
 class Collate:
@@ -46,7 +46,7 @@ class Collate:
         return getattr(function, "__name__", type(function).__name__)
 
 
-def explained(batches: Iterable[Any], loader: PartLoader, first: int) -> Iterator[Any]:
+def explained(batches: Iterable[Any], loader: MapStyleLoader, first: int) -> Iterator[Any]:
     """Yield the batches. An error in making one is explained: by the worker that died or was too slow, or by the
     sample that does not fit.
 
@@ -69,7 +69,7 @@ def explained(batches: Iterable[Any], loader: PartLoader, first: int) -> Iterato
         raise mistake from error
 
 
-def _failed_sample(error: Exception, loader: PartLoader, batch_idx: int) -> UserError | None:
+def _failed_sample(error: Exception, loader: MapStyleLoader, batch_idx: int) -> UserError | None:
     """Return what to say of a failed `collate_fn`; None for an error of the data set, which gets a note.
 
     The samples are loaded again, in this process, with the same draws.
@@ -83,7 +83,7 @@ def _failed_sample(error: Exception, loader: PartLoader, batch_idx: int) -> User
             samples = data.samples(request)
         else:
             for position, index in enumerate(indices, number):
-                samples += data.samples(Request([index], epoch, position))
+                samples += data.samples(BatchRequest([index], epoch, position))
     except Exception:
         error.add_note(f"{loader.key}: sample {index}, in batch {batch_idx} (from 0) of epoch {loader.epoch + 1}")
         return None

@@ -24,7 +24,7 @@ class LoaderOptions(TypedDict, total=False):
     """The options of `build_loader`. `LoaderConf` describes them and has their defaults.
 
     `sampler` and `batch_sampler` yield what is in an epoch of all ranks; or of this rank, if they have `num_replicas`.
-    A function, or a `functools.partial` of a class, is called with the data set. Draws are seeded, see `Drawn`.
+    A function, or a `functools.partial` of a class, is called with the data set. Draws are seeded, see `CustomOrder`.
     """
 
     batch_size: int
@@ -41,7 +41,7 @@ class LoaderOptions(TypedDict, total=False):
     multiprocessing_context: str | multiprocessing.context.BaseContext | None
 
 
-def checked_options(options: LoaderOptions) -> LoaderConf:
+def with_defaults(options: LoaderOptions) -> LoaderConf:
     """Return the options with the defaults of the others."""
     unknown = [name for name in options if name not in LoaderOptions.__annotations__]
     if unknown:
@@ -49,7 +49,7 @@ def checked_options(options: LoaderOptions) -> LoaderConf:
     return LoaderConf(**options)
 
 
-def of_torch(options: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
+def dataloader_options(options: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
     """Return the options of torch's DataLoader; those of workers only if there are some.
 
     Args:
@@ -66,7 +66,7 @@ def of_torch(options: Mapping[str, Any], device: torch.device | None) -> dict[st
     return found
 
 
-def options_of(data: DictConfig, split: str) -> tuple[dict[str, Any], dict[str, str]]:
+def options_from_config(data: DictConfig, split: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the options of a split's loader, with its functions and objects, and the key that sets each option.
 
     Raises:

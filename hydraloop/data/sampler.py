@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from hydraloop.data.order import Drawn
+    from hydraloop.data.custom_sampler import CustomOrder
 
 
 _AHEAD = 64  # batches whose seeds are computed at once: 1 µs a batch instead of 20
 
 
-class Request(NamedTuple):
+class BatchRequest(NamedTuple):
     """A batch to be loaded, in a worker or in the training process. Draws are seeded by it."""
 
     indices: list[int]
@@ -26,20 +26,20 @@ class Request(NamedTuple):
     number: int
     """Position of the first sample in the epoch, which has the samples of all ranks; the others follow it."""
     seeds: list[int] | None = None
-    """The seed of each sample, from which its draws follow. None: `Seeded` computes the seeds."""
+    """The seed of each sample, from which its draws follow. None: `SeededFetcher` computes the seeds."""
 
 
-class Order:
+class EpochOrder:
     """Yields the requests of this rank's batches in an epoch. The number of batches is the same on all ranks."""
 
     epoch: int | None = None
     """Of the next iteration, from 0; None stands for 0."""
     first = 0
     """The batch at which the next iteration begins."""
-    seeds: Callable[[list[Request]], list[int]] | None = None
+    seeds: Callable[[list[BatchRequest]], list[int]] | None = None
     """Returns the seeds of all samples of the requests. None: requests have no seeds."""
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         epoch = self.epoch
         requests = (self.request(batch_idx, epoch) for batch_idx in range(self.first, len(self)))
         return requests if self.seeds is None else _with_seeds(requests, self.seeds)
@@ -48,7 +48,7 @@ class Order:
         """Return the number of batches in an epoch."""
         raise NotImplementedError
 
-    def request(self, batch_idx: int, epoch: int | None) -> Request:
+    def request(self, batch_idx: int, epoch: int | None) -> BatchRequest:
         """Return the request of a batch, or of a filler.
 
         Args:
@@ -72,17 +72,19 @@ class Order:
         raise NotImplementedError
 
 
-def _with_seeds(requests: Iterator[Request], seeds: Callable[[list[Request]], list[int]]) -> Iterator[Request]:
+def _with_seeds(
+    requests: Iterator[BatchRequest], seeds: Callable[[list[BatchRequest]], list[int]]
+) -> Iterator[BatchRequest]:
     """Yield the requests with the seeds of their samples, which are computed for several batches at once."""
     while ahead := list(islice(requests, _AHEAD)):
         of_all, begin = seeds(ahead), 0
         for indices, epoch, number, _ in ahead:
             end = begin + len(indices)
-            yield Request(indices, epoch, number, of_all[begin:end])
+            yield BatchRequest(indices, epoch, number, of_all[begin:end])
             begin = end
 
 
-class EpochSampler(Order):
+class EpochSampler(EpochOrder):
     """The order of a data set: all samples once, shuffled by (seed, epoch) or in the order of the data set.
 
     The global random state is neither read nor changed, so a resumed run has the same order as one without a stop.
@@ -121,7 +123,7 @@ class EpochSampler(Order):
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        order: Drawn[int] | None = None,
+        order: CustomOrder[int] | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"a batch of {batch_size} samples")
@@ -138,22 +140,22 @@ class EpochSampler(Order):
         self._last_samples = _share(self._rest, rank, world_size)[1], self._rest
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
-        """See `Order`."""
+        """See `EpochOrder`."""
         if 0 <= batch_idx < self._full:
             return self._full_samples
         if batch_idx == self._full and self._rest:
             return self._last_samples
         raise IndexError(f"an epoch has no batch {batch_idx}")
 
-    def request(self, batch_idx: int, epoch: int | None) -> Request:
-        """See `Order`. The order of one epoch is kept; with `shuffle`, another epoch takes the time to compute it."""
+    def request(self, batch_idx: int, epoch: int | None) -> BatchRequest:
+        """See `EpochOrder`. The order of one epoch is kept; with `shuffle`, another epoch takes time."""
         mine, of_all = self.samples_at(batch_idx)
         whole = batch_idx * self.batch_size
         begin = whole + _share(of_all, self.rank, self.world_size)[0] if mine else whole
         samples = self._order_of(epoch or 0, begin, begin + (mine or min(2, of_all)))
         if not mine:
             samples = (samples * 2)[: min(2, -(-self.batch_size // self.world_size))]
-        return Request(samples, epoch, begin)
+        return BatchRequest(samples, epoch, begin)
 
     def __len__(self) -> int:
         return self._full + (self._rest > 0)
@@ -173,7 +175,7 @@ class EpochSampler(Order):
         return samples
 
 
-class EpochBatches(Order):
+class EpochBatchSampler(EpochOrder):
     """The order of a batch sampler, which draws the batches of all ranks.
 
     A global batch has the next `batches` of them. If there are as many ranks, each rank has one; a rank without one in
@@ -188,7 +190,7 @@ class EpochBatches(Order):
     """
 
     def __init__(
-        self, order: Drawn[list[int]], *, batches: int | None = None, rank: int = 0, world_size: int = 1
+        self, order: CustomOrder[list[int]], *, batches: int | None = None, rank: int = 0, world_size: int = 1
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self.batches = world_size if batches is None else batches
@@ -196,18 +198,18 @@ class EpochBatches(Order):
         self._kept: tuple[int, list[tuple[int, list[list[int]]]]] = -1, []
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
-        """See `Order`."""
+        """See `EpochOrder`."""
         _, group = self._group(batch_idx, self.epoch)
         return self._part(group)[1], sum(map(len, group))
 
-    def request(self, batch_idx: int, epoch: int | None) -> Request:
-        """See `Order`."""
+    def request(self, batch_idx: int, epoch: int | None) -> BatchRequest:
+        """See `EpochOrder`."""
         position, group = self._group(batch_idx, epoch)
         flat = [index for batch in group for index in batch]
         begin, mine = self._part(group)
         if not mine:
-            return Request((flat * 2)[:2], epoch, position)
-        return Request(flat[begin : begin + mine], epoch, position + begin)
+            return BatchRequest((flat * 2)[:2], epoch, position)
+        return BatchRequest(flat[begin : begin + mine], epoch, position + begin)
 
     def __len__(self) -> int:
         return -(-len(self._drawn) // self.batches)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.collate import Collate, misfit
-from hydraloop.data.generators import private_generators, seed_generators
+from hydraloop.data.random_state import private_generators, seed_generators
 from hydraloop.data.sampler import mix_seed
 from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError
@@ -22,7 +22,7 @@ _END = object()
 
 
 @dataclass
-class Position:
+class WorkerPosition:
     """Where a worker is. Not a mapping, so that torch does not pin what is in it."""
 
     drawn: int
@@ -31,22 +31,22 @@ class Position:
     """Of each set: its `pass`, the `samples` read in it, and its `state` after them (None: it has no `state_dict`)."""
 
     @classmethod
-    def begin(cls, sets: int) -> Position:
+    def begin(cls, sets: int) -> WorkerPosition:
         """Return the position before the first sample."""
         return cls(0, [{"pass": 0, "samples": 0, "state": None} for _ in range(sets)])
 
 
-class Drawn(NamedTuple):
+class WorkerBatch(NamedTuple):
     """A batch, with the position of the worker after it; `ended`: a set has begun its next pass in it."""
 
     worker: int
-    position: Position
+    position: WorkerPosition
     ended: bool
     batch: Any
 
 
-class BatchDrawer(IterableDataset[Any]):
-    """Yields a `Drawn` for each batch, in each worker of a DataLoader that does not collate.
+class BatchedStream(IterableDataset[Any]):
+    """Yields a `WorkerBatch` for each batch, in each worker of a DataLoader that does not collate.
 
     For training it is endless: a set that ends begins its next pass in the same batch. Otherwise each sample is read
     once, and the last batch may be short. If there are no samples, it yields the UserError to raise; an evaluation may
@@ -81,7 +81,7 @@ class BatchDrawer(IterableDataset[Any]):
         key: str,
         workers_key: str,
         endless: bool,
-        positions: Sequence[Position] | None = None,
+        positions: Sequence[WorkerPosition] | None = None,
         first: int = 0,
     ) -> None:
         self._sources, self._batch_size, self._collate = sources, batch_size, collate
@@ -90,12 +90,12 @@ class BatchDrawer(IterableDataset[Any]):
         # Where the share of each set ends, in 0 .. 1. The last one ends at 1, also after rounding.
         self._ends = list(accumulate(weight / sum(weights) for weight in weights))[:-1]
 
-    def __iter__(self) -> Iterator[Drawn | UserError | None]:
+    def __iter__(self) -> Iterator[WorkerBatch | UserError | None]:
         info = get_worker_info()
         worker = 0 if info is None else info.id
         if worker < self._first:
             yield None
-        position = Position.begin(len(self._sources)) if self._positions is None else self._positions[worker]
+        position = WorkerPosition.begin(len(self._sources)) if self._positions is None else self._positions[worker]
         self._copy, self._drawn = self._copies[0] + worker, position.drawn
         with private_generators():
             readers = [
@@ -114,8 +114,8 @@ class BatchDrawer(IterableDataset[Any]):
                 return
             if isinstance(batch, UserError):
                 yield batch
-            position = Position(self._drawn, [reader.position() for reader in readers])
-            yield Drawn(worker, position, sum(reader.passes for reader in readers) > passes, batch)
+            position = WorkerPosition(self._drawn, [reader.position() for reader in readers])
+            yield WorkerBatch(worker, position, sum(reader.passes for reader in readers) > passes, batch)
 
     def _samples(self, readers: Sequence[_Reader]) -> tuple[list[Any], list[int]]:
         """Return the samples of the next batch and their numbers; fewer, or none, at the end of sets that have one."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hydraloop.data.stream import StreamLoader, build_stream_loader
+from hydraloop.data.stream_loader import StreamLoader, build_stream_loader
 
 
 class Numbers:

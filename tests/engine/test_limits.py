@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydraloop.data.loader import build_loader
+from hydraloop.data import build_loader
 from hydraloop.engine import engine as engine_module
 from hydraloop.engine import evaluation
 from hydraloop.engine.distributed.comm import Distributed

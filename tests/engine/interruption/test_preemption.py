@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hydraloop.data.loader import build_loader
+from hydraloop.data import build_loader
 from hydraloop.engine import engine as engine_module
 from hydraloop.engine import evaluation, hook_requests
 from hydraloop.engine.distributed.comm import Distributed

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from hydraloop.data.collate import Collate
-from hydraloop.data.loader_options import of_torch
-from hydraloop.data.several import MixedStreams
+from hydraloop.data.loader_options import dataloader_options
+from hydraloop.data.mixture import StreamMixture
 from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split, steps_of
-from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
+from hydraloop.data.stream_worker import BatchedStream, WorkerBatch, WorkerPosition
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import failed_worker
@@ -32,7 +32,7 @@ class StreamLoader:
     Args:
         dataset: what the config names, for hooks.
         sources: the sets to read.
-        drawer: `BatchDrawer`, without the sets and the arguments that say where it begins and whether it ends.
+        drawer: `BatchedStream`, without the sets and the arguments that say where it begins and whether it ends.
         steps: batches of an iteration.
         ends: whether an evaluation ends after `steps`. Without, it reads all samples, and `steps` is an estimate: each
             worker may end with a short batch.
@@ -48,7 +48,7 @@ class StreamLoader:
         self,
         dataset: Any,
         sources: Sequence[Source],
-        drawer: partial[BatchDrawer],
+        drawer: partial[BatchedStream],
         *,
         steps: int,
         ends: bool,
@@ -79,7 +79,7 @@ class StreamLoader:
         """Yield the batches of this rank, each sample once."""
         return (drawn.batch for drawn in islice(self._drawn(endless=False), len(self) if self._ends else None))
 
-    def _drawn(self, **where: Any) -> Iterator[Drawn]:
+    def _drawn(self, **where: Any) -> Iterator[WorkerBatch]:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
         drawer = self._drawer(self._sources, **where)
         try:
@@ -119,13 +119,13 @@ class TrainStreamLoader(StreamLoader):
         super().__init__(*others, **options)
         self.batch_size, self._rank, self._world_size = batch_size, rank, world_size
         self._skip = skip_on_resume
-        self._positions = [Position.begin(len(self._sources)) for _ in range(max(self.num_workers, 1))]
+        self._positions = [WorkerPosition.begin(len(self._sources)) for _ in range(max(self.num_workers, 1))]
         """Of each worker, after the batches that were consumed."""
         self._next = 0
         """The worker with the first batch that was not consumed."""
-        self._fetched: deque[tuple[int, Drawn]] = deque()
+        self._fetched: deque[tuple[int, WorkerBatch]] = deque()
         """Batches that may not have been consumed yet, with their numbers in the run."""
-        self._running: Iterator[Drawn] | None = None
+        self._running: Iterator[WorkerBatch] | None = None
         self._checked = self._reported = False
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
@@ -150,7 +150,7 @@ class TrainStreamLoader(StreamLoader):
         A set that cannot restore its position is read forward with `skip_on_resume`. Without, it is an error inside an
         epoch. At the end of an epoch, a warning says where it continues.
         """
-        positions = [Position(**one) for one in state["workers"]] if state else []
+        positions = [WorkerPosition(**one) for one in state["workers"]] if state else []
         layout = (state["ranks"], len(positions), len(positions[0].sets)) if state else (0, 0, 0)
         mine = (self._world_size, len(self._positions), len(self._sources))
         if state is None or layout != mine:
@@ -187,7 +187,7 @@ class TrainStreamLoader(StreamLoader):
             self._reported = True
         return drawn.batch
 
-    def _check_state(self, position: Position) -> None:
+    def _check_state(self, position: WorkerPosition) -> None:
         """Refuse, at the first batch, a state that no checkpoint can keep."""
         try:
             check_loadable([of_set["state"] for of_set in position.sets], "its state")
@@ -236,7 +236,7 @@ def build_stream_loader(
     """Return a loader of a set that can only be iterated; a `TrainStreamLoader` for training.
 
     Args:
-        dataset: anything iterable, or `MixedStreams`. An iteration begins at the first sample, or after the one at
+        dataset: anything iterable, or `StreamMixture`. An iteration begins at the first sample, or after the one at
             which `state_dict` returned the state that was loaded.
         options: by name; see `LoaderConf`.
         keys: of the options in the config, for errors.
@@ -254,13 +254,13 @@ def build_stream_loader(
         if options[name] is not None:
             raise UserError(f"{key} is a stream: it has no indices", key=keys[name], remedy="Leave it out.")
     batch_size, copies = options["batch_size"], max(options["num_workers"], 1)
-    mixed = dataset if isinstance(dataset, MixedStreams) else MixedStreams([dataset], [1.0])
+    mixed = dataset if isinstance(dataset, StreamMixture) else StreamMixture([dataset], [1.0])
     sources = [
         split(one, options["split_stream"], rank, world_size, copies, key, keys["split_stream"])
         for one in mixed.datasets
     ]
     drawer = partial(
-        BatchDrawer,
+        BatchedStream,
         weights=mixed.weights,
         batch_size=batch_size,
         collate=Collate(options["collate_fn"], keys["collate_fn"]),
@@ -274,7 +274,7 @@ def build_stream_loader(
         "ends": options["steps_per_epoch"] is not None or options["drop_last"],
         "key": key,
         "keys": keys,
-        "options": of_torch(options, device),
+        "options": dataloader_options(options, device),
     }
     if not train:
         return StreamLoader(dataset, sources, drawer, **arguments)
@@ -282,12 +282,12 @@ def build_stream_loader(
     return TrainStreamLoader(dataset, sources, drawer, skip_on_resume=options["skip_on_resume"], **arguments)
 
 
-def _checked(drawn: Drawn | UserError) -> Drawn:
+def _checked(drawn: WorkerBatch | UserError) -> WorkerBatch:
     if isinstance(drawn, UserError):
         raise drawn
     return drawn
 
 
 def _as_drawn(drawn: Any) -> Any:
-    """Return what `BatchDrawer` yields; at module level, so that workers can unpickle it."""
+    """Return what `BatchedStream` yields; at module level, so that workers can unpickle it."""
     return drawn

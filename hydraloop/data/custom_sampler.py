@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from hydraloop.data.generators import private_generators, seed_generators
+from hydraloop.data.random_state import private_generators, seed_generators
 from hydraloop.data.sampler import mix_seed
 from hydraloop.errors import UserError
 
@@ -18,7 +18,7 @@ _Item = TypeVar("_Item", int, list[int])
 _DRAWS = 2  # separates these seeds from those of the shuffled order and of the workers
 
 
-class Drawn(Generic[_Item]):
+class CustomOrder(Generic[_Item]):
     """What a sampler yields in each epoch. Its draws are seeded; the run's generators are neither read nor changed.
 
     The seeds of torch's (on the CPU), NumPy's and Python's global generators follow from (seed, epoch), and so do those
@@ -26,7 +26,7 @@ class Drawn(Generic[_Item]):
 
     Args:
         sampler: yields indices, or lists of indices.
-        of: makes an item: `index` or `indices`.
+        of: makes an item: `as_index` or `as_indices`.
         samples: of the data set.
         seed: of the run, the same on all ranks.
         key: the option that sets the sampler, for errors.
@@ -97,15 +97,15 @@ class Drawn(Generic[_Item]):
 
     @property
     def _name(self) -> str:
-        return self.sampler.name if isinstance(self.sampler, _Called) else type(self.sampler).__name__
+        return self.sampler.name if isinstance(self.sampler, _FunctionSampler) else type(self.sampler).__name__
 
 
-def index(item: Any) -> int:
+def as_index(item: Any) -> int:
     """Return what a sampler yields as a number."""
     return operator.index(item)
 
 
-def indices(item: Any) -> list[int]:
+def as_indices(item: Any) -> list[int]:
     """Return what a batch sampler yields as a list of numbers.
 
     Raises:
@@ -117,7 +117,7 @@ def indices(item: Any) -> list[int]:
     return batch
 
 
-def made_for(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -> Any:
+def create_sampler(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -> Any:
     """Return the sampler of a data set.
 
     A function is called for each order. A partial class is called once, with `num_replicas` and `rank` if it takes
@@ -128,9 +128,9 @@ def made_for(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -
     """
     if not isinstance(sampler, functools.partial):
         is_function = callable(sampler) and not hasattr(sampler, "__iter__")
-        return _Called(functools.partial(sampler), dataset) if is_function else sampler
+        return _FunctionSampler(functools.partial(sampler), dataset) if is_function else sampler
     if not isinstance(sampler.func, type):
-        return _Called(sampler, dataset)
+        return _FunctionSampler(sampler, dataset)
     if "num_replicas" not in inspect.signature(sampler.func).parameters:
         return sampler(dataset)
     made = sampler(dataset, num_replicas=world_size, rank=rank)
@@ -143,7 +143,7 @@ def made_for(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -
     return made
 
 
-class _Called:
+class _FunctionSampler:
     """Calls a function of the data set for each iteration."""
 
     def __init__(self, function: functools.partial[Iterable[Any]], dataset: Any) -> None:

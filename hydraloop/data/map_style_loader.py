@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hydraloop.data.collate import Collate, explained, misfit
-from hydraloop.data.loader_options import LoaderOptions, check_ranges, checked_options, of_torch
-from hydraloop.data.order import Drawn, index, indices, made_for
-from hydraloop.data.sampler import EpochBatches, EpochSampler, mix_seed
-from hydraloop.data.seeded import Seeded, as_is
+from hydraloop.data.custom_sampler import CustomOrder, as_index, as_indices, create_sampler
+from hydraloop.data.loader_options import LoaderOptions, check_ranges, dataloader_options, with_defaults
+from hydraloop.data.sampler import EpochBatchSampler, EpochOrder, EpochSampler, mix_seed
+from hydraloop.data.seeded_fetcher import SeededFetcher, as_is
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
@@ -21,7 +21,7 @@ from hydraloop.errors import UserError
 _WORKERS = 1  # separates the seeds of the workers from that of the order
 
 
-class PartLoader:
+class MapStyleLoader:
     """The batches of a data set, with an order and draws that depend only on the seed, the epoch and the sample.
 
     `len(loader)` is the number of batches in a whole epoch. Created by `build_loader`. This class is for samplers that
@@ -42,8 +42,8 @@ class PartLoader:
     """The data set gets the epoch in the processes that load it."""
 
     def __init__(
-        self, seeded: Seeded, order: EpochSampler | EpochBatches, *, batch_size: int | None, global_batch: int | None,
-        seed: int, key: str, keys: Mapping[str, str], **options: Any
+        self, seeded: SeededFetcher, order: EpochOrder, *, batch_size: int | None, global_batch: int | None, seed: int,
+        key: str, keys: Mapping[str, str], **options: Any
     ) -> None:  # fmt: skip
         self.dataset, self.seeded, self.order = seeded.dataset, seeded, order
         self.batch_size, self.global_batch, self.key, self.keys = batch_size, global_batch, key, keys
@@ -110,7 +110,7 @@ class PartLoader:
         return self.begin(0, 0)
 
 
-class Loader(PartLoader):
+class GlobalBatchLoader(MapStyleLoader):
     """A loader whose ranks have equal parts of each global batch; it knows the samples of all ranks.
 
     `len(loader)` is the same on all ranks. Created by `build_loader`.
@@ -143,10 +143,10 @@ def build_loader(
     world_size: int = 1,
     global_batch: int | None = None,
     **options: Unpack[LoaderOptions],
-) -> PartLoader:
+) -> MapStyleLoader:
     """Return a loader over a data set, or over this rank's part of it (see `EpochSampler`).
 
-    It is a `Loader`, unless the sampler has `num_replicas` and so splits an epoch itself.
+    It is a `GlobalBatchLoader`, unless the sampler has `num_replicas` and so splits an epoch itself.
 
     Args:
         dataset: must have a length. Its `__getitems__`, if it has one, may return a stacked batch.
@@ -165,34 +165,34 @@ def build_loader(
             one global batch (with `drop_last`), or an option is out of range.
         ValueError: the rank is out of range.
     """
-    conf = checked_options(options)
+    conf = with_defaults(options)
     keys = keys or {name: f"data.loader.{name}" for name in vars(conf)}
     check_ranges(vars(conf), keys)
     samples = _length(dataset, key)
     batched = conf.batch_sampler is not None
     key_of_order = keys["batch_sampler" if batched else "sampler"]
-    draws = made_for(conf.batch_sampler if batched else conf.sampler, dataset, rank, world_size, key_of_order)
+    draws = create_sampler(conf.batch_sampler if batched else conf.sampler, dataset, rank, world_size, key_of_order)
     splits = hasattr(draws, "num_replicas")
     if splits:
         _check_split(draws, world_size, key_of_order)
         global_batch = None
     share: dict[str, Any] = {} if splits else {"rank": rank, "world_size": world_size}
-    drawn = partial(Drawn, draws, samples=samples, seed=seed, key=key_of_order)
+    drawn = partial(CustomOrder, draws, samples=samples, seed=seed, key=key_of_order)
     batch_size: int | None = None
     if batched:
-        order: EpochSampler | EpochBatches = EpochBatches(drawn(indices), batches=global_batch, **share)
+        order: EpochOrder = EpochBatchSampler(drawn(as_indices), batches=global_batch, **share)
     else:
         global_batch = global_batch or conf.batch_size * world_size
         batch_size = -(-global_batch // world_size)
         of_all = batch_size if splits else global_batch  # a sampler that splits has the samples of one rank
-        items = None if draws is None else drawn(index)
+        items = None if draws is None else drawn(as_index)
         samples = samples if items is None else len(items)
         epoch = {"shuffle": shuffle, "drop_last": conf.drop_last}
         _check_samples(samples, of_all, 1 if splits else world_size, key=key, **epoch)
         order = EpochSampler(range(samples), seed=seed, batch_size=of_all, order=items, **epoch, **share)
     of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
-    return (PartLoader if splits else Loader)(
-        Seeded(dataset, Collate(conf.collate_fn, keys["collate_fn"]), of_draws, repeats=draws is not None),
+    return (MapStyleLoader if splits else GlobalBatchLoader)(
+        SeededFetcher(dataset, Collate(conf.collate_fn, keys["collate_fn"]), of_draws, repeats=draws is not None),
         order,
         batch_size=batch_size,
         global_batch=None if batched else global_batch,
@@ -200,7 +200,7 @@ def build_loader(
         key=key,
         keys=keys,
         persistent_workers=conf.persistent_workers and conf.num_workers > 0,
-        **of_torch(vars(conf), device),
+        **dataloader_options(vars(conf), device),
     )
 
 

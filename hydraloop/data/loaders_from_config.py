@@ -13,10 +13,10 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from hydraloop.data.loader import PartLoader, build_loader
-from hydraloop.data.loader_options import LoaderOptions, options_of
-from hydraloop.data.several import CountsOfSets, MixedStreams, join, mix
-from hydraloop.data.stream import build_stream_loader
+from hydraloop.data.loader_options import LoaderOptions, options_from_config
+from hydraloop.data.map_style_loader import MapStyleLoader, build_loader
+from hydraloop.data.mixture import MixtureSampler, StreamMixture, join_sets, mix_streams
+from hydraloop.data.stream_loader import build_stream_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders
 from hydraloop.errors import UserError, any_of
@@ -91,7 +91,7 @@ class _Builder:
         kind = _kind(data, key)
         if kind == "batches":
             return self._given(data, split, key)
-        options, keys = options_of(self.cfg.data, split)
+        options, keys = options_from_config(self.cfg.data, split)
         if kind == "stream":
             if self.distributed.sharded and not train:
                 raise UserError(
@@ -122,14 +122,14 @@ class _Builder:
         """Return loaders of the first samples of the train data, for training and for each validation."""
         data, given = self.cfg.data, self.cfg.engine.overfit_batches
         whole = self.loader("train", data.train, "data.train")
-        if not isinstance(whole, PartLoader):
+        if not isinstance(whole, MapStyleLoader):
             raise UserError(
                 "data.train has no indices, so its first samples cannot be trained on again and again",
                 key="engine.overfit_batches",
                 remedy="Use engine.limit_train_batches, or data with indices.",
             )
         batches = max(1, round(given * len(whole))) if isinstance(given, float) else given
-        found = {split: options_of(data, split) for split in ("train", "val")}
+        found = {split: options_from_config(data, split) for split in ("train", "val")}
         for options, _ in found.values():
             options.update(dict.fromkeys(_ORDERS))
         options = found["train"][0]
@@ -140,7 +140,7 @@ class _Builder:
             return Loaders(train)
         return Loaders(train, dict.fromkeys(_named(data.val, "data.val"), val) or val)
 
-    def _train_data(self, node: Any, key: str) -> tuple[Any, CountsOfSets | None]:
+    def _train_data(self, node: Any, key: str) -> tuple[Any, MixtureSampler | None]:
         """Return the train data, and the sampler that `data.weights` or `data.lengths` ask for."""
         several = _named(node, key)
         if several:
@@ -164,7 +164,7 @@ class _Builder:
 
     def _of_samples(
         self, data: Any, split: str, key: str, options: Mapping[str, Any], keys: Mapping[str, str]
-    ) -> PartLoader:
+    ) -> MapStyleLoader:
         of_loader: dict[str, Any] = {name: options[name] for name in LoaderOptions.__annotations__}
         if split == "train":
             of_loader["global_batch"] = self._global_batch(options)
@@ -209,7 +209,7 @@ def _named(node: Any, key: str) -> dict[str, DictConfig]:
     return sets
 
 
-def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, CountsOfSets | None]:
+def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, MixtureSampler | None]:
     """Return the sets of `data.train` as one, and the sampler that `data.weights` or `data.lengths` ask for."""
     sets = {name: instantiate(node, f"data.train.{name}") for name, node in nodes.items()}
     kinds = {name: _kind(one, f"data.train.{name}") for name, one in sets.items()}
@@ -222,8 +222,8 @@ def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, Co
             remedy="Use only sets with indices, or only streams.",
         )
     if "stream" in kinds.values():
-        return mix(sets, weights, lengths), None
-    return join(sets, weights, lengths)
+        return mix_streams(sets, weights, lengths), None
+    return join_sets(sets, weights, lengths)
 
 
 def _by_set(numbers: Any, key: str, sets: Iterable[str]) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
     Raises:
         UserError: it is something else.
     """
-    if isinstance(data, MixedStreams | IterableDataset):
+    if isinstance(data, StreamMixture | IterableDataset):
         return "stream"
     if isinstance(data, DataLoader):
         return "batches"
