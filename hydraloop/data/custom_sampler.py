@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from hydraloop.data.random_state import private_generators, seed_generators
-from hydraloop.data.sampler import mix_seed
+from hydraloop.data.seeds import mix_seed
 from hydraloop.errors import UserError
 
 _Item = TypeVar("_Item", int, list[int])

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hydraloop.data.collate import Collate, explained, misfit
 from hydraloop.data.custom_sampler import CustomOrder, as_index, as_indices, create_sampler
 from hydraloop.data.loader_options import LoaderOptions, check_ranges, dataloader_options, with_defaults
-from hydraloop.data.sampler import EpochBatchSampler, EpochOrder, EpochSampler, mix_seed
+from hydraloop.data.sampler import EpochBatchSampler, EpochOrder, EpochSampler
 from hydraloop.data.seeded_fetcher import SeededFetcher, as_is
+from hydraloop.data.seeds import mix_seed
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
@@ -49,7 +50,8 @@ class MapStyleLoader:
         self.batch_size, self.global_batch, self.key, self.keys = batch_size, global_batch, key, keys
         self.num_workers: int = options["num_workers"]
         self._seed, self._generator = seed, torch.Generator()
-        order.seeds = seeded.seeds if seeded.may_draw and not seeded.by_batch else None
+        if seeded.may_draw and not seeded.by_batch:
+            order.with_seeds = seeded.with_seeds
         self._torch: DataLoader[Any] = DataLoader(
             cast(Dataset[Any], seeded),
             batch_sampler=cast(Any, order),

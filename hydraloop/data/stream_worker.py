@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.collate import Collate, misfit
 from hydraloop.data.random_state import private_generators, seed_generators
-from hydraloop.data.sampler import mix_seed
+from hydraloop.data.seeds import mix_seed
 from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError
 

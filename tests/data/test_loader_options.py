@@ -75,7 +75,7 @@ def test_what_defines_an_epoch_of_training_is_not_for_evaluation() -> None:
         f"data.loader.collate_fn={{_target_: {PARTS}.pad}}",
     ).values()
     assert (len(train), len(val), len(test)) == (1, 10, 5)
-    assert isinstance(train.order._drawn.sampler, RandomSampler)  # type: ignore[union-attr]
+    assert isinstance(train.order._custom.sampler, RandomSampler)  # type: ignore[attr-defined]
     drawn = [int(row[0]) for batch in test for row in batch]
     assert sorted(drawn) == list(range(0, 40, 2)) != drawn
     assert drawn == [int(row[0]) for batch in test for row in batch], "an evaluation has the same order each time"
