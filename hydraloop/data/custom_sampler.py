@@ -41,7 +41,7 @@ class CustomOrder(Generic[_Item]):
         self.sampler, self.seed, self.key = sampler, seed, key
         self._of: Callable[[Any], _Item] = of
         self._samples = samples
-        self._length: int | None = None
+        self._length = 0  # items in an epoch; 0: not known yet
         first = self(0)
         if not first:
             raise UserError(f"{self._name} yields nothing", key=key, remedy="Check its arguments.")
@@ -56,7 +56,6 @@ class CustomOrder(Generic[_Item]):
 
     def __len__(self) -> int:
         """Return the number of items in an epoch."""
-        assert self._length is not None
         return self._length
 
     def __call__(self, epoch: int) -> list[_Item]:
@@ -87,7 +86,7 @@ class CustomOrder(Generic[_Item]):
                 key=self.key,
                 remedy="Yield indices of the data set, 0 or more.",
             )
-        if self._length is not None and len(items) != self._length:
+        if self._length and len(items) != self._length:
             raise UserError(
                 f"{self._name} yields {len(items)} items in epoch {epoch + 1}, and {self._length} in the first one",
                 key=self.key,
@@ -124,23 +123,30 @@ def create_sampler(sampler: Any, dataset: Any, rank: int, world_size: int, key: 
     them. Any other object is returned.
 
     Raises:
-        UserError: a class takes `num_replicas` and has no such attribute, which says that it splits an epoch.
+        UserError: a class takes `num_replicas` and has no such attribute, which says that it splits an epoch. Or the
+            sampler splits an epoch for another number of processes.
     """
-    if not isinstance(sampler, functools.partial):
-        is_function = callable(sampler) and not hasattr(sampler, "__iter__")
-        return _FunctionSampler(functools.partial(sampler), dataset) if is_function else sampler
-    if not isinstance(sampler.func, type):
-        return _FunctionSampler(sampler, dataset)
-    if "num_replicas" not in inspect.signature(sampler.func).parameters:
-        return sampler(dataset)
-    made = sampler(dataset, num_replicas=world_size, rank=rank)
-    if not hasattr(made, "num_replicas"):
+    if callable(sampler) and not isinstance(sampler, functools.partial) and not hasattr(sampler, "__iter__"):
+        sampler = functools.partial(sampler)
+    if isinstance(sampler, functools.partial):
+        if not isinstance(sampler.func, type):
+            return _FunctionSampler(sampler, dataset)
+        takes_ranks = "num_replicas" in inspect.signature(sampler.func).parameters
+        sampler = sampler(dataset, num_replicas=world_size, rank=rank) if takes_ranks else sampler(dataset)
+        if takes_ranks and not hasattr(sampler, "num_replicas"):
+            raise UserError(
+                f"{type(sampler).__name__} takes num_replicas, but has no attribute num_replicas",
+                key=key,
+                remedy="Add to its __init__: self.num_replicas = num_replicas. Then the epoch is not split again.",
+            )
+    processes = getattr(sampler, "num_replicas", world_size)
+    if processes != world_size:
         raise UserError(
-            f"{type(made).__name__} takes num_replicas, but has no attribute num_replicas",
+            f"{type(sampler).__name__} splits an epoch for {processes} processes, and there are {world_size}",
             key=key,
-            remedy="Add to its __init__: self.num_replicas = num_replicas. Then the epoch is not split again.",
+            remedy="Set _partial_: true and leave num_replicas and rank out: they are then given to the class.",
         )
-    return made
+    return sampler
 
 
 class _FunctionSampler:

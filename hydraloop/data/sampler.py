@@ -35,8 +35,10 @@ class EpochOrder(ABC):
     """The batch at which the next iteration begins."""
     with_seeds: Callable[[Iterator[BatchRequest]], Iterator[BatchRequest]] = iter
     """Adds the seeds of their samples to the requests of an epoch."""
-    _filler = 2
-    """Samples in a filler. Two, because batch norm fails on one sample in training."""
+    batch_size: int | None = None
+    """Samples of a full global batch. None: batches are drawn and have any size."""
+    batch_of_rank: int | None = None
+    """Samples of a full batch of this rank, rounded up."""
     _kept: tuple[int, Any] = -1, None
     """An epoch, and what `_draw` returned for it."""
 
@@ -62,7 +64,8 @@ class EpochOrder(ABC):
         if mine:
             return BatchRequest(self._indices(epoch or 0, begin, begin + mine), epoch, begin)
         of_others = self._indices(epoch or 0, start, start + min(2, of_all))
-        return BatchRequest((of_others * 2)[: self._filler], epoch, start)
+        # Two samples, because batch norm fails on one in training. One, if no batch of a rank has more.
+        return BatchRequest((of_others * 2)[: min(2, self.batch_of_rank or 2)], epoch, start)
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the number of samples that count in a batch, as (on this rank, on all ranks); (0, n) for a filler.
@@ -122,6 +125,8 @@ class EpochSampler(EpochOrder):
         ValueError: the batch size or the rank is out of range.
     """
 
+    batch_size: int
+
     def __init__(
         self,
         data: Sized,
@@ -139,11 +144,11 @@ class EpochSampler(EpochOrder):
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size}")
         self.shuffle, self.seed, self.batch_size = shuffle, seed, batch_size
+        self.batch_of_rank = -(-batch_size // world_size)
         self.rank, self.world_size = rank, world_size
         self._custom = order
-        self._samples = len(data if order is None else order)
-        self._batches = self._samples // batch_size if drop_last else -(-self._samples // batch_size)
-        self._filler = min(2, -(-batch_size // world_size))
+        self.samples = len(data if order is None else order)
+        self._batches = self.samples // batch_size if drop_last else -(-self.samples // batch_size)
 
     def __len__(self) -> int:
         return self._batches
@@ -153,7 +158,7 @@ class EpochSampler(EpochOrder):
         if not 0 <= batch_idx < self._batches:
             raise IndexError(f"an epoch has no batch {batch_idx}")
         start = batch_idx * self.batch_size
-        of_all = min(self.batch_size, self._samples - start)
+        of_all = min(self.batch_size, self.samples - start)
         return start, of_all, *_share(start, of_all, self.rank, self.world_size)
 
     def _indices(self, epoch: int, begin: int, end: int) -> list[int]:
@@ -168,7 +173,7 @@ class EpochSampler(EpochOrder):
         if self._custom is not None:
             return torch.tensor(self._custom(epoch)).numpy()
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
-        return torch.randperm(self._samples, generator=generator).numpy()
+        return torch.randperm(self.samples, generator=generator).numpy()
 
 
 class EpochBatchSampler(EpochOrder):

@@ -46,7 +46,6 @@ class SeededFetcher:
         self.may_draw, self._seed, self._repeats = _may_draw(dataset), seed, repeats
         self._generators = SampleGenerators()
         self._epoch: int | None = None
-        self._told: list[Any] | None = None  # data sets with `set_epoch`
 
     def __getitems__(self, request: BatchRequest) -> Any:
         """Return the batch of a request."""
@@ -102,15 +101,8 @@ class SeededFetcher:
 
     def _set_epoch(self, epoch: int | None) -> None:
         self._epoch = epoch
-        if self._told is None:
-            self._told = data_sets_with("set_epoch", self)
-        for data in self._told:
+        for data in data_sets_with("set_epoch", self):
             data.set_epoch(epoch)
-
-
-def as_is(batch: Any) -> Any:
-    """Return what `SeededFetcher` has made; at module level, so that workers can unpickle it."""
-    return batch
 
 
 def _by_batch(dataset: Any) -> bool:

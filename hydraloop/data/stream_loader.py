@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hydraloop.data.collate import Collate
+from hydraloop.data.collate import Collate, as_is
 from hydraloop.data.loader_options import dataloader_options
 from hydraloop.data.mixture import StreamMixture
 from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split, steps_of
@@ -83,7 +83,7 @@ class StreamLoader:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
         drawer = self._drawer(self._sources, **where)
         try:
-            loader = DataLoader(drawer, batch_size=None, collate_fn=_as_drawn, generator=seeds, **self._options)
+            loader = DataLoader(drawer, batch_size=None, collate_fn=as_is, generator=seeds, **self._options)
             for drawn in ended_at_exit(loader):
                 if drawn is not None:
                     yield _checked(drawn)
@@ -285,9 +285,4 @@ def build_stream_loader(
 def _checked(drawn: WorkerBatch | UserError) -> WorkerBatch:
     if isinstance(drawn, UserError):
         raise drawn
-    return drawn
-
-
-def _as_drawn(drawn: Any) -> Any:
-    """Return what `BatchedStream` yields; at module level, so that workers can unpickle it."""
     return drawn

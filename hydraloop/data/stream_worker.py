@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hydraloop.data.collate import Collate, misfit
+from hydraloop.data.collate import Collate, collate_error
 from hydraloop.data.random_state import private_generators, seed_generators
 from hydraloop.data.seeds import mix_seed
 from hydraloop.data.stream_sources import Source, is_hugging_face
@@ -137,7 +137,7 @@ class BatchedStream(IterableDataset[Any]):
         try:
             return self._collate(samples) if samples else None
         except Exception:
-            mistake = misfit(self._collate, samples, numbers, self._key)
+            mistake = collate_error(self._collate, samples, numbers, self._key)
             if mistake is None:
                 raise
             return mistake
