@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
 
 import torch
 
@@ -14,11 +15,10 @@ from hydraloop.data.random_state import private_generators, seed_generators
 from hydraloop.data.seeds import mix_seed
 from hydraloop.errors import UserError
 
-_Item = TypeVar("_Item", int, list[int])
 _DRAWS = 2  # separates these seeds from those of the shuffled order and of the workers
 
 
-class CustomOrder(Generic[_Item]):
+class CustomOrder:
     """What a sampler yields in each epoch. Its draws are seeded; the run's generators are neither read nor changed.
 
     The seeds of torch's (on the CPU), NumPy's and Python's global generators follow from (seed, epoch), and so do those
@@ -26,7 +26,7 @@ class CustomOrder(Generic[_Item]):
 
     Args:
         sampler: yields indices, or lists of indices.
-        of: makes an item: `as_index` or `as_indices`.
+        batched: whether it yields lists of indices.
         samples: of the data set.
         seed: of the run, the same on all ranks.
         key: the option that sets the sampler, for errors.
@@ -35,12 +35,9 @@ class CustomOrder(Generic[_Item]):
         UserError: it yields nothing, or something else; or it draws another order for the same seeds.
     """
 
-    def __init__(
-        self, sampler: Iterable[Any], of: Callable[[Any], _Item], *, samples: int, seed: int, key: str
-    ) -> None:
+    def __init__(self, sampler: Iterable[Any], *, batched: bool, samples: int, seed: int, key: str) -> None:
         self.sampler, self.seed, self.key = sampler, seed, key
-        self._of: Callable[[Any], _Item] = of
-        self._samples = samples
+        self._batched, self._samples = batched, samples
         self._length = 0  # items in an epoch; 0: not known yet
         first = self(0)
         if not first:
@@ -58,8 +55,8 @@ class CustomOrder(Generic[_Item]):
         """Return the number of items in an epoch."""
         return self._length
 
-    def __call__(self, epoch: int) -> list[_Item]:
-        """Return the items of an epoch (from 0).
+    def __call__(self, epoch: int) -> Any:
+        """Return the indices of an epoch (from 0), or its lists of indices.
 
         Raises:
             UserError: there are more or fewer than in epoch 0, or an item is not an index of the data set.
@@ -76,10 +73,12 @@ class CustomOrder(Generic[_Item]):
             seed_generators(seed)
             drawn = list(self.sampler)
         try:
-            items = [self._of(item) for item in drawn]
+            items: Any = [[*map(operator.index, item)] if self._batched else operator.index(item) for item in drawn]
+            if self._batched and not all(items):
+                raise TypeError("a batch is empty")
         except TypeError as error:
             raise UserError(f"{self._name}: {error}", key=self.key, remedy="Yield indices of the data set.") from error
-        flat = [index for item in items for index in (item if isinstance(item, list) else (item,))]
+        flat = [*chain.from_iterable(items)] if self._batched else items
         if flat and not (min(flat) >= 0 and max(flat) < self._samples):
             raise UserError(
                 f"{self._name} yields indices from {min(flat)} to {max(flat)}, and there are {self._samples} samples",
@@ -97,23 +96,6 @@ class CustomOrder(Generic[_Item]):
     @property
     def _name(self) -> str:
         return self.sampler.name if isinstance(self.sampler, _FunctionSampler) else type(self.sampler).__name__
-
-
-def as_index(item: Any) -> int:
-    """Return what a sampler yields as a number."""
-    return operator.index(item)
-
-
-def as_indices(item: Any) -> list[int]:
-    """Return what a batch sampler yields as a list of numbers.
-
-    Raises:
-        TypeError: it is empty, or not a list of numbers.
-    """
-    batch = [operator.index(one) for one in item]
-    if not batch:
-        raise TypeError("a batch is empty")
-    return batch
 
 
 def create_sampler(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -> Any:

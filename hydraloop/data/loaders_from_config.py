@@ -25,8 +25,6 @@ from hydraloop.schemas.data import SPLITS
 
 log = logging.getLogger(__name__)
 
-_ORDERS = ("sampler", "batch_sampler")
-
 
 def build_loaders(
     cfg: DictConfig,
@@ -82,12 +80,12 @@ class _Builder:
     cfg: DictConfig
     device: torch.device
     distributed: Distributed
-    of_run: Mapping[str, Any]
+    of_run: Mapping[str, int | None]
 
     def loader(self, split: str, node: Any, key: str) -> Loader:
         """Return the loader of a data set; `node` describes it, or several sets of `data.train` by name."""
         train = split == "train"
-        data, order = self._train_data(node, key) if train else (instantiate(node, key), None)
+        data, order = _train_data(self.cfg.data) if train else (instantiate(node, key), None)
         kind = _kind(data, key)
         if kind == "batches":
             return self._given(data, split, key)
@@ -131,7 +129,7 @@ class _Builder:
         batches = max(1, round(given * len(whole))) if isinstance(given, float) else given
         found = {split: options_from_config(data, split) for split in ("train", "val")}
         for options, _ in found.values():
-            options.update(dict.fromkeys(_ORDERS))
+            options |= {"sampler": None, "batch_sampler": None}
         options = found["train"][0]
         samples = batches * (self._global_batch(options) or options["batch_size"] * self.distributed.world_size)
         few = Subset(whole.dataset, range(min(samples, len(cast(Sized, whole.dataset)))))
@@ -140,27 +138,21 @@ class _Builder:
             return Loaders(train)
         return Loaders(train, dict.fromkeys(_named(data.val, "data.val"), val) or val)
 
-    def _train_data(self, node: Any, key: str) -> tuple[Any, MixtureSampler | None]:
-        """Return the train data, and the sampler that `data.weights` or `data.lengths` ask for."""
-        several = _named(node, key)
-        if several:
-            return _train_sets(self.cfg.data, several)
-        given = next((name for name in ("weights", "lengths") if self.cfg.data.get(name)), None)
-        if given is not None:
-            raise UserError(
-                "data.train is one set", key=f"data.{given}", remedy="Name its sets: 'data.train={a: {…}, b: {…}}'."
-            )
-        return instantiate(node, key), None
-
     def _given(self, data: Any, split: str, key: str) -> Loader:
-        """Return an object of the config that yields batches."""
-        if not isinstance(data, DataLoader):  # DataLoaders are checked by the engine
-            text = "has a length and no __getitem__, so it yields batches: the options of its loader have no effect"
-            log.info("%s: %s %s", key, type(data).__name__, text)
-            if split == "train":
-                _check_split(data, self.distributed.world_size)
-        loader: Loader = data
-        return loader
+        """Return an object of the config that yields batches, which are not the same on all ranks."""
+        if isinstance(data, DataLoader):  # the engine checks it
+            return data
+        name, world_size = type(data).__name__, self.distributed.world_size
+        text = "has a length and no __getitem__, so it yields batches: the options of its loader have no effect"
+        log.info("%s: %s %s", key, name, text)
+        if split == "train" and world_size > 1 and not hasattr(data, "num_replicas"):
+            raise UserError(
+                f"{name} yields the same batches on each of {world_size} processes",
+                key="data.train",
+                remedy="Let data.train be the data set of its samples, or split the batches in the class and give it "
+                "an attribute num_replicas.",
+            )
+        return cast(Loader, data)
 
     def _of_samples(
         self, data: Any, split: str, key: str, options: Mapping[str, Any], keys: Mapping[str, str]
@@ -171,20 +163,24 @@ class _Builder:
         return build_loader(data, shuffle=split == "train", **self._common(key, keys), **of_loader)
 
     def _common(self, key: str, keys: Mapping[str, str]) -> dict[str, Any]:
-        ranks = {"rank": self.distributed.rank, "world_size": self.distributed.world_size}
-        return {"seed": self.cfg.seed, "device": self.device, "key": key, "keys": keys, **ranks}
+        return {
+            "seed": self.cfg.seed,
+            "device": self.device,
+            "key": key,
+            "keys": keys,
+            "rank": self.distributed.rank,
+            "world_size": self.distributed.world_size,
+        }
 
     def _global_batch(self, options: Mapping[str, Any]) -> int | None:
         """Return the size of the global batches of a resumed run, in batches if there is a batch sampler.
 
         None: the run is new, or its batch size has changed.
         """
-        size: int | None = self.of_run.get("batch_size")
         if options["batch_sampler"] is not None:
-            size = self.of_run.get("batches")
-        elif options["batch_size"] != self.of_run.get("batch_size_per_rank"):
-            size = None
-        return size
+            return self.of_run.get("batches")
+        same = options["batch_size"] == self.of_run.get("batch_size_per_rank")
+        return self.of_run.get("batch_size") if same else None
 
 
 def _named(node: Any, key: str) -> dict[str, DictConfig]:
@@ -209,8 +205,16 @@ def _named(node: Any, key: str) -> dict[str, DictConfig]:
     return sets
 
 
-def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, MixtureSampler | None]:
-    """Return the sets of `data.train` as one, and the sampler that `data.weights` or `data.lengths` ask for."""
+def _train_data(data: DictConfig) -> tuple[Any, MixtureSampler | None]:
+    """Return the train data, several sets as one, and the sampler that `data.weights` or `data.lengths` ask for."""
+    nodes = _named(data.train, "data.train")
+    given = [name for name in ("weights", "lengths") if data.get(name)]
+    if given and not nodes:
+        raise UserError(
+            "data.train is one set", key=f"data.{given[0]}", remedy="Name its sets: 'data.train={a: {…}, b: {…}}'."
+        )
+    if not nodes:
+        return instantiate(data.train, "data.train"), None
     sets = {name: instantiate(node, f"data.train.{name}") for name, node in nodes.items()}
     kinds = {name: _kind(one, f"data.train.{name}") for name, one in sets.items()}
     weights, lengths = (_by_set(data.get(name), f"data.{name}", sets) for name in ("weights", "lengths"))
@@ -267,14 +271,3 @@ def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
         remedy="Use an object with __getitem__ and __len__ (samples), with __iter__ and __len__ (batches), or with "
         "__iter__ alone (a stream of samples).",
     )
-
-
-def _check_split(batches: object, world_size: int) -> None:
-    """Refuse batches that are the same on all ranks."""
-    if world_size > 1 and not hasattr(batches, "num_replicas"):
-        raise UserError(
-            f"{type(batches).__name__} yields the same batches on each of {world_size} processes",
-            key="data.train",
-            remedy="Let data.train be the data set of its samples, or split the batches in the class and give it an "
-            "attribute num_replicas.",
-        )

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hydraloop.data.collate import Collate, as_is, collate_error
-from hydraloop.data.custom_sampler import CustomOrder, as_index, as_indices, create_sampler
+from hydraloop.data.custom_sampler import CustomOrder, create_sampler
 from hydraloop.data.loader_options import LoaderOptions, check_ranges, dataloader_options, with_defaults
 from hydraloop.data.sampler import BatchRequest, EpochBatchSampler, EpochOrder, EpochSampler
 from hydraloop.data.seeded_fetcher import SeededFetcher
@@ -18,6 +18,7 @@ from hydraloop.data.seeds import mix_seed
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_workers, failed_worker
 from hydraloop.errors import UserError
+from hydraloop.schemas.data import LoaderConf
 
 _WORKERS = 1  # separates the seeds of the workers from that of the order
 
@@ -221,19 +222,19 @@ def build_loader(
     which = "sampler" if conf.batch_sampler is None else "batch_sampler"
     sampler = create_sampler(getattr(conf, which), dataset, rank, world_size, keys[which])
     splits = hasattr(sampler, "num_replicas")
-    sharing = {"rank": 0, "world_size": 1} if splits else {"rank": rank, "world_size": world_size}
-    batches = None if splits else global_batch
-    custom = partial(CustomOrder, sampler, samples=samples, seed=seed, key=keys[which])
-    if which == "batch_sampler":
-        order: EpochOrder = EpochBatchSampler(custom(as_indices), batches=batches, **sharing)
-    else:
-        of_samples = None if sampler is None else custom(as_index)
-        size = batches or conf.batch_size * sharing["world_size"]
-        order = EpochSampler(
-            range(samples), shuffle=shuffle, seed=seed, batch_size=size, drop_last=conf.drop_last, order=of_samples,
-            **sharing,
-        )  # fmt: skip
-        _check_samples(order, key)
+    order = _create_order(
+        conf,
+        sampler,
+        samples,
+        None if splits else global_batch,
+        shuffle=shuffle,
+        seed=seed,
+        key=keys[which],
+        rank=0 if splits else rank,
+        world_size=1 if splits else world_size,
+    )
+    if isinstance(order, EpochSampler):
+        order.check_size(key)
     of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
     seeded = SeededFetcher(dataset, Collate(conf.collate_fn, keys["collate_fn"]), of_draws, repeats=sampler is not None)
     return (MapStyleLoader if splits else GlobalBatchLoader)(
@@ -244,6 +245,34 @@ def build_loader(
         keys=keys,
         persistent_workers=conf.persistent_workers and conf.num_workers > 0,
         **dataloader_options(vars(conf), device),
+    )
+
+
+def _create_order(
+    conf: LoaderConf,
+    sampler: Any,
+    samples: int,
+    global_batch: int | None,
+    *,
+    shuffle: bool,
+    seed: int,
+    key: str,
+    rank: int,
+    world_size: int,
+) -> EpochOrder:
+    """Return the order of the batches of this rank; `rank` and `world_size` are those that the order is split for."""
+    custom = partial(CustomOrder, sampler, samples=samples, seed=seed, key=key)
+    if conf.batch_sampler is not None:
+        return EpochBatchSampler(custom(batched=True), batches=global_batch, rank=rank, world_size=world_size)
+    return EpochSampler(
+        range(samples),
+        shuffle=shuffle,
+        seed=seed,
+        batch_size=global_batch or conf.batch_size * world_size,
+        drop_last=conf.drop_last,
+        rank=rank,
+        world_size=world_size,
+        order=None if sampler is None else custom(batched=False),
     )
 
 
@@ -259,23 +288,3 @@ def _length(dataset: Dataset[Any], key: str) -> int:
     if samples == 0:
         raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
     return samples
-
-
-def _check_samples(order: EpochSampler, key: str) -> None:
-    """Refuse an order that leaves a rank without samples to train on. For an evaluation, that is allowed."""
-    samples, ranks = order.samples, order.world_size
-    if order.shuffle and samples < ranks:
-        raise UserError(
-            f"{samples} samples cannot be shared by {ranks} processes",
-            key=key,
-            remedy=f"Use at most {samples} processes, or more data.",
-        )
-    if len(order) == 0:
-        fits = samples // ranks
-        smaller = f"data.loader.batch_size={fits} or less, or " if fits else ""
-        each = f"{order.batch_of_rank} for each of {ranks} processes" if ranks > 1 else f"{order.batch_of_rank}"
-        raise UserError(
-            f"{samples} samples are less than a batch of {each}, and drop_last drops the incomplete batch",
-            key=key,
-            remedy=f"Use {smaller}data.loader.drop_last=false.",
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,10 @@ _Loaded = TypeVar("_Loaded")
 _numpy: Any = numpy.random  # its stubs lack public names
 _KNOWN = random.Random(0).getstate()
 _NEXT = random.Random(0).random()
+_UNSEEDED, _SAME = _numpy.MT19937(0), _numpy.MT19937(0)
+"""NumPy's generator for samples that do not draw, and another one in the same state."""
+_SEEDED = _numpy.MT19937()
+"""NumPy's generator for samples that draw."""
 
 
 class SampleGenerators:
@@ -62,31 +65,17 @@ class SampleGenerators:
         if not self._python:
             random.setstate(_KNOWN)
         if not self._numpy:
-            _numpy.set_bit_generator(_watched()[0])
+            _numpy.set_bit_generator(_UNSEEDED)
 
     def _notices_draws(self) -> bool:
         """Return whether a generator that was not seeded has moved. It is seeded from now on."""
         python = not self._python and random.random() != _NEXT
-        numpy = False
-        if not self._numpy:
-            watched, same = _watched()
-            numpy = watched.random_raw() != same.random_raw()
-            if numpy:
-                _watched.cache_clear()
-                _numpy.set_bit_generator(_of_data())
+        numpy = not self._numpy and _UNSEEDED.random_raw() != _SAME.random_raw()
+        if numpy:
+            _UNSEEDED.state = _SAME.state
+            _numpy.set_bit_generator(_SEEDED)
         self._python, self._numpy = self._python or python, self._numpy or numpy
         return python or numpy
-
-
-@functools.cache
-def _watched() -> tuple[Any, Any]:
-    """Return NumPy's generator for samples that do not draw, and another one in the same state."""
-    return _numpy.MT19937(0), _numpy.MT19937(0)
-
-
-@functools.cache
-def _of_data() -> Any:
-    return _numpy.MT19937()
 
 
 @contextmanager
@@ -103,7 +92,7 @@ def private_generators(*, exact: bool = False) -> Iterator[None]:
         return
     python, of_torch = random.getstate(), torch.default_generator.get_state()
     of_numpy, state = _numpy.get_bit_generator(), _numpy.get_state() if exact else None
-    _numpy.set_bit_generator(_of_data())
+    _numpy.set_bit_generator(_SEEDED)
     try:
         yield
     finally:

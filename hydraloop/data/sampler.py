@@ -11,6 +11,7 @@ import torch
 
 from hydraloop.data.custom_sampler import CustomOrder
 from hydraloop.data.seeds import mix_seed
+from hydraloop.errors import UserError
 
 
 class BatchRequest(NamedTuple):
@@ -137,7 +138,7 @@ class EpochSampler(EpochOrder):
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        order: CustomOrder[int] | None = None,
+        order: CustomOrder | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"a batch of {batch_size} samples")
@@ -149,6 +150,29 @@ class EpochSampler(EpochOrder):
         self._custom = order
         self.samples = len(data if order is None else order)
         self._batches = self.samples // batch_size if drop_last else -(-self.samples // batch_size)
+
+    def check_size(self, key: str) -> None:
+        """Refuse an order that leaves a rank without samples to train on. For an evaluation, that is allowed.
+
+        Args:
+            key: of the data set in the config.
+        """
+        samples, ranks = self.samples, self.world_size
+        if self.shuffle and samples < ranks:
+            raise UserError(
+                f"{samples} samples cannot be shared by {ranks} processes",
+                key=key,
+                remedy=f"Use at most {samples} processes, or more data.",
+            )
+        if self._batches == 0:
+            fits = samples // ranks
+            smaller = f"data.loader.batch_size={fits} or less, or " if fits else ""
+            each = f"{self.batch_of_rank} for each of {ranks} processes" if ranks > 1 else f"{self.batch_of_rank}"
+            raise UserError(
+                f"{samples} samples are less than a batch of {each}, and drop_last drops the incomplete batch",
+                key=key,
+                remedy=f"Use {smaller}data.loader.drop_last=false.",
+            )
 
     def __len__(self) -> int:
         return self._batches
@@ -190,9 +214,7 @@ class EpochBatchSampler(EpochOrder):
         world_size: number of processes that share the batches.
     """
 
-    def __init__(
-        self, order: CustomOrder[list[int]], *, batches: int | None = None, rank: int = 0, world_size: int = 1
-    ) -> None:
+    def __init__(self, order: CustomOrder, *, batches: int | None = None, rank: int = 0, world_size: int = 1) -> None:
         self.rank, self.world_size = rank, world_size
         self.batches = world_size if batches is None else batches
         self._custom = order

@@ -117,8 +117,7 @@ class TrainStreamLoader(StreamLoader):
         **options: Any,
     ) -> None:
         super().__init__(*others, **options)
-        self.batch_size, self._rank, self._world_size = batch_size, rank, world_size
-        self._skip = skip_on_resume
+        self.batch_size, self._world_size, self._skip = batch_size, world_size, skip_on_resume
         self._positions = [WorkerPosition.begin(len(self._sources)) for _ in range(max(self.num_workers, 1))]
         """Of each worker, after the batches that were consumed."""
         self._next = 0
@@ -126,7 +125,7 @@ class TrainStreamLoader(StreamLoader):
         self._fetched: deque[tuple[int, WorkerBatch]] = deque()
         """Batches that may not have been consumed yet, with their numbers in the run."""
         self._running: Iterator[WorkerBatch] | None = None
-        self._checked = self._reported = False
+        self._reported = rank != 0  # whether the end of the stream is
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the samples of any batch, as (on this rank, on all ranks): all batches are full."""
@@ -176,13 +175,13 @@ class TrainStreamLoader(StreamLoader):
 
     def _fetch(self, number: int) -> Any:
         self._consume(number - 2)  # at most one batch is fetched ahead
+        running = self._running or self._drawn(endless=True, positions=self._positions, first=self._next)
+        drawn = next(running)
         if self._running is None:
-            self._running = self._drawn(endless=True, positions=self._positions, first=self._next)
-        drawn = next(self._running)
-        if not self._checked:
             self._check_state(drawn.position)
+            self._running = running
         self._fetched.append((number, drawn))
-        if drawn.ended and not self._reported and self._rank == 0:
+        if drawn.position.passes > self._positions[drawn.worker].passes and not self._reported:
             log.info("%s: the stream has ended in iteration %d and begins again; reported once", self._key, number)
             self._reported = True
         return drawn.batch
@@ -193,7 +192,6 @@ class TrainStreamLoader(StreamLoader):
             check_loadable([of_set["state"] for of_set in position.sets], "its state")
         except TypeError as error:
             raise UserError(str(error), key=self._key, remedy="int(…) makes a number of a NumPy scalar.") from error
-        self._checked = True
 
     def _consume(self, iteration: int) -> None:
         while self._fetched and self._fetched[0][0] <= iteration:

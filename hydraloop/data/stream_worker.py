@@ -30,6 +30,11 @@ class WorkerPosition:
     sets: list[dict[str, Any]]
     """Of each set: its `pass`, the `samples` read in it, and its `state` after them (None: it has no `state_dict`)."""
 
+    @property
+    def passes(self) -> int:
+        """Ends of sets that it has passed."""
+        return sum(of_set["pass"] for of_set in self.sets)
+
     @classmethod
     def begin(cls, sets: int) -> WorkerPosition:
         """Return the position before the first sample."""
@@ -37,11 +42,10 @@ class WorkerPosition:
 
 
 class WorkerBatch(NamedTuple):
-    """A batch, with the position of the worker after it; `ended`: a set has begun its next pass in it."""
+    """A batch, with the position of the worker after it."""
 
     worker: int
     position: WorkerPosition
-    ended: bool
     batch: Any
 
 
@@ -103,7 +107,6 @@ class BatchedStream(IterableDataset[Any]):
                 for number, (source, begin) in enumerate(zip(self._sources, position.sets, strict=True))
             ]
         while True:
-            passes = sum(reader.passes for reader in readers)
             with private_generators():
                 samples, numbers = self._samples(readers)
                 batch = self._collated(samples, numbers)
@@ -112,10 +115,8 @@ class BatchedStream(IterableDataset[Any]):
                 if self._endless or (alone and not any(reader.samples for reader in readers)):
                     yield self.no_samples()
                 return
-            if isinstance(batch, UserError):
-                yield batch
             position = WorkerPosition(self._drawn, [reader.position() for reader in readers])
-            yield WorkerBatch(worker, position, sum(reader.passes for reader in readers) > passes, batch)
+            yield batch if isinstance(batch, UserError) else WorkerBatch(worker, position, batch)
 
     def _samples(self, readers: Sequence[_Reader]) -> tuple[list[Any], list[int]]:
         """Return the samples of the next batch and their numbers; fewer, or none, at the end of sets that have one."""

@@ -78,7 +78,7 @@ def target_of(schema: type) -> Callable[..., Any]:
     return found
 
 
-def options_from_config(group: str, schema: type) -> dict[str, Any]:
+def options_of(group: str, schema: type) -> dict[str, Any]:
     """{option: default} of the target's arguments; MISSING if there is no default."""
     left_out = {"_target_", "_partial_"} | FOR_THE_BUILDER.get(group, set())
     return {
@@ -115,13 +115,13 @@ def test_all_groups_are_compared() -> None:
 @pytest.mark.parametrize("entry", STORED, ids=ids)
 def test_the_options_are_the_arguments_of_the_target(entry: tuple[str, type]) -> None:
     group, schema = entry
-    assert set(options_from_config(group, schema)) == set(parameters_of(target_of(schema), group))
+    assert set(options_of(group, schema)) == set(parameters_of(target_of(schema), group))
 
 
 @pytest.mark.parametrize("entry", [entry for entry in STORED if ours(entry)], ids=ids)
 def test_our_classes_have_the_same_defaults(entry: tuple[str, type]) -> None:
     group, schema = entry
-    options, parameters = options_from_config(group, schema), parameters_of(target_of(schema), group)
+    options, parameters = options_of(group, schema), parameters_of(target_of(schema), group)
     for name, option in options.items():
         default = parameters[name].default
         assert default is inspect.Parameter.empty or _plain(option) == _plain(default), name
