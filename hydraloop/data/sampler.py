@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sized
+from array import array
+from collections.abc import Callable, Iterator, Sequence, Sized
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -40,7 +41,7 @@ class EpochOrder(ABC):
     """Samples of a full global batch. None: batches are drawn and have any size."""
     batch_of_rank: int | None = None
     """Samples of a full batch of this rank, rounded up."""
-    _kept: tuple[int, Any] = -1, None
+    _kept: tuple[int, Sequence[int]] = -1, ()
     """An epoch, and what `_draw` returned for it."""
 
     def __iter__(self) -> Iterator[BatchRequest]:
@@ -62,9 +63,10 @@ class EpochOrder(ABC):
             IndexError: an epoch has no such batch.
         """
         start, of_all, begin, mine = self._part(batch_idx, epoch or 0)
+        order = self._order_of(epoch or 0)
         if mine:
-            return BatchRequest(self._indices(epoch or 0, begin, begin + mine), epoch, begin)
-        of_others = self._indices(epoch or 0, start, start + min(2, of_all))
+            return BatchRequest(list(order[begin : begin + mine]), epoch, begin)
+        of_others = list(order[start : start + min(2, of_all)])
         # Two samples, because batch norm fails on one in training. One, if no batch of a rank has more.
         return BatchRequest((of_others * 2)[: min(2, self.batch_of_rank or 2)], epoch, start)
 
@@ -85,14 +87,10 @@ class EpochOrder(ABC):
         """Return where a global batch starts in the epoch, its samples, where this rank's part begins, its samples."""
 
     @abstractmethod
-    def _indices(self, epoch: int, begin: int, end: int) -> list[int]:
-        """Return the samples at the positions from `begin` to `end`, which is not included."""
+    def _draw(self, epoch: int) -> Sequence[int]:
+        """Return the samples of an epoch, of all ranks."""
 
-    @abstractmethod
-    def _draw(self, epoch: int) -> Any:
-        """Return the order of an epoch."""
-
-    def _order_of(self, epoch: int) -> Any:
+    def _order_of(self, epoch: int) -> Sequence[int]:
         if self._kept[0] != epoch:
             self._kept = epoch, self._draw(epoch)
         return self._kept[1]
@@ -185,19 +183,14 @@ class EpochSampler(EpochOrder):
         of_all = min(self.batch_size, self.samples - start)
         return start, of_all, *_share(start, of_all, self.rank, self.world_size)
 
-    def _indices(self, epoch: int, begin: int, end: int) -> list[int]:
+    def _draw(self, epoch: int) -> Sequence[int]:
         """See `EpochOrder`."""
-        if not self.shuffle and self._custom is None:
-            return list(range(begin, end))
-        indices: list[int] = self._order_of(epoch)[begin:end].tolist()
-        return indices
-
-    def _draw(self, epoch: int) -> Any:
-        """Return an array of int64 `[samples]`."""
         if self._custom is not None:
-            return torch.tensor(self._custom(epoch)).numpy()
+            return array("q", self._custom(epoch))
+        if not self.shuffle:
+            return range(self.samples)
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
-        return torch.randperm(self.samples, generator=generator).numpy()
+        return array("q", torch.randperm(self.samples, generator=generator).numpy().tobytes())  # 8 bytes a sample
 
 
 class EpochBatchSampler(EpochOrder):
@@ -226,23 +219,19 @@ class EpochBatchSampler(EpochOrder):
         """See `EpochOrder`."""
         if not 0 <= batch_idx < len(self):
             raise IndexError(f"an epoch has no batch {batch_idx}")
-        _, starts = self._order_of(epoch)
-        bounds = starts[batch_idx * self.batches : (batch_idx + 1) * self.batches + 1]
+        self._order_of(epoch)  # sets `_starts`
+        bounds = self._starts[batch_idx * self.batches : (batch_idx + 1) * self.batches + 1]
         start, of_all = bounds[0], bounds[-1] - bounds[0]
         if self.batches != self.world_size:
             return start, of_all, *_share(start, of_all, self.rank, self.world_size)
         begin, end = (bounds[min(number, len(bounds) - 1)] for number in (self.rank, self.rank + 1))
         return start, of_all, begin, end - begin
 
-    def _indices(self, epoch: int, begin: int, end: int) -> list[int]:
+    def _draw(self, epoch: int) -> Sequence[int]:
         """See `EpochOrder`."""
-        indices: list[int] = self._order_of(epoch)[0][begin:end]
-        return indices
-
-    def _draw(self, epoch: int) -> tuple[list[int], list[int]]:
-        """Return the samples of the batches, and the position of each batch in them, with that of the end."""
         batches = self._custom(epoch)
-        return [*chain.from_iterable(batches)], [0, *accumulate(map(len, batches))]
+        self._starts = [0, *accumulate(map(len, batches))]  # of the batches in the kept epoch, and its end
+        return array("q", chain.from_iterable(batches))
 
 
 def _share(start: int, samples: int, rank: int, world_size: int) -> tuple[int, int]:
