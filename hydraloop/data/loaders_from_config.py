@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from hydraloop.data.loader_options import LoaderOptions, options_from_config
 from hydraloop.data.map_style_loader import MapStyleLoader, build_loader
 from hydraloop.data.mixture import MixtureSampler, StreamMixture, join_sets, mix_streams
-from hydraloop.data.stream_loader import build_stream_loader
+from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders
 from hydraloop.errors import UserError, any_of
@@ -97,7 +97,8 @@ class _Builder:
                     key=key,
                     remedy="Use data with indices, or distributed.strategy=ddp.",
                 )
-            return build_stream_loader(data, options, train=train, **self._common(key, keys))
+            of_split = TrainStreamLoader if train else StreamLoader
+            return of_split(data, options, **self._common(key, keys))
         if options["steps_per_epoch"] is not None:
             raise UserError(
                 f"{key} has indices, so an epoch has all its samples",
