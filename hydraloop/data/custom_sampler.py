@@ -38,6 +38,7 @@ class CustomOrder:
     def __init__(self, sampler: Iterable[Any], *, batched: bool, samples: int, seed: int, key: str) -> None:
         self.sampler, self.seed, self.key = sampler, seed, key
         self._batched, self._samples = batched, samples
+        self._name = sampler.name if isinstance(sampler, _FunctionSampler) else type(sampler).__name__
         self._length = 0  # items in an epoch; 0: not known yet
         first = self(0)
         if not first:
@@ -92,10 +93,6 @@ class CustomOrder:
                 remedy="Yield the same number in each epoch: schedules and limits are computed from it.",
             )
         return items
-
-    @property
-    def _name(self) -> str:
-        return self.sampler.name if isinstance(self.sampler, _FunctionSampler) else type(self.sampler).__name__
 
 
 def create_sampler(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -> Any:

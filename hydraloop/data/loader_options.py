@@ -76,9 +76,9 @@ def options_from_config(data: DictConfig, split: str) -> tuple[dict[str, Any], d
     for name in _CALLABLES:
         if values[name] is not None:
             values[name] = _built(name, values[name], keys[name])
-    if isinstance(values["multiprocessing_context"], DictConfig):
-        key = "multiprocessing_context"
-        values[key] = instantiate(values[key], keys[key])
+    context = values["multiprocessing_context"]
+    if isinstance(context, DictConfig):
+        values["multiprocessing_context"] = instantiate(context, keys["multiprocessing_context"])
     check_ranges(values, keys)
     return values, keys
 
@@ -88,8 +88,11 @@ def _built(name: str, node: Any, key: str) -> Any:
         return instantiate_callable(node, key)
     except UserError as error:
         if name.endswith("sampler") and "missing a required argument" in error.problem and "_partial_" not in node:
-            remedy = f"If it takes the data set, add it: ++{key}._partial_=true. {error.remedy}"
-            raise UserError(error.problem, key=error.key, remedy=remedy) from error
+            raise UserError(
+                error.problem,
+                key=error.key,
+                remedy=f"If it takes the data set, add it: ++{key}._partial_=true. {error.remedy}",
+            ) from error
         raise
 
 
@@ -114,12 +117,19 @@ def check_ranges(values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
         if value is not None and value < least:
             raise UserError(f"cannot be {value}", key=keys[name], remedy=remedy)
     if values["pin_memory"] not in (True, False, "auto"):
-        problem = f"cannot be {values['pin_memory']!r}"
-        raise UserError(problem, key=keys["pin_memory"], remedy="Use auto, true or false.")
+        raise UserError(
+            f"cannot be {values['pin_memory']!r}", key=keys["pin_memory"], remedy="Use auto, true or false."
+        )
     context = values["multiprocessing_context"]
     if isinstance(context, str) and context not in _CONTEXTS:
-        remedy = f"Use {', '.join(_CONTEXTS)}, or null."
-        raise UserError(f"cannot be {context!r}", key=keys["multiprocessing_context"], remedy=remedy)
+        raise UserError(
+            f"cannot be {context!r}",
+            key=keys["multiprocessing_context"],
+            remedy=f"Use {', '.join(_CONTEXTS)}, or null.",
+        )
     if values["sampler"] is not None and values["batch_sampler"] is not None:
-        problem = "there is a batch_sampler too, which defines the order"
-        raise UserError(problem, key=keys["sampler"], remedy="Leave one of the two out.")
+        raise UserError(
+            "there is a batch_sampler too, which defines the order",
+            key=keys["sampler"],
+            remedy="Leave one of the two out.",
+        )

@@ -28,11 +28,11 @@ _REPEATABLE = (SequentialSampler, RandomSampler, WeightedRandomSampler, SubsetRa
 
 
 def as_train_loader(loader: Loader) -> TrainLoader:
-    """Return the loader itself if it knows its position, else a `ReadyLoader` of it."""
-    return loader if isinstance(loader, TrainLoader) else ReadyLoader(loader)
+    """Return the loader itself if it knows its position, else a `ResumableLoader` of it."""
+    return loader if isinstance(loader, TrainLoader) else ResumableLoader(loader)
 
 
-class ReadyLoader:
+class ResumableLoader:
     """Begins another loader inside an epoch, with the batches that follow in the order of that epoch.
 
     A sequence begins at an index. A loader with `state_dict` and `load_state_dict` keeps its own position. For any
