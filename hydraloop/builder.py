@@ -13,7 +13,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.data.loaders_from_config import build_loaders
-from hydraloop.data.seeds import mix_seed
+from hydraloop.data.random_state import mix_seed
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.device.precision import make_precision

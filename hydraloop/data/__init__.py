@@ -11,7 +11,7 @@ from hydraloop.data.map_style_loader import GlobalBatchLoader, build_loader
 from hydraloop.data.python_sources import PythonSources
 from hydraloop.data.sampler import EpochSampler
 
-Loader = GlobalBatchLoader  # its name in earlier versions
+Loader = GlobalBatchLoader  # its name in earlier versions, without a place in `__all__`
 
 __all__ = [
     "Augmented",
@@ -20,7 +20,6 @@ __all__ = [
     "EpochSampler",
     "GlobalBatchLoader",
     "InMemoryDataset",
-    "Loader",
     "PythonSources",
     "Tokenize",
     "build_loader",

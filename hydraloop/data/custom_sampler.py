@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from hydraloop.data.random_state import private_generators, seed_generators
-from hydraloop.data.seeds import mix_seed
+from hydraloop.data.random_state import mix_seed, private_generators, seed_generators
 from hydraloop.errors import UserError
 
 _DRAWS = 2  # separates these seeds from those of the shuffled order and of the workers

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hydraloop.data.collate import Collate, as_is, collate_error
 from hydraloop.data.custom_sampler import CustomOrder, create_sampler
 from hydraloop.data.loader_options import LoaderOptions, check_ranges, dataloader_options, with_defaults
+from hydraloop.data.random_state import mix_seed
 from hydraloop.data.sampler import BatchRequest, EpochBatchSampler, EpochOrder, EpochSampler
 from hydraloop.data.seeded_fetcher import SeededFetcher
-from hydraloop.data.seeds import mix_seed
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_workers, failed_worker
 from hydraloop.errors import UserError

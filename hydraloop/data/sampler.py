@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from hydraloop.data.custom_sampler import CustomOrder
-from hydraloop.data.seeds import mix_seed
+from hydraloop.data.random_state import mix_seed
 from hydraloop.errors import UserError
 
 

@@ -11,9 +11,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from hydraloop.data.collate import Collate
 from hydraloop.data.in_memory import InMemoryDataset
-from hydraloop.data.random_state import SampleGenerators
+from hydraloop.data.random_state import SampleGenerators, mix_seed
 from hydraloop.data.sampler import BatchRequest
-from hydraloop.data.seeds import mix_seed
 from hydraloop.engine.loaders import data_sets_with
 
 _SAMPLE, _BATCH, _COLLATE = 5, 6, 7  # separate these seeds from others of the run

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.collate import Collate, collate_error
-from hydraloop.data.random_state import private_generators, seed_generators
-from hydraloop.data.seeds import mix_seed
+from hydraloop.data.random_state import mix_seed, private_generators, seed_generators
 from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError
 

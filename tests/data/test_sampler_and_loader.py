@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from hydraloop.data import EpochSampler, InMemoryDataset, build_loader
 from hydraloop.data.map_style_loader import GlobalBatchLoader
-from hydraloop.data.seeds import mix_seed
+from hydraloop.data.random_state import mix_seed
 from hydraloop.engine.loaders import Ordered
 from hydraloop.errors import UserError
 

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from hydraloop.data import build_loader
 from hydraloop.data.map_style_loader import MapStyleLoader
-from hydraloop.data.seeds import mix_seed
+from hydraloop.data.random_state import mix_seed
 
 
 class Noisy(Dataset[Tensor]):
