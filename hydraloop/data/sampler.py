@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence, Sized
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -147,7 +147,9 @@ class EpochSampler(EpochOrder):
         self.rank, self.world_size = rank, world_size
         self._custom = order
         self.samples = len(data if order is None else order)
-        self._batches = self.samples // batch_size if drop_last else -(-self.samples // batch_size)
+        self._full = self.samples // batch_size
+        self._batches = self._full if drop_last else -(-self.samples // batch_size)
+        self._samples_of_full = _share(0, batch_size, rank, world_size)[1], batch_size
 
     def check_size(self, key: str) -> None:
         """Refuse an order that leaves a rank without samples to train on. For an evaluation, that is allowed.
@@ -175,6 +177,12 @@ class EpochSampler(EpochOrder):
     def __len__(self) -> int:
         return self._batches
 
+    def samples_at(self, batch_idx: int) -> tuple[int, int]:
+        """See `EpochOrder`. Called in each iteration; 0.1 µs for a full batch."""
+        if 0 <= batch_idx < self._full:
+            return self._samples_of_full
+        return super().samples_at(batch_idx)
+
     def _part(self, batch_idx: int, epoch: int) -> tuple[int, int, int, int]:
         """See `EpochOrder`."""
         if not 0 <= batch_idx < self._batches:
@@ -190,7 +198,10 @@ class EpochSampler(EpochOrder):
         if not self.shuffle:
             return range(self.samples)
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
-        return array("q", torch.randperm(self.samples, generator=generator).numpy().tobytes())  # 8 bytes a sample
+        shuffled: Any = torch.randperm(self.samples, generator=generator).numpy()
+        order = array("q")  # 8 bytes a sample; a list takes 40
+        order.frombytes(memoryview(shuffled).cast("B"))
+        return order
 
 
 class EpochBatchSampler(EpochOrder):
