@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.data.building import build_loaders
-from hydraloop.data.sampler import mix_seed
+from hydraloop.data.loaders_from_config import build_loaders
+from hydraloop.data.random_state import mix_seed
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.device.precision import make_precision

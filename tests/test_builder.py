@@ -15,8 +15,8 @@ from torch import nn
 
 import hydraloop
 from hydraloop.builder import build
-from hydraloop.data.building import build_loaders
-from hydraloop.data.loader import Loader
+from hydraloop.data.loaders_from_config import build_loaders
+from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.hooks import EMAHook
@@ -229,8 +229,8 @@ def overfitted(distributed: Distributed, run_dir: str) -> list[list[int]]:
     engine = build(composed(*line, "engine.max_epochs=2"), run_dir=Path(run_dir), distributed=distributed)
     engine.train()
     train, val = engine.loaders.train, engine.loaders.val
-    assert isinstance(train, Loader)
-    assert isinstance(val, Loader)
+    assert isinstance(train, GlobalBatchLoader)
+    assert isinstance(val, GlobalBatchLoader)
     assert engine.loaders.test is None
     found = [sorted(index for batch in range(2) for index in train.indices_at(batch, epoch)) for epoch in range(3)]
     return [*found, [index for batch in range(len(val)) for index in val.indices_at(batch, 0)]]

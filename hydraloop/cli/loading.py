@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from hydraloop.builder import assemble
 from hydraloop.cli.run_config import config_of
-from hydraloop.data.building import check_splits
+from hydraloop.data.loaders_from_config import check_splits
 from hydraloop.engine.checkpoint.format import EVALUATED
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.device.seeding import rng_state, set_rng_state

@@ -139,9 +139,10 @@ class LightningCallback(Adapter):
             return
         position = peek(path, key="resume")
         groups = None if position is None else position.meta.get("groups")
-        if groups is not None and len(groups) != len(engine.run.groups):
+        now = len(engine.run.groups)
+        if groups is not None and len(groups) != now:
             raise UserError(
-                f"in {path} the optimizer has {len(groups)} parameter groups, but it starts with {len(engine.run.groups)}: "
+                f"in {path} the optimizer has {len(groups)} parameter groups, but it starts with {now}: "
                 f"a run cannot be resumed after {type(self.wrapped).__name__} has unfrozen parameters",
                 key="resume",
                 remedy=f"Resume from an earlier checkpoint, or start a new run with load_from={path}.",

@@ -46,8 +46,7 @@ class Augmented(Dataset[Any]):
         self.shift, self.angle, self.cutout, self.ramp_epochs = shift, angle, cutout, ramp_epochs
         self.strong = True
         """Whether images are distorted."""
-        self.strength = min(1.0, 1 / ramp_epochs) if ramp_epochs else 1.0
-        """Fraction of the full size in this epoch, in (0, 1]."""
+        self.set_epoch(0)
 
     @property
     def classes(self) -> Any:
@@ -61,55 +60,48 @@ class Augmented(Dataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the strength for an epoch, counted from 0."""
         self.strength = min(1.0, (epoch + 1) / self.ramp_epochs) if self.ramp_epochs else 1.0
+        """Fraction of the full size in this epoch, in (0, 1]."""
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample."""
-        return self._sample(self.dataset[index])
+        return self._distorted(self.dataset[index])
 
     def __getitems__(self, indices: list[int]) -> Any:
         """Return one batch: stacked, if the other data set stacks it, otherwise a list of samples."""
         fetch = getattr(self.dataset, "__getitems__", None)
         fetched = [self.dataset[index] for index in indices] if fetch is None else fetch(indices)
         if isinstance(fetched, list):
-            return [self._sample(sample) for sample in fetched]
-        return self._batch(fetched)
+            return [self._distorted(sample) for sample in fetched]
+        return self._distorted(fetched, stacked=True)
 
-    def _sample(self, sample: Any) -> Any:
+    def _distorted(self, sample: Any, *, stacked: bool = False) -> Any:
+        """Return a sample, or a stacked batch, with other images."""
         if not self.strong:
             return sample
-        image, *rest = self._with_image(sample)
-        return (self._distorted(image[None], "[C, H, W]")[0], *rest)
-
-    def _batch(self, batch: Any) -> Any:
-        if not self.strong:
-            return batch
-        images, *rest = self._with_image(batch)
-        return (self._distorted(images, "[N, C, H, W]"), *rest)
-
-    def _with_image(self, sample: Any) -> Any:
-        """Check that a sample or batch begins with a tensor, and return it."""
-        if isinstance(sample, tuple | list) and sample and isinstance(sample[0], Tensor):
-            return sample
-        got = f"a {type(sample).__name__}"
-        if isinstance(sample, tuple | list) and sample:
-            got += f" that begins with a {type(sample[0]).__name__}"
-        raise UserError(
-            f"{type(self.dataset).__name__} has samples that are not (image, ...): {got}",
-            key="data.train",
-            remedy="Let the data set return a tuple whose first entry is a floating tensor [C, H, W].",
-        )
-
-    def _distorted(self, images: Tensor, shape: str) -> Tensor:
-        """Distort images `[N, C, H, W]`, each differently."""
-        if images.ndim != 4 or not images.is_floating_point():
+        first = sample[0] if isinstance(sample, tuple | list) and sample else None
+        if not isinstance(first, Tensor):
+            got = type(sample).__name__ + (f" that begins with a {type(first).__name__}" if first is not None else "")
             raise UserError(
-                f"{type(self.dataset).__name__} has samples {list(images.shape)} of {images.dtype}, not images {shape}",
+                f"{type(self.dataset).__name__} has samples that are not (image, ...): a {got}",
+                key="data.train",
+                remedy="Let the data set return a tuple whose first entry is a floating tensor [C, H, W].",
+            )
+        images = first if stacked else first[None]
+        if images.ndim != 4 or not images.is_floating_point():
+            shape = "[N, C, H, W]" if stacked else "[C, H, W]"
+            raise UserError(
+                f"{type(self.dataset).__name__} has samples {[*first.shape]} of {first.dtype}, not images {shape}",
                 key="data.train",
                 remedy="Only floating-point images can be augmented; convert them in the data set.",
             )
+        distorted = self._images(images)
+        return (distorted if stacked else distorted[0], *sample[1:])
+
+    def _images(self, images: Tensor) -> Tensor:
+        """Distort images `[N, C, H, W]`, each differently."""
         drawn = torch.rand(5, len(images)) * 2 - 1
         moved = _moved(images, drawn[:2] * self.shift * self.strength, drawn[2] * self.angle * self.strength)
         side = round(self.cutout * self.strength)

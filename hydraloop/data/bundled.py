@@ -25,25 +25,24 @@ def find_data_file(name: str, *, root: str | None) -> Path:
         UserError: there is no such file, or scikit-learn is not installed.
     """
     if root is not None:
-        path = Path(root).expanduser() / name
-        if not path.is_file():
+        folder = Path(root).expanduser()
+    else:
+        spec = importlib.util.find_spec("sklearn")  # imports nothing, because it is a top-level package
+        if spec is None or spec.origin is None:
             raise UserError(
-                f"there is no file {path}",
+                f"{name} needs scikit-learn, which is not installed",
                 key="root",
-                remedy=f"Name the folder with {name}, or null for the copy in scikit-learn.",
+                remedy=f"pip install scikit-learn, or name a folder with {name}.",
             )
-        return path
-    # find_spec of a top-level package imports nothing.
-    spec = importlib.util.find_spec("sklearn")
-    folders = list(spec.submodule_search_locations or []) if spec is not None else []
-    for folder in folders:
-        path = Path(folder) / "datasets" / "data" / name
-        if path.is_file():
-            return path
-    problem = (
-        f"scikit-learn does not contain {name}" if folders else f"{name} needs scikit-learn, which is not installed"
-    )
-    raise UserError(problem, key="root", remedy=f"pip install scikit-learn, or name a folder with {name}.")
+        folder = Path(spec.origin).parent / "datasets" / "data"
+    path = folder / name
+    if not path.is_file():
+        raise UserError(
+            f"there is no file {path}",
+            key="root",
+            remedy=f"Name the folder with {name}. Null is for the copy in scikit-learn.",
+        )
+    return path
 
 
 @lru_cache(maxsize=8)

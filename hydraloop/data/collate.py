@@ -1,19 +1,14 @@
-"""Makes a batch of samples, also of texts, and names the sample that could not be loaded or put into a batch."""
+"""Makes a batch of samples, also of texts, and names the sample that cannot be put into a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch.utils.data import default_collate
 
-from hydraloop.data.sampler import Request
-from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 from hydraloop.run.result import describe
-
-if TYPE_CHECKING:
-    from hydraloop.data.loader import PartLoader
 
 
 class Collate:
@@ -46,51 +41,12 @@ class Collate:
         return getattr(function, "__name__", type(function).__name__)
 
 
-def explained(batches: Iterable[Any], loader: PartLoader, first: int) -> Iterator[Any]:
-    """Yield the batches. An error in making one is explained: by the worker that died or was too slow, or by the
-    sample that does not fit.
-
-    Args:
-        first: number of the first batch in the epoch.
-
-    Raises:
-        UserError: `collate_fn` has failed, or a worker has died or exceeded the timeout.
-        Exception: of the data set, with a note of the sample.
-    """
-    batch_idx = first
-    try:
-        for batch in batches:
-            yield batch
-            batch_idx += 1
-    except Exception as error:
-        mistake = failed_worker(error, loader.key, loader.keys) or _failed_sample(error, loader, batch_idx)
-        if mistake is None:
-            raise
-        raise mistake from error
+def as_is(batch: Any) -> Any:
+    """Return a batch that is already made; at module level, so that workers can unpickle it."""
+    return batch
 
 
-def _failed_sample(error: Exception, loader: PartLoader, batch_idx: int) -> UserError | None:
-    """Return what to say of a failed `collate_fn`; None for an error of the data set, which gets a note.
-
-    The samples are loaded again, in this process, with the same draws.
-    """
-    data, request = loader.seeded, loader.order.request(batch_idx, loader.order.epoch)
-    indices, epoch, number, _ = request
-    index: Any = indices
-    samples: Any = []
-    try:
-        if data.by_batch:
-            samples = data.samples(request)
-        else:
-            for position, index in enumerate(indices, number):
-                samples += data.samples(Request([index], epoch, position))
-    except Exception:
-        error.add_note(f"{loader.key}: sample {index}, in batch {batch_idx} (from 0) of epoch {loader.epoch + 1}")
-        return None
-    return misfit(loader.collate_fn, samples, indices, loader.key, "dataset[{}]")
-
-
-def misfit(
+def collate_error(
     collate: Any, samples: Sequence[Any], numbers: Sequence[int], key: str, shown: str = "it"
 ) -> UserError | None:
     """Return the error that says for which sample `collate` fails; None if it does not fail.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hydraloop.data.bundled import find_data_file, read_table
+from hydraloop.data.in_memory import InMemoryDataset
 from hydraloop.data.split import stratified_split
-from hydraloop.data.tensors import InMemoryDataset
 
 
 class Digits(InMemoryDataset):

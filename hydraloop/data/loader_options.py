@@ -24,7 +24,7 @@ class LoaderOptions(TypedDict, total=False):
     """The options of `build_loader`. `LoaderConf` describes them and has their defaults.
 
     `sampler` and `batch_sampler` yield what is in an epoch of all ranks; or of this rank, if they have `num_replicas`.
-    A function, or a `functools.partial` of a class, is called with the data set. Draws are seeded, see `Drawn`.
+    A function, or a `functools.partial` of a class, is called with the data set. Draws are seeded, see `CustomOrder`.
     """
 
     batch_size: int
@@ -41,7 +41,7 @@ class LoaderOptions(TypedDict, total=False):
     multiprocessing_context: str | multiprocessing.context.BaseContext | None
 
 
-def checked_options(options: LoaderOptions) -> LoaderConf:
+def with_defaults(options: LoaderOptions) -> LoaderConf:
     """Return the options with the defaults of the others."""
     unknown = [name for name in options if name not in LoaderOptions.__annotations__]
     if unknown:
@@ -49,7 +49,7 @@ def checked_options(options: LoaderOptions) -> LoaderConf:
     return LoaderConf(**options)
 
 
-def of_torch(options: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
+def dataloader_options(options: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
     """Return the options of torch's DataLoader; those of workers only if there are some.
 
     Args:
@@ -66,7 +66,7 @@ def of_torch(options: Mapping[str, Any], device: torch.device | None) -> dict[st
     return found
 
 
-def options_of(data: DictConfig, split: str) -> tuple[dict[str, Any], dict[str, str]]:
+def options_from_config(data: DictConfig, split: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the options of a split's loader, with its functions and objects, and the key that sets each option.
 
     Raises:
@@ -76,9 +76,9 @@ def options_of(data: DictConfig, split: str) -> tuple[dict[str, Any], dict[str, 
     for name in _CALLABLES:
         if values[name] is not None:
             values[name] = _built(name, values[name], keys[name])
-    if isinstance(values["multiprocessing_context"], DictConfig):
-        key = "multiprocessing_context"
-        values[key] = instantiate(values[key], keys[key])
+    context = values["multiprocessing_context"]
+    if isinstance(context, DictConfig):
+        values["multiprocessing_context"] = instantiate(context, keys["multiprocessing_context"])
     check_ranges(values, keys)
     return values, keys
 
@@ -88,8 +88,11 @@ def _built(name: str, node: Any, key: str) -> Any:
         return instantiate_callable(node, key)
     except UserError as error:
         if name.endswith("sampler") and "missing a required argument" in error.problem and "_partial_" not in node:
-            remedy = f"If it takes the data set, add it: ++{key}._partial_=true. {error.remedy}"
-            raise UserError(error.problem, key=error.key, remedy=remedy) from error
+            raise UserError(
+                error.problem,
+                key=error.key,
+                remedy=f"If it takes the data set, add it: ++{key}._partial_=true. {error.remedy}",
+            ) from error
         raise
 
 
@@ -114,12 +117,19 @@ def check_ranges(values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
         if value is not None and value < least:
             raise UserError(f"cannot be {value}", key=keys[name], remedy=remedy)
     if values["pin_memory"] not in (True, False, "auto"):
-        problem = f"cannot be {values['pin_memory']!r}"
-        raise UserError(problem, key=keys["pin_memory"], remedy="Use auto, true or false.")
+        raise UserError(
+            f"cannot be {values['pin_memory']!r}", key=keys["pin_memory"], remedy="Use auto, true or false."
+        )
     context = values["multiprocessing_context"]
     if isinstance(context, str) and context not in _CONTEXTS:
-        remedy = f"Use {', '.join(_CONTEXTS)}, or null."
-        raise UserError(f"cannot be {context!r}", key=keys["multiprocessing_context"], remedy=remedy)
+        raise UserError(
+            f"cannot be {context!r}",
+            key=keys["multiprocessing_context"],
+            remedy=f"Use {', '.join(_CONTEXTS)}, or null.",
+        )
     if values["sampler"] is not None and values["batch_sampler"] is not None:
-        problem = "there is a batch_sampler too, which defines the order"
-        raise UserError(problem, key=keys["sampler"], remedy="Leave one of the two out.")
+        raise UserError(
+            "there is a batch_sampler too, which defines the order",
+            key=keys["sampler"],
+            remedy="Leave one of the two out.",
+        )

@@ -20,11 +20,11 @@ SEPARATOR = 0
 _SHARES = {"test": (0.0, 0.05), "val": (0.05, 0.1), "train": (0.1, 1.0)}
 _LEFT_OUT_ANYWHERE = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"})
 """Byte code, installed packages, and tests, which some distributions package separately."""
-_PACKAGED_SEPARATELY = {"ensurepip", "idlelib", "lib2to3", "tkinter", "turtledemo", "venv"}
-"""By Debian and others."""
-_REMOVED_IN_3_12 = {"asynchat.py", "asyncore.py", "distutils", "imp.py", "smtpd.py"}
-_GENERATED = {"encodings", "pydoc_data"}
-_LEFT_OUT_ON_TOP = _PACKAGED_SEPARATELY | _REMOVED_IN_3_12 | _GENERATED
+_LEFT_OUT_ON_TOP = {
+    *("ensurepip", "idlelib", "lib2to3", "tkinter", "turtledemo", "venv"),  # packaged separately, by Debian and others
+    *("asynchat.py", "asyncore.py", "distutils", "imp.py", "smtpd.py"),  # removed in Python 3.12
+    *("encodings", "pydoc_data"),  # generated
+}
 _MACHINES_OWN = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
 """Prefixes of files in the root that differ between machines."""
 
@@ -90,7 +90,12 @@ def files_of(folder: Path, split: str) -> list[str]:
     Raises:
         UserError: there is no `.py` file in the folder.
     """
-    files = _all_files(folder)
+    files: list[tuple[float, str]] = []
+    for current, folders, names in os.walk(folder):
+        below = "" if Path(current) == folder else f"{Path(current).relative_to(folder).as_posix()}/"
+        folders[:] = [name for name in folders if not _is_left_out(name, on_top=not below)]
+        paths = [below + name for name in names if name.endswith(".py") and not _is_left_out(name, on_top=not below)]
+        files += [(_share(path), path) for path in paths]
     if not files:
         what = "is not a folder" if not folder.is_dir() else "has no .py files"
         raise UserError(
@@ -99,27 +104,16 @@ def files_of(folder: Path, split: str) -> list[str]:
             remedy="Name a folder with Python sources; this Python may have been installed without them.",
         )
     first, end = _SHARES[split]
-    return [path for share, path in files if first <= share < end]
-
-
-def _all_files(folder: Path) -> list[tuple[float, str]]:
-    """Return (hash of the path as a number 0..1, path) of each file, sorted."""
-    found: list[tuple[float, str]] = []
-    for current, folders, names in os.walk(folder):
-        below = "" if Path(current) == folder else f"{Path(current).relative_to(folder).as_posix()}/"
-        folders[:] = [name for name in folders if not _is_left_out(name, on_top=not below)]
-        paths = [below + name for name in names if name.endswith(".py") and not _is_left_out(name, on_top=not below)]
-        found += [(_share(path), path) for path in paths]
-    return sorted(found)
+    return [path for share, path in sorted(files) if first <= share < end]
 
 
 def _is_left_out(name: str, *, on_top: bool) -> bool:
     """Return whether a file or folder of this name is left out; `on_top`: directly in the root."""
-    on_top_too = on_top and (name in _LEFT_OUT_ON_TOP or name.startswith(_MACHINES_OWN))
-    return name in _LEFT_OUT_ANYWHERE or on_top_too
+    return name in _LEFT_OUT_ANYWHERE or (on_top and (name in _LEFT_OUT_ON_TOP or name.startswith(_MACHINES_OWN)))
 
 
 def _share(path: str) -> float:
+    """Return a hash of a path as a number 0..1."""
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:6], "big") / 2**48
 
 
@@ -129,8 +123,5 @@ def _read(folder: Path, files: list[str], limit: int | None) -> bytearray:
     for path in files:
         if limit is not None and len(text) >= limit:
             break
-        text += (folder / path).read_bytes()
-        text.append(SEPARATOR)
-    if limit is not None:
-        del text[limit:]
-    return text
+        text += (folder / path).read_bytes() + bytes([SEPARATOR])
+    return text[:limit]

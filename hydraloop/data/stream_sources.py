@@ -73,14 +73,11 @@ def is_hugging_face(dataset: object) -> bool:
 
 
 def has_shuffle_buffer(dataset: object) -> bool:
-    """Return whether it is a Hugging Face set with a shuffle buffer, whose samples are not in its state."""
-    return is_hugging_face(dataset) and _has_buffer(dataset)
+    """Return whether it is a Hugging Face set with a shuffle buffer, whose samples are not in its state.
 
-
-def _has_buffer(part: object) -> bool:
-    if isinstance(part, list | tuple):
-        return any(map(_has_buffer, part))
-    theirs = type(part).__module__.startswith("datasets.")
-    return theirs and (
-        "BufferShuffled" in type(part).__name__ or any(map(_has_buffer, getattr(part, "__dict__", {}).values()))
-    )
+    Searches what the set wraps; lists and tuples are of such parts.
+    """
+    if isinstance(dataset, list | tuple):
+        return any(map(has_shuffle_buffer, dataset))
+    theirs = type(dataset).__module__.startswith("datasets.")
+    return theirs and ("BufferShuffled" in type(dataset).__name__ or has_shuffle_buffer([*vars(dataset).values()]))

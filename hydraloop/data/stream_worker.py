@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hydraloop.data.collate import Collate, misfit
-from hydraloop.data.generators import private_generators, seed_generators
-from hydraloop.data.sampler import mix_seed
+from hydraloop.data.collate import Collate, collate_error
+from hydraloop.data.random_state import mix_seed, private_generators, seed_generators
 from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError
 
@@ -22,7 +21,7 @@ _END = object()
 
 
 @dataclass
-class Position:
+class WorkerPosition:
     """Where a worker is. Not a mapping, so that torch does not pin what is in it."""
 
     drawn: int
@@ -30,23 +29,27 @@ class Position:
     sets: list[dict[str, Any]]
     """Of each set: its `pass`, the `samples` read in it, and its `state` after them (None: it has no `state_dict`)."""
 
+    @property
+    def passes(self) -> int:
+        """Ends of sets that it has passed."""
+        return sum(of_set["pass"] for of_set in self.sets)
+
     @classmethod
-    def begin(cls, sets: int) -> Position:
+    def begin(cls, sets: int) -> WorkerPosition:
         """Return the position before the first sample."""
         return cls(0, [{"pass": 0, "samples": 0, "state": None} for _ in range(sets)])
 
 
-class Drawn(NamedTuple):
-    """A batch, with the position of the worker after it; `ended`: a set has begun its next pass in it."""
+class WorkerBatch(NamedTuple):
+    """A batch, with the position of the worker after it."""
 
     worker: int
-    position: Position
-    ended: bool
+    position: WorkerPosition
     batch: Any
 
 
-class BatchDrawer(IterableDataset[Any]):
-    """Yields a `Drawn` for each batch, in each worker of a DataLoader that does not collate.
+class BatchedStream(IterableDataset[Any]):
+    """Yields a `WorkerBatch` for each batch, in each worker of a DataLoader that does not collate.
 
     For training it is endless: a set that ends begins its next pass in the same batch. Otherwise each sample is read
     once, and the last batch may be short. If there are no samples, it yields the UserError to raise; an evaluation may
@@ -81,7 +84,7 @@ class BatchDrawer(IterableDataset[Any]):
         key: str,
         workers_key: str,
         endless: bool,
-        positions: Sequence[Position] | None = None,
+        positions: Sequence[WorkerPosition] | None = None,
         first: int = 0,
     ) -> None:
         self._sources, self._batch_size, self._collate = sources, batch_size, collate
@@ -90,12 +93,12 @@ class BatchDrawer(IterableDataset[Any]):
         # Where the share of each set ends, in 0 .. 1. The last one ends at 1, also after rounding.
         self._ends = list(accumulate(weight / sum(weights) for weight in weights))[:-1]
 
-    def __iter__(self) -> Iterator[Drawn | UserError | None]:
+    def __iter__(self) -> Iterator[WorkerBatch | UserError | None]:
         info = get_worker_info()
         worker = 0 if info is None else info.id
         if worker < self._first:
             yield None
-        position = Position.begin(len(self._sources)) if self._positions is None else self._positions[worker]
+        position = WorkerPosition.begin(len(self._sources)) if self._positions is None else self._positions[worker]
         self._copy, self._drawn = self._copies[0] + worker, position.drawn
         with private_generators():
             readers = [
@@ -103,7 +106,6 @@ class BatchDrawer(IterableDataset[Any]):
                 for number, (source, begin) in enumerate(zip(self._sources, position.sets, strict=True))
             ]
         while True:
-            passes = sum(reader.passes for reader in readers)
             with private_generators():
                 samples, numbers = self._samples(readers)
                 batch = self._collated(samples, numbers)
@@ -112,10 +114,8 @@ class BatchDrawer(IterableDataset[Any]):
                 if self._endless or (alone and not any(reader.samples for reader in readers)):
                     yield self.no_samples()
                 return
-            if isinstance(batch, UserError):
-                yield batch
-            position = Position(self._drawn, [reader.position() for reader in readers])
-            yield Drawn(worker, position, sum(reader.passes for reader in readers) > passes, batch)
+            position = WorkerPosition(self._drawn, [reader.position() for reader in readers])
+            yield batch if isinstance(batch, UserError) else WorkerBatch(worker, position, batch)
 
     def _samples(self, readers: Sequence[_Reader]) -> tuple[list[Any], list[int]]:
         """Return the samples of the next batch and their numbers; fewer, or none, at the end of sets that have one."""
@@ -137,7 +137,7 @@ class BatchDrawer(IterableDataset[Any]):
         try:
             return self._collate(samples) if samples else None
         except Exception:
-            mistake = misfit(self._collate, samples, numbers, self._key)
+            mistake = collate_error(self._collate, samples, numbers, self._key)
             if mistake is None:
                 raise
             return mistake

@@ -55,7 +55,7 @@ class Batches:
     loaders: Loaders
     """The loaders. Others of the same lengths may be set between two runs (`use`)."""
     train_loader: TrainLoader | None
-    """`loaders.train`, in a `ReadyLoader` if it does not know its position."""
+    """`loaders.train`, in a `ResumableLoader` if it does not know its position."""
 
     def __init__(self, loaders: Loaders, device: torch.device, settings: Settings, progress: Progress) -> None:
         self._device, self._settings, self._progress = device, settings, progress

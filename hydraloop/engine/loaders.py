@@ -78,13 +78,6 @@ class Ordered(Protocol):
         """Return the indices of this rank's samples in a batch of an epoch, both counted from 0."""
 
 
-@runtime_checkable
-class _EndsWorkers(Protocol):
-    """A loader of another class than torch's that has workers."""
-
-    def end_workers(self) -> None: ...
-
-
 def keeps_workers(loader: object) -> TypeGuard[DataLoader[object]]:
     """Return whether the loader's worker processes outlive an epoch; they have copies of the data set."""
     return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
@@ -96,8 +89,9 @@ def end_workers(loader: object) -> None:
     Called between two epochs, and at the end of a run, where garbage collection would wait 5 s for each worker. New
     workers take their seeds from the loader's generator, as the first ones did.
     """
-    if isinstance(loader, _EndsWorkers):
-        loader.end_workers()
+    end: Any = getattr(loader, "end_workers", None)  # of another class than torch's
+    if end is not None:
+        end()
     if not keeps_workers(loader):
         return
     iterator, loader._iterator = loader._iterator, None  # torch has no public function; __iter__ creates the next one
@@ -152,12 +146,12 @@ def data_sets_with(attribute: str, loader: object, *, outermost: bool = False) -
         if data is None or id(data) in seen:
             continue
         seen.add(id(data))
-        has_it = getattr(data, attribute, None) is not None
-        if has_it:
+        if getattr(data, attribute, None) is not None:
             found.append(data)
-        if not (has_it and outermost):
-            inside = getattr(data, "datasets", None)
-            waiting += [getattr(data, "dataset", None), *(inside if isinstance(inside, list | tuple) else ())]
+            if outermost:
+                continue
+        inside = getattr(data, "datasets", None)
+        waiting += [getattr(data, "dataset", None), *(inside if isinstance(inside, list | tuple) else ())]
     return found
 
 
@@ -183,9 +177,11 @@ class Loaders:
         for key, loader in self.by_key().items():
             of_samples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
             if of_samples or not isinstance(loader, Sized):
-                problem = f"{type(loader).__name__} is not a loader: a length and batches"
-                remedy = "Use torch.utils.data.DataLoader(…, batch_size=64), or a list of batches."
-                raise UserError(problem, key=f"data.{key.replace('/', '.')}", remedy=remedy)
+                raise UserError(
+                    f"{type(loader).__name__} is not a loader: a length and batches",
+                    key=f"data.{key.replace('/', '.')}",
+                    remedy="Use torch.utils.data.DataLoader(…, batch_size=64), or a list of batches.",
+                )
 
     def by_key(self) -> dict[str, Loader]:
         """Return all loaders by key: `train`, `val`, `test`; with several data sets `val/a`, `val/b`."""

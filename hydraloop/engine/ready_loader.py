@@ -28,11 +28,11 @@ _REPEATABLE = (SequentialSampler, RandomSampler, WeightedRandomSampler, SubsetRa
 
 
 def as_train_loader(loader: Loader) -> TrainLoader:
-    """Return the loader itself if it knows its position, else a `ReadyLoader` of it."""
-    return loader if isinstance(loader, TrainLoader) else ReadyLoader(loader)
+    """Return the loader itself if it knows its position, else a `ResumableLoader` of it."""
+    return loader if isinstance(loader, TrainLoader) else ResumableLoader(loader)
 
 
-class ReadyLoader:
+class ResumableLoader:
     """Begins another loader inside an epoch, with the batches that follow in the order of that epoch.
 
     A sequence begins at an index. A loader with `state_dict` and `load_state_dict` keeps its own position. For any
@@ -48,9 +48,9 @@ class ReadyLoader:
         self._loader: Any = loader
         self._order: Any = _order_of(loader)
         self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        batch_sampler = _part(loader, "batch_sampler")
-        parts = (loader, self._order, batch_sampler, _part(batch_sampler, "sampler"))
-        found = (_part(one, "generator") for one in parts)
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        parts = (loader, self._order, batch_sampler, getattr(batch_sampler, "sampler", None))
+        found = (getattr(part, "generator", None) for part in parts)
         self._own = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
         self._started: list[torch.Tensor] | None = None  # the generators' states at the start of this epoch
         self._state: Any = None  # of the loader, to be loaded when the epoch begins
@@ -69,9 +69,9 @@ class ReadyLoader:
             return loader  # type: ignore[no-any-return]  # any loader of the user
         if isinstance(loader, Sequence):
             return islice(loader, first, None)
-        if self._has_state:
-            return self._continued(first)
-        return self._skipped(first)
+        if self._has_state and first == len(self):
+            return ()
+        return self._rest(first)
 
     def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
         """Return the loader's own state, or the generators' states at the start of the epoch; see `TrainLoader`."""
@@ -86,18 +86,17 @@ class ReadyLoader:
     def load_state(self, state: dict[str, Any] | None, first: int, iteration: int) -> None:
         """Restore a position; see `TrainLoader`."""
         state = state or {}
-        generators: list[torch.Tensor] | None = state.get("generators")
-        if generators is not None and len(generators) != 1 + len(self._own):
-            generators = None  # of another loader
+        generators: list[torch.Tensor] = state.get("generators") or []
+        of_this = len(generators) == 1 + len(self._own)  # otherwise they are of another loader
         if 0 < first < len(self) and not isinstance(self._loader, Sequence):
-            self._check(saved="loader" in state if self._has_state else generators is not None)
+            self._check(saved="loader" in state if self._has_state else of_this)
         if iteration > first and keeps_workers(self._loader) and not self._has_state:
             log.warning(
                 "data.train: after a resume, its persistent workers draw other random numbers; in a run with "
                 "persistent_workers=False, they are the same"
             )
-        self._state = state.get("loader")
-        if generators is not None:
+        self._state = state.get("loader") if self._has_state else None
+        if of_this:
             self._started = generators
             if first == 0 or self._has_state:
                 self._restore_own(generators)
@@ -108,22 +107,22 @@ class ReadyLoader:
         Args:
             saved: whether the checkpoint has a state of this loader.
         """
-        order = self._order
+        order, name = self._order, type(self._loader).__name__
         if not self._has_state and (type(order) is SequentialSampler or hasattr(order, "set_epoch")):
             return
-        if self._has_state or type(order) in _REPEATABLE:
-            why, remedy = "the checkpoint does not have its state", "Resume from the end of an epoch"
-        else:
-            saved, why = False, "it may draw another order than that of the saved run"
+        repeatable = self._has_state or type(order) in _REPEATABLE
+        if repeatable and saved:
+            return
+        why, remedy = "the checkpoint does not have its state", "Resume from the end of an epoch"
+        if not repeatable:
+            why = "it may draw another order than that of the saved run"
             remedy = "Give it a method set_epoch(epoch) on which its order depends, resume from the end of an epoch"
-        if not saved:
-            name = type(self._loader).__name__
-            raise UserError(
-                f"{name if order is self._loader else f'{name} with {type(order).__name__}'} cannot continue inside an "
-                f"epoch: {why}",
-                key="data.train",
-                remedy=f"{remedy}, or set resume_strict=false to continue with other batches.",
-            )
+        raise UserError(
+            f"{name if order is self._loader else f'{name} with {type(order).__name__}'} cannot continue inside an "
+            f"epoch: {why}",
+            key="data.train",
+            remedy=f"{remedy}, or set resume_strict=false to continue with other batches.",
+        )
 
     def _generators(self) -> list[torch.Tensor]:
         return [torch.get_rng_state(), *(own.get_state() for own in self._own)]
@@ -132,26 +131,17 @@ class ReadyLoader:
         for own, state in zip(self._own, generators[1:], strict=True):
             own.set_state(state)
 
-    def _continued(self, first: int) -> Iterable[Any]:
-        """Return the rest of the epoch of a loader that keeps its own position."""
-        state, self._state = self._state, None
-        if first == len(self):
-            return ()
+    def _rest(self, first: int) -> Iterable[Any]:
+        """Return the rest of the epoch: from the loader's own state, or drawn again. The run's generators stay."""
         now = seeding.rng_state()
-        if state is not None:
-            self._loader.load_state_dict(state)
-        batches: Iterable[Any] = iter(self._loader)
-        seeding.set_rng_state(now)
-        return batches
-
-    def _skipped(self, first: int) -> Iterable[Any]:
-        """Return the rest of the epoch, drawn again. The run's generators are as before."""
-        now = seeding.rng_state()
-        if self._started is not None:
+        if self._state is not None:
+            self._loader.load_state_dict(self._state)
+            self._state = None
+        elif not self._has_state and self._started is not None:
             torch.set_rng_state(self._started[0])
             self._restore_own(self._started)
         batches: Iterable[Any] = iter(self._loader)
-        for _ in islice(batches, first):
+        for _ in islice(batches, 0 if self._has_state else first):
             pass
         seeding.set_rng_state(now)
         return batches
@@ -176,9 +166,6 @@ def check_ranks(loader: Loader, world_size: int) -> None:
 
 def _order_of(loader: Any) -> Any:
     """Return what defines the order of a loader: its sampler, its batch sampler, or itself."""
-    order = next((one for one in (_part(loader, "batch_sampler"), _part(loader, "sampler")) if one is not None), loader)
+    samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+    order = next((sampler for sampler in samplers if sampler is not None), loader)
     return order.sampler if type(order) is BatchSampler else order
-
-
-def _part(loader: Any, name: str) -> Any:
-    return getattr(loader, name, None)

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import hydraloop.schemas
 from hydraloop.data import build_loader
-from hydraloop.data.loader_options import LoaderOptions, checked_options
+from hydraloop.data.loader_options import LoaderOptions, with_defaults
 from hydraloop.schemas.data import DigitsDataConf, LoaderConf
 from hydraloop.schemas.docs import field_docs
 from hydraloop.schemas.optimizer import AdamWConf
@@ -143,7 +143,7 @@ def test_the_options_of_the_loader_are_the_arguments_of_build_loader() -> None:
     for name in not_of_it:
         with pytest.raises(TypeError, match=name):
             build_loader(data, shuffle=True, **{name: None})
-    assert vars(checked_options({})).items() >= fields.items()
+    assert vars(with_defaults({})).items() >= fields.items()
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)

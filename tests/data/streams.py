@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hydraloop.data.stream import StreamLoader, build_stream_loader
+from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 
 
 class Numbers:
@@ -164,11 +164,10 @@ def stream_loader(
     dataset: Any, *, train: bool, rank: int = 0, world_size: int = 1, seed: int = 0, **options: Any
 ) -> StreamLoader:
     """A loader of a stream, with the defaults of the options, and batches of 3."""
-    return build_stream_loader(
+    return (TrainStreamLoader if train else StreamLoader)(
         dataset,
         {**_DEFAULTS, **options},
         {name: f"data.loader.{name}" for name in _DEFAULTS},
-        train=train,
         seed=seed,
         device=None,
         key="data.train" if train else "data.val",

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import DataLoader, RandomSampler
 
 import hydraloop
-from hydraloop.data.building import build_loaders
-from hydraloop.data.loader import PartLoader
+from hydraloop.data.loaders_from_config import build_loaders
+from hydraloop.data.map_style_loader import MapStyleLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -40,7 +40,7 @@ def composed(*lines: str, base: bool = True) -> DictConfig:
     return cfg
 
 
-def loaders(*lines: str, base: bool = True) -> dict[str, PartLoader]:
+def loaders(*lines: str, base: bool = True) -> dict[str, MapStyleLoader]:
     cfg = composed(*lines, base=base)
     validate(cfg)
     built: Any = build_loaders(cfg, torch.device("cpu"), Distributed())
@@ -75,7 +75,7 @@ def test_what_defines_an_epoch_of_training_is_not_for_evaluation() -> None:
         f"data.loader.collate_fn={{_target_: {PARTS}.pad}}",
     ).values()
     assert (len(train), len(val), len(test)) == (1, 10, 5)
-    assert isinstance(train.order._drawn.sampler, RandomSampler)  # type: ignore[union-attr]
+    assert isinstance(train.order._custom.sampler, RandomSampler)  # type: ignore[attr-defined]
     drawn = [int(row[0]) for batch in test for row in batch]
     assert sorted(drawn) == list(range(0, 40, 2)) != drawn
     assert drawn == [int(row[0]) for batch in test for row in batch], "an evaluation has the same order each time"
@@ -127,8 +127,8 @@ def test_data_may_be_a_loader_a_list_or_any_sized_iterable_of_batches(caplog: py
     )
     built: Any = build_loaders(cfg, torch.device("cpu"), Distributed())
     assert isinstance(built.train, DataLoader)
-    assert not isinstance(built.train, PartLoader)
-    assert isinstance(built.val, PartLoader)
+    assert not isinstance(built.train, MapStyleLoader)
+    assert isinstance(built.val, MapStyleLoader)
     assert len(built.val.dataset) == 40
     assert isinstance(built.test, loader_parts.Epoch)
     (message,) = caplog.messages

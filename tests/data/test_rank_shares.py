@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hydraloop.data import EpochSampler, InMemoryDataset, Loader, build_loader
-from hydraloop.data.sampler import EpochBatches
+from hydraloop.data import EpochSampler, GlobalBatchLoader, InMemoryDataset, build_loader
+from hydraloop.data.sampler import EpochBatchSampler
 from hydraloop.errors import UserError
 
 WORLDS = range(1, 6)
@@ -101,7 +101,9 @@ def test_any_number_of_ranks_shares_the_same_global_batches(drop_last: bool) -> 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_any_number_of_ranks_shares_the_same_global_batches_of_a_batch_sampler(world_size: int) -> None:
     drawn: Any = [[7, 1, 1], [2], [3, 4], [5, 6, 8, 9], [0]]
-    ranks = [EpochBatches(_Given(drawn), batches=2, rank=rank, world_size=world_size) for rank in range(world_size)]
+    ranks = [
+        EpochBatchSampler(_Given(drawn), batches=2, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
     for number, expected in enumerate([[7, 1, 1, 2], [3, 4, 5, 6, 8, 9], [0]]):
         shares = [(rank.request(number, 0), *rank.samples_at(number)) for rank in ranks]
         assert [index for request, mine, _ in shares for index in request.indices[:mine]] == expected
@@ -171,7 +173,7 @@ def numbers(samples: int) -> InMemoryDataset:
     return InMemoryDataset(torch.arange(samples, dtype=torch.float32).view(-1, 1), torch.arange(samples))
 
 
-def loaders(samples: int, world_size: int, **options: Any) -> list[Loader]:
+def loaders(samples: int, world_size: int, **options: Any) -> list[GlobalBatchLoader]:
     return [
         build_loader(numbers(samples), rank=rank, world_size=world_size, key="data.train", **options)
         for rank in range(world_size)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from hydraloop.data import EpochSampler, InMemoryDataset, build_loader
-from hydraloop.data.loader import Loader
-from hydraloop.data.sampler import mix_seed
+from hydraloop.data.map_style_loader import GlobalBatchLoader
+from hydraloop.data.random_state import mix_seed
 from hydraloop.engine.loaders import Ordered
 from hydraloop.errors import UserError
 
@@ -167,7 +167,7 @@ def test_options_out_of_range_name_their_key(option: str, value: object) -> None
 # The samples of a batch in any epoch. --------------------------------------------------------------------------------
 
 
-def ordered_loader(samples: int, *, shuffle: bool, rank: int, world_size: int) -> Loader:
+def ordered_loader(samples: int, *, shuffle: bool, rank: int, world_size: int) -> GlobalBatchLoader:
     data = TensorDataset(torch.arange(samples))
     return build_loader(data, shuffle=shuffle, seed=3, batch_size=4, rank=rank, world_size=world_size)
 

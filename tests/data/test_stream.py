@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hydraloop.data.stream import StreamLoader, TrainStreamLoader
+from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.device.prefetch import one_ahead
 from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.errors import UserError

@@ -12,8 +12,8 @@ import torch
 
 import hydraloop
 from hydraloop.builder import build
-from hydraloop.data.building import build_loaders
-from hydraloop.data.stream import StreamLoader, TrainStreamLoader
+from hydraloop.data.loaders_from_config import build_loaders
+from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
@@ -101,7 +101,7 @@ def test_the_steps_of_training_are_not_those_of_an_evaluation() -> None:
         (("data.train={a: {_target_: os.getcwd}}",), "data.train.a._target_", "os.getcwd"),
         ((f"data.train={{_target_: {STREAMS}.once}}",), "data.train", "a generator can be read only once"),
         ((TWO,), "data.weights", "several streams are mixed by weights"),
-        ((TWO, "data.weights={a: 1, b: 1}"), "data.train", "MixedStreams has no length"),
+        ((TWO, "data.weights={a: 1, b: 1}"), "data.train", "StreamMixture has no length"),
         (
             (f"data.train={{a: {{_target_: {STREAMS}.Sized}}, b: {{_target_: {STREAMS}.Indexed}}}}",),
             "data.train",

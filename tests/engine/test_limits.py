@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydraloop.data.loader import build_loader
+from hydraloop.data import build_loader
 from hydraloop.engine import requests as requests_module
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.data.loader import Loader
+from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders, end_workers, keeps_workers
@@ -18,7 +18,7 @@ from hydraloop.engine.settings import Settings
 from tests.helpers import at, failing, tiny_task
 
 
-def loader(*, workers: int = 2, persistent: bool = True) -> Loader:
+def loader(*, workers: int = 2, persistent: bool = True) -> GlobalBatchLoader:
     data = InMemoryDataset(torch.randn(8, 3), torch.randn(8, 1))
     return build_loader(data, shuffle=True, batch_size=2, num_workers=workers, persistent_workers=persistent)
 

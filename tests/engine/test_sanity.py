@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
-from hydraloop.data.loader import build_loader
+from hydraloop.data import build_loader
 from hydraloop.engine.device.seeding import rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole

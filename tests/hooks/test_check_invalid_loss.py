@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from hydraloop.data.loader import build_loader
+from hydraloop.data import build_loader
 from hydraloop.engine.device.precision import FP16, Precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import TensorDataset, default_collate
 
-from hydraloop.data.loader import build_loader
+from hydraloop.data import build_loader
 from hydraloop.engine.device.batch_transfer import leaves_of, mover, tensors_of
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import WeightedRandomSampler
 
-from hydraloop.data.loader import build_loader
-from hydraloop.data.tensors import InMemoryDataset
+from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydraloop.data.loader import build_loader
+from hydraloop.data import build_loader
 from hydraloop.engine import requests as requests_module
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed, Pending
@@ -301,7 +301,7 @@ def test_ranks_exchange_at_least_every_5_seconds(
     progress, ranks = Progress(), Two()
     exchanged: list[int] = []
     ranks.start_max = lambda values: exchanged.append(progress.iteration) or Pending()  # type: ignore[method-assign, func-returns-value]
-    requests = requests_module.Requests(Settings(), ranks, CallTable(None, {}), progress, saves=lambda: cast("Any", None))
+    requests = requests_module.Requests(Settings(), ranks, CallTable(None, {}), progress, saves=lambda: None)  # type: ignore[arg-type, return-value]
     for iteration in range(1, 60):
         now += seconds
         progress.complete_iteration(iteration - 1, 1, stepped=True)

@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
-from hydraloop.data.loader import build_loader
-from hydraloop.data.tensors import InMemoryDataset
+from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine

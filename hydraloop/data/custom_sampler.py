@@ -5,20 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
 
 import torch
 
-from hydraloop.data.generators import private_generators, seed_generators
-from hydraloop.data.sampler import mix_seed
+from hydraloop.data.random_state import mix_seed, private_generators, seed_generators
 from hydraloop.errors import UserError
 
-_Item = TypeVar("_Item", int, list[int])
 _DRAWS = 2  # separates these seeds from those of the shuffled order and of the workers
 
 
-class Drawn(Generic[_Item]):
+class CustomOrder:
     """What a sampler yields in each epoch. Its draws are seeded; the run's generators are neither read nor changed.
 
     The seeds of torch's (on the CPU), NumPy's and Python's global generators follow from (seed, epoch), and so do those
@@ -26,7 +25,7 @@ class Drawn(Generic[_Item]):
 
     Args:
         sampler: yields indices, or lists of indices.
-        of: makes an item: `index` or `indices`.
+        batched: whether it yields lists of indices.
         samples: of the data set.
         seed: of the run, the same on all ranks.
         key: the option that sets the sampler, for errors.
@@ -35,13 +34,11 @@ class Drawn(Generic[_Item]):
         UserError: it yields nothing, or something else; or it draws another order for the same seeds.
     """
 
-    def __init__(
-        self, sampler: Iterable[Any], of: Callable[[Any], _Item], *, samples: int, seed: int, key: str
-    ) -> None:
+    def __init__(self, sampler: Iterable[Any], *, batched: bool, samples: int, seed: int, key: str) -> None:
         self.sampler, self.seed, self.key = sampler, seed, key
-        self._of: Callable[[Any], _Item] = of
-        self._samples = samples
-        self._length: int | None = None
+        self._batched, self._samples = batched, samples
+        self._name = sampler.name if isinstance(sampler, _FunctionSampler) else type(sampler).__name__
+        self._length = 0  # items in an epoch; 0: not known yet
         first = self(0)
         if not first:
             raise UserError(f"{self._name} yields nothing", key=key, remedy="Check its arguments.")
@@ -56,11 +53,10 @@ class Drawn(Generic[_Item]):
 
     def __len__(self) -> int:
         """Return the number of items in an epoch."""
-        assert self._length is not None
         return self._length
 
-    def __call__(self, epoch: int) -> list[_Item]:
-        """Return the items of an epoch (from 0).
+    def __call__(self, epoch: int) -> Any:
+        """Return the indices of an epoch (from 0), or its lists of indices.
 
         Raises:
             UserError: there are more or fewer than in epoch 0, or an item is not an index of the data set.
@@ -77,17 +73,19 @@ class Drawn(Generic[_Item]):
             seed_generators(seed)
             drawn = list(self.sampler)
         try:
-            items = [self._of(item) for item in drawn]
+            items: Any = [[*map(operator.index, item)] if self._batched else operator.index(item) for item in drawn]
+            if self._batched and not all(items):
+                raise TypeError("a batch is empty")
         except TypeError as error:
             raise UserError(f"{self._name}: {error}", key=self.key, remedy="Yield indices of the data set.") from error
-        flat = [index for item in items for index in (item if isinstance(item, list) else (item,))]
+        flat = [*chain.from_iterable(items)] if self._batched else items
         if flat and not (min(flat) >= 0 and max(flat) < self._samples):
             raise UserError(
                 f"{self._name} yields indices from {min(flat)} to {max(flat)}, and there are {self._samples} samples",
                 key=self.key,
                 remedy="Yield indices of the data set, 0 or more.",
             )
-        if self._length is not None and len(items) != self._length:
+        if self._length and len(items) != self._length:
             raise UserError(
                 f"{self._name} yields {len(items)} items in epoch {epoch + 1}, and {self._length} in the first one",
                 key=self.key,
@@ -95,55 +93,41 @@ class Drawn(Generic[_Item]):
             )
         return items
 
-    @property
-    def _name(self) -> str:
-        return self.sampler.name if isinstance(self.sampler, _Called) else type(self.sampler).__name__
 
-
-def index(item: Any) -> int:
-    """Return what a sampler yields as a number."""
-    return operator.index(item)
-
-
-def indices(item: Any) -> list[int]:
-    """Return what a batch sampler yields as a list of numbers.
-
-    Raises:
-        TypeError: it is empty, or not a list of numbers.
-    """
-    batch = [operator.index(one) for one in item]
-    if not batch:
-        raise TypeError("a batch is empty")
-    return batch
-
-
-def made_for(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -> Any:
+def create_sampler(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -> Any:
     """Return the sampler of a data set.
 
     A function is called for each order. A partial class is called once, with `num_replicas` and `rank` if it takes
     them. Any other object is returned.
 
     Raises:
-        UserError: a class takes `num_replicas` and has no such attribute, which says that it splits an epoch.
+        UserError: a class takes `num_replicas` and has no such attribute, which says that it splits an epoch. Or the
+            sampler splits an epoch for another number of processes.
     """
-    if not isinstance(sampler, functools.partial):
-        is_function = callable(sampler) and not hasattr(sampler, "__iter__")
-        return _Called(functools.partial(sampler), dataset) if is_function else sampler
-    if not isinstance(sampler.func, type):
-        return _Called(sampler, dataset)
-    if "num_replicas" not in inspect.signature(sampler.func).parameters:
-        return sampler(dataset)
-    made = sampler(dataset, num_replicas=world_size, rank=rank)
-    if not hasattr(made, "num_replicas"):
+    if callable(sampler) and not isinstance(sampler, functools.partial) and not hasattr(sampler, "__iter__"):
+        sampler = functools.partial(sampler)
+    if isinstance(sampler, functools.partial):
+        if not isinstance(sampler.func, type):
+            return _FunctionSampler(sampler, dataset)
+        takes_ranks = "num_replicas" in inspect.signature(sampler.func).parameters
+        sampler = sampler(dataset, num_replicas=world_size, rank=rank) if takes_ranks else sampler(dataset)
+        if takes_ranks and not hasattr(sampler, "num_replicas"):
+            raise UserError(
+                f"{type(sampler).__name__} takes num_replicas, but has no attribute num_replicas",
+                key=key,
+                remedy="Add to its __init__: self.num_replicas = num_replicas. Then the epoch is not split again.",
+            )
+    processes = getattr(sampler, "num_replicas", world_size)
+    if processes != world_size:
         raise UserError(
-            f"{type(made).__name__} takes num_replicas, but has no attribute num_replicas",
+            f"{type(sampler).__name__} splits an epoch for {processes} processes, and there are {world_size}",
             key=key,
-            remedy="Add to its __init__: self.num_replicas = num_replicas. Then the epoch is not split again.",
+            remedy="Set _partial_: true and leave num_replicas and rank out: they are then given to the class.",
         )
-    return made
+    return sampler
 
 
-class _Called:
+class _FunctionSampler:
     """Calls a function of the data set for each iteration."""
 
     def __init__(self, function: functools.partial[Iterable[Any]], dataset: Any) -> None:

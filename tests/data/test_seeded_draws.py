@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from hydraloop.data import build_loader
-from hydraloop.data.loader import PartLoader
-from hydraloop.data.sampler import mix_seed
+from hydraloop.data.map_style_loader import MapStyleLoader
+from hydraloop.data.random_state import mix_seed
 
 
 class Noisy(Dataset[Tensor]):
@@ -49,11 +49,11 @@ def noisy_batch(samples: list[Tensor]) -> Tensor:
     return torch.stack(samples) + torch.rand(()) + np.random.rand()
 
 
-def loader_of(data: Any = None, **options: Any) -> PartLoader:
+def loader_of(data: Any = None, **options: Any) -> MapStyleLoader:
     return build_loader(Noisy() if data is None else data, **{"shuffle": True, "seed": 3, "batch_size": 2, **options})
 
 
-def batches(loader: PartLoader, epoch: int, first: int = 0) -> list[Any]:
+def batches(loader: MapStyleLoader, epoch: int, first: int = 0) -> list[Any]:
     loader.set_epoch(epoch)
     return [batch.tolist() for batch in loader.begin(first, 0)]
 
@@ -79,7 +79,7 @@ def test_draws_do_not_depend_on_workers_prefetch_or_the_first_batch(data: Any, o
 
 
 def test_draws_of_samples_do_not_depend_on_the_order_or_the_ranks() -> None:
-    def by_sample(*loaders: PartLoader) -> dict[float, list[float]]:
+    def by_sample(*loaders: MapStyleLoader) -> dict[float, list[float]]:
         return {sample[0]: sample for loader in loaders for batch in batches(loader, 4) for sample in batch}
 
     expected = by_sample(loader_of())

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
+import numpy as np
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from hydraloop.data.collate import Collate
-from hydraloop.data.generators import SampleGenerators
-from hydraloop.data.sampler import Request, mix, mix_seed, mixed_seeds
-from hydraloop.data.tensors import InMemoryDataset
+from hydraloop.data.in_memory import InMemoryDataset
+from hydraloop.data.random_state import SampleGenerators, mix_seed
+from hydraloop.data.sampler import BatchRequest
 from hydraloop.engine.loaders import data_sets_with
 
 _SAMPLE, _BATCH, _COLLATE = 5, 6, 7  # separate these seeds from others of the run
+_AHEAD = 64  # batches whose seeds are computed at once: 1 µs a batch instead of 20
 _WITHOUT_DRAWS = (TensorDataset, InMemoryDataset, list, tuple, range)
 
 
-class Seeded:
+class SeededFetcher:
     """A data set as torch's DataLoader sees it: its samples are the batches of requests.
 
     Before each sample, the global generators from which samples draw (torch's on the CPU, NumPy's and Python's) are
@@ -42,33 +45,42 @@ class Seeded:
         self.may_draw, self._seed, self._repeats = _may_draw(dataset), seed, repeats
         self._generators = SampleGenerators()
         self._epoch: int | None = None
-        self._told: list[Any] | None = None  # data sets with `set_epoch`
 
-    def __getitems__(self, request: Request) -> Any:
+    def __getitems__(self, request: BatchRequest) -> Any:
         """Return the batch of a request."""
         may_draw = self.may_draw or self.collate.given
         if not may_draw and request.epoch == self._epoch:
             return self.collate(self._samples(request, None))
         return self._generators.loaded(lambda seed: self._batch(request, seed), exact=not may_draw)
 
-    def samples(self, request: Request) -> Any:
+    def samples(self, request: BatchRequest) -> Any:
         """Return the samples of a request, or what the data set has stacked of them."""
         return self._generators.loaded(lambda seed: self._samples(request, seed))
 
-    def seeds(self, requests: list[Request]) -> list[int]:
+    def with_seeds(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
+        """Yield the requests of an epoch with the seeds of their samples, computed for several batches at once."""
+        while ahead := list(islice(requests, _AHEAD)):
+            seeds = iter(self._seeds(ahead))
+            for indices, epoch, number, _ in ahead:
+                yield BatchRequest(indices, epoch, number, list(islice(seeds, len(indices))))
+
+    def _seeds(self, requests: list[BatchRequest]) -> list[int]:
         """Return the seeds of all samples of the requests, which are of one epoch."""
         parts = [[index for request in requests for index in request.indices]]
         if self._repeats:
             parts.append([request.number + at for request in requests for at in range(len(request.indices))])
-        return mixed_seeds(mix(0, self._seed, requests[0].epoch or 0, _SAMPLE), *parts)
+        arrays: Any = [np.array(part, dtype=np.uint64) for part in parts]
+        seeds: Any = mix_seed(self._seed, requests[0].epoch or 0, _SAMPLE, *arrays)
+        of_samples: list[int] = seeds.tolist()
+        return of_samples
 
-    def _batch(self, request: Request, seed: Callable[[int], object]) -> Any:
+    def _batch(self, request: BatchRequest, seed: Callable[[int], object]) -> Any:
         samples = self._samples(request, seed)
         if self.collate.given:
             seed(mix_seed(self._seed, request.epoch or 0, _COLLATE, request.number))
         return self.collate(samples)
 
-    def _samples(self, request: Request, seed: Callable[[int], object] | None) -> Any:
+    def _samples(self, request: BatchRequest, seed: Callable[[int], object] | None) -> Any:
         """Return the samples; each is loaded after `seed` was called, unless that is None."""
         indices, epoch, number, seeds = request
         if epoch != self._epoch:
@@ -81,22 +93,15 @@ class Seeded:
         if seed is None or not self.may_draw:
             return [dataset[index] for index in indices]
         samples = []
-        for index, of_sample in zip(indices, seeds or self.seeds([request]), strict=True):
+        for index, of_sample in zip(indices, seeds or self._seeds([request]), strict=True):
             seed(of_sample)
             samples.append(dataset[index])
         return samples
 
     def _set_epoch(self, epoch: int | None) -> None:
         self._epoch = epoch
-        if self._told is None:
-            self._told = data_sets_with("set_epoch", self)
-        for data in self._told:
+        for data in data_sets_with("set_epoch", self):
             data.set_epoch(epoch)
-
-
-def as_is(batch: Any) -> Any:
-    """Return what `Seeded` has made; at module level, so that workers can unpickle it."""
-    return batch
 
 
 def _by_batch(dataset: Any) -> bool:

@@ -1,27 +1,29 @@
-"""A loader whose order and draws do not depend on the global random state, and which can start inside an epoch."""
+"""A loader of a map-style data set. It can start inside an epoch, and does not use the global random state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hydraloop.data.collate import Collate, explained, misfit
-from hydraloop.data.loader_options import LoaderOptions, check_ranges, checked_options, of_torch
-from hydraloop.data.order import Drawn, index, indices, made_for
-from hydraloop.data.sampler import EpochBatches, EpochSampler, mix_seed
-from hydraloop.data.seeded import Seeded, as_is
+from hydraloop.data.collate import Collate, as_is, collate_error
+from hydraloop.data.custom_sampler import CustomOrder, create_sampler
+from hydraloop.data.loader_options import LoaderOptions, check_ranges, dataloader_options, with_defaults
+from hydraloop.data.random_state import mix_seed
+from hydraloop.data.sampler import BatchRequest, EpochBatchSampler, EpochOrder, EpochSampler
+from hydraloop.data.seeded_fetcher import SeededFetcher
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
-from hydraloop.engine.loaders import end_workers
+from hydraloop.engine.loaders import end_workers, failed_worker
 from hydraloop.errors import UserError
+from hydraloop.schemas.data import LoaderConf
 
 _WORKERS = 1  # separates the seeds of the workers from that of the order
 
 
-class PartLoader:
+class MapStyleLoader:
     """The batches of a data set, with an order and draws that depend only on the seed, the epoch and the sample.
 
     `len(loader)` is the number of batches in a whole epoch. Created by `build_loader`. This class is for samplers that
@@ -30,8 +32,6 @@ class PartLoader:
     Args:
         seeded: the data set, with its `Collate`.
         order: of this rank's batches.
-        batch_size: the largest number of samples in a batch of this rank; None: the order is one of batches.
-        global_batch: samples of a full global batch; None: the order is one of batches.
         seed: of what workers draw outside of samples.
         key: of the data set in the config, for errors.
         keys: of the options in the config, for errors.
@@ -42,14 +42,14 @@ class PartLoader:
     """The data set gets the epoch in the processes that load it."""
 
     def __init__(
-        self, seeded: Seeded, order: EpochSampler | EpochBatches, *, batch_size: int | None, global_batch: int | None,
-        seed: int, key: str, keys: Mapping[str, str], **options: Any
-    ) -> None:  # fmt: skip
-        self.dataset, self.seeded, self.order = seeded.dataset, seeded, order
-        self.batch_size, self.global_batch, self.key, self.keys = batch_size, global_batch, key, keys
+        self, seeded: SeededFetcher, order: EpochOrder, *, seed: int, key: str, keys: Mapping[str, str], **options: Any
+    ) -> None:
+        self.dataset, self.seeded, self.order, self.key, self.keys = seeded.dataset, seeded, order, key, keys
+        self.batch_size = order.batch_of_rank
         self.num_workers: int = options["num_workers"]
         self._seed, self._generator = seed, torch.Generator()
-        order.seeds = seeded.seeds if seeded.may_draw and not seeded.by_batch else None
+        if seeded.may_draw and not seeded.by_batch:
+            order.with_seeds = seeded.with_seeds
         self._torch: DataLoader[Any] = DataLoader(
             cast(Dataset[Any], seeded),
             batch_sampler=cast(Any, order),
@@ -68,13 +68,18 @@ class PartLoader:
         self.order.epoch = epoch
 
     def begin(self, first: int, iteration: int) -> Iterator[Any]:
-        """Return the batches of the epoch from index `first` on, without loading the others; see `TrainLoader`."""
+        """Return the batches of the epoch from index `first` on, without loading the others; see `TrainLoader`.
+
+        Raises:
+            UserError: `collate_fn` has failed, or a worker has died or exceeded the timeout.
+            Exception: of the data set, with a note of the sample.
+        """
         self.order.first = first
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
         # base + i. Only `worker_init_fn` draws from them. Persistent workers are seeded when they start.
         self._generator.manual_seed(mix_seed(self._seed, self.epoch, _WORKERS))
         here = not (self.num_workers or self._torch.pin_memory)  # torch's iterator would take 15 µs a batch more
-        return explained(map(self.seeded.__getitems__, self.order) if here else ended_at_exit(self._torch), self, first)
+        return self._explained(map(self.seeded.__getitems__, self.order) if here else ended_at_exit(self._torch), first)
 
     def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
         """Return None: the order follows from (seed, epoch); see `TrainLoader`."""
@@ -93,7 +98,7 @@ class PartLoader:
         return self.order.epoch or 0
 
     def indices_at(self, batch_idx: int, epoch: int) -> list[int]:
-        """Return the indices of this rank's samples in a batch, or of its filler; see `EpochSampler.request`."""
+        """Return the indices of this rank's samples in a batch, or of its filler; see `EpochOrder.request`."""
         return self.order.request(batch_idx, epoch).indices
 
     def misfit(self, samples: Any, number: int) -> UserError | None:
@@ -101,7 +106,7 @@ class PartLoader:
         if not isinstance(samples, list):
             return None
         first = number * (self.batch_size or len(samples))
-        return misfit(self.collate_fn, samples, range(first, first + len(samples)), self.key, "dataset[{}]")
+        return self._collate_error(samples, range(first, first + len(samples)))
 
     def __len__(self) -> int:
         return len(self.order)
@@ -109,12 +114,57 @@ class PartLoader:
     def __iter__(self) -> Iterator[Any]:
         return self.begin(0, 0)
 
+    def _explained(self, batches: Iterable[Any], first: int) -> Iterator[Any]:
+        """Yield the batches. An error is explained: by the worker that has failed, or by the sample that does not fit.
 
-class Loader(PartLoader):
+        Args:
+            batches: of an epoch.
+            first: number of the first one in the epoch.
+        """
+        batch_idx = first
+        try:
+            for batch in batches:
+                yield batch
+                batch_idx += 1
+        except Exception as error:
+            mistake = failed_worker(error, self.key, self.keys) or self._failed_sample(error, batch_idx)
+            if mistake is None:
+                raise
+            raise mistake from error
+
+    def _failed_sample(self, error: Exception, batch_idx: int) -> UserError | None:
+        """Return what to say of a failed `collate_fn`; None for an error of the data set, which gets a note.
+
+        The samples are loaded again, in this process, with the same draws.
+        """
+        request = self.order.request(batch_idx, self.order.epoch)
+        index: Any = request.indices
+        samples: Any = []
+        try:
+            if self.seeded.by_batch:
+                samples = self.seeded.samples(request)
+            else:
+                for number, index in enumerate(request.indices, request.number):
+                    samples += self.seeded.samples(BatchRequest([index], request.epoch, number))
+        except Exception:
+            error.add_note(f"{self.key}: sample {index}, in batch {batch_idx} (from 0) of epoch {self.epoch + 1}")
+            return None
+        return self._collate_error(samples, request.indices)
+
+    def _collate_error(self, samples: Any, indices: Sequence[int]) -> UserError | None:
+        return collate_error(self.collate_fn, samples, indices, self.key, "dataset[{}]")
+
+
+class GlobalBatchLoader(MapStyleLoader):
     """A loader whose ranks have equal parts of each global batch; it knows the samples of all ranks.
 
     `len(loader)` is the same on all ranks. Created by `build_loader`.
     """
+
+    @property
+    def global_batch(self) -> int | None:
+        """Samples of a full global batch. None: the order is one of batches."""
+        return self.order.batch_size
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the number of samples that count in a batch, as (on this rank, on all ranks).
@@ -143,10 +193,10 @@ def build_loader(
     world_size: int = 1,
     global_batch: int | None = None,
     **options: Unpack[LoaderOptions],
-) -> PartLoader:
+) -> MapStyleLoader:
     """Return a loader over a data set, or over this rank's part of it (see `EpochSampler`).
 
-    It is a `Loader`, unless the sampler has `num_replicas` and so splits an epoch itself.
+    It is a `GlobalBatchLoader`, unless the sampler has `num_replicas` and so splits an epoch itself.
 
     Args:
         dataset: must have a length. Its `__getitems__`, if it has one, may return a stacked batch.
@@ -165,42 +215,64 @@ def build_loader(
             one global batch (with `drop_last`), or an option is out of range.
         ValueError: the rank is out of range.
     """
-    conf = checked_options(options)
+    conf = with_defaults(options)
     keys = keys or {name: f"data.loader.{name}" for name in vars(conf)}
     check_ranges(vars(conf), keys)
     samples = _length(dataset, key)
-    batched = conf.batch_sampler is not None
-    key_of_order = keys["batch_sampler" if batched else "sampler"]
-    draws = made_for(conf.batch_sampler if batched else conf.sampler, dataset, rank, world_size, key_of_order)
-    splits = hasattr(draws, "num_replicas")
-    if splits:
-        _check_split(draws, world_size, key_of_order)
-        global_batch = None
-    share: dict[str, Any] = {} if splits else {"rank": rank, "world_size": world_size}
-    drawn = partial(Drawn, draws, samples=samples, seed=seed, key=key_of_order)
-    batch_size: int | None = None
-    if batched:
-        order: EpochSampler | EpochBatches = EpochBatches(drawn(indices), batches=global_batch, **share)
-    else:
-        global_batch = global_batch or conf.batch_size * world_size
-        batch_size = -(-global_batch // world_size)
-        of_all = batch_size if splits else global_batch  # a sampler that splits has the samples of one rank
-        items = None if draws is None else drawn(index)
-        samples = samples if items is None else len(items)
-        epoch = {"shuffle": shuffle, "drop_last": conf.drop_last}
-        _check_samples(samples, of_all, 1 if splits else world_size, key=key, **epoch)
-        order = EpochSampler(range(samples), seed=seed, batch_size=of_all, order=items, **epoch, **share)
+    which = "sampler" if conf.batch_sampler is None else "batch_sampler"
+    sampler = create_sampler(getattr(conf, which), dataset, rank, world_size, keys[which])
+    splits = hasattr(sampler, "num_replicas")
+    order = _create_order(
+        conf,
+        sampler,
+        samples,
+        None if splits else global_batch,
+        shuffle=shuffle,
+        seed=seed,
+        key=keys[which],
+        rank=0 if splits else rank,
+        world_size=1 if splits else world_size,
+    )
+    if isinstance(order, EpochSampler):
+        order.check_size(key)
     of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
-    return (PartLoader if splits else Loader)(
-        Seeded(dataset, Collate(conf.collate_fn, keys["collate_fn"]), of_draws, repeats=draws is not None),
+    seeded = SeededFetcher(dataset, Collate(conf.collate_fn, keys["collate_fn"]), of_draws, repeats=sampler is not None)
+    return (MapStyleLoader if splits else GlobalBatchLoader)(
+        seeded,
         order,
-        batch_size=batch_size,
-        global_batch=None if batched else global_batch,
         seed=mix_seed(seed, rank),
         key=key,
         keys=keys,
         persistent_workers=conf.persistent_workers and conf.num_workers > 0,
-        **of_torch(vars(conf), device),
+        **dataloader_options(vars(conf), device),
+    )
+
+
+def _create_order(
+    conf: LoaderConf,
+    sampler: Any,
+    samples: int,
+    global_batch: int | None,
+    *,
+    shuffle: bool,
+    seed: int,
+    key: str,
+    rank: int,
+    world_size: int,
+) -> EpochOrder:
+    """Return the order of the batches of this rank; `rank` and `world_size` are those that the order is split for."""
+    custom = partial(CustomOrder, sampler, samples=samples, seed=seed, key=key)
+    if conf.batch_sampler is not None:
+        return EpochBatchSampler(custom(batched=True), batches=global_batch, rank=rank, world_size=world_size)
+    return EpochSampler(
+        range(samples),
+        shuffle=shuffle,
+        seed=seed,
+        batch_size=global_batch or conf.batch_size * world_size,
+        drop_last=conf.drop_last,
+        rank=rank,
+        world_size=world_size,
+        order=None if sampler is None else custom(batched=False),
     )
 
 
@@ -216,34 +288,3 @@ def _length(dataset: Dataset[Any], key: str) -> int:
     if samples == 0:
         raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
     return samples
-
-
-def _check_split(draws: Any, world_size: int, key: str) -> None:
-    """Refuse a sampler that splits an epoch for another number of processes."""
-    if draws.num_replicas != world_size:
-        raise UserError(
-            f"{type(draws).__name__} splits an epoch for {draws.num_replicas} processes, and there are {world_size}",
-            key=key,
-            remedy="Set _partial_: true and leave num_replicas and rank out: they are then given to the class.",
-        )
-
-
-def _check_samples(
-    samples: int, global_batch: int, world_size: int, *, shuffle: bool, drop_last: bool, key: str
-) -> None:
-    """Refuse a data set that leaves a rank without samples to train on. For an evaluation, that is allowed."""
-    if shuffle and samples < world_size:
-        raise UserError(
-            f"{samples} samples cannot be shared by {world_size} processes",
-            key=key,
-            remedy=f"Use at most {samples} processes, or more data.",
-        )
-    if drop_last and samples < global_batch:
-        fits, batch_size = samples // world_size, -(-global_batch // world_size)
-        smaller = f"data.loader.batch_size={fits} or less, or " if fits else ""
-        each = f" for each of {world_size} processes" if world_size > 1 else ""
-        raise UserError(
-            f"{samples} samples are less than a batch of {batch_size}{each}, and drop_last drops the incomplete batch",
-            key=key,
-            remedy=f"Use {smaller}data.loader.drop_last=false.",
-        )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
 
 from hydraloop.data import EpochSampler, build_loader
-from hydraloop.data.loader import Loader, PartLoader
+from hydraloop.data.map_style_loader import GlobalBatchLoader, MapStyleLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import share_of
 from hydraloop.errors import UserError
@@ -57,7 +57,7 @@ def of_rank(which: str, name: str, rank: int = 0, world_size: int = 1, batch_siz
     return build_loader(Words(), shuffle=True, seed=3, batch_size=batch_size, collate_fn=pad, **part, **options)  # type: ignore[arg-type]
 
 
-def samples_of(loader: PartLoader, epoch: int) -> list[list[int]]:
+def samples_of(loader: MapStyleLoader, epoch: int) -> list[list[int]]:
     """The samples of each batch of an epoch that count, as they were loaded."""
     loader.set_epoch(epoch)
     share = share_of(loader)
@@ -123,7 +123,7 @@ def test_a_filler_has_two_samples_of_the_last_group() -> None:
         batches = [list(range(begin, min(begin + 3, count))) for begin in range(0, count, 3)]
         loader = build_loader(Words(), shuffle=True, batch_sampler=batches, rank=1, world_size=2, collate_fn=pad)
         assert [batch[:, 0].tolist() for batch in loader] == [[3, 4, 5], filler]
-        assert isinstance(loader, Loader)
+        assert isinstance(loader, GlobalBatchLoader)
         assert [loader.samples_at(number) for number in (0, 1)] == [(3, 6), (0, count - 6)]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from hydraloop.data.several import CountsOfSets, join, mix
+from hydraloop.data.mixture import MixtureSampler, join_sets, mix_streams
 from hydraloop.errors import UserError
 from tests.data.streams import Numbers, Plain, Shards
 from tests.data.test_stream import cut_run, run, train_loader
@@ -20,7 +20,7 @@ def sets(**lengths: int) -> dict[str, Any]:
     return {name: TensorDataset(torch.arange(length)) for name, length in lengths.items()}
 
 
-def counts(order: CountsOfSets) -> list[int]:
+def counts(order: MixtureSampler) -> list[int]:
     """The indices of each of the sets that an epoch has."""
     ends = torch.tensor(order.sizes).cumsum(0).tolist()
     found = [sum(index < end for index in order) for end in ends]
@@ -28,13 +28,13 @@ def counts(order: CountsOfSets) -> list[int]:
 
 
 def test_without_weights_an_epoch_has_each_sample_once() -> None:
-    joined, order = join(sets(a=5, b=3), {}, {})
+    joined, order = join_sets(sets(a=5, b=3), {}, {})
     assert order is None
     assert [joined[index][0].item() for index in range(len(joined))] == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
 def test_weights_are_the_shares_of_an_epoch_as_long_as_all_sets() -> None:
-    _, order = join(sets(a=90, b=10), {"a": 1, "b": 3}, {})
+    _, order = join_sets(sets(a=90, b=10), {"a": 1, "b": 3}, {})
     assert order is not None
     assert counts(order) == [25, 75]
     of_each = Counter(order)
@@ -43,7 +43,7 @@ def test_weights_are_the_shares_of_an_epoch_as_long_as_all_sets() -> None:
 
 
 def test_lengths_are_the_samples_of_a_set() -> None:
-    _, order = join(sets(a=20, b=10, c=4), {}, {"a": 5, "c": 9})
+    _, order = join_sets(sets(a=20, b=10, c=4), {}, {"a": 5, "c": 9})
     assert order is not None
     assert (len(order), counts(order)) == (24, [5, 10, 9])
 
@@ -65,28 +65,28 @@ def test_lengths_are_the_samples_of_a_set() -> None:
 )
 def test_mistakes(weights: Any, lengths: Any, message: str, remedy: str) -> None:
     with pytest.raises(UserError) as caught:
-        join(sets(a=4, b=4), weights, lengths)
+        join_sets(sets(a=4, b=4), weights, lengths)
     assert str(caught.value) == f"{message}\n  {remedy}"
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 1, "b": 1}])
 def test_an_empty_set_is_refused(weights: Any) -> None:
     with pytest.raises(UserError, match="the data set is empty") as caught:
-        join(sets(a=4, b=0), weights, {})
+        join_sets(sets(a=4, b=0), weights, {})
     assert caught.value.key == "data.train.b"
 
 
 def test_streams_need_weights() -> None:
     with pytest.raises(UserError, match="several streams are mixed by weights") as caught:
-        mix({"a": Plain(), "b": Plain()}, {}, {})
+        mix_streams({"a": Plain(), "b": Plain()}, {}, {})
     assert (caught.value.key, caught.value.remedy) == ("data.weights", "Set 'data.weights={a: 1, b: 1}'.")
     with pytest.raises(UserError, match="several streams are mixed by weights") as caught:
-        mix({"a": Plain(), "b": Plain()}, {}, {"a": 4})
+        mix_streams({"a": Plain(), "b": Plain()}, {}, {"a": 4})
     assert caught.value.key == "data.lengths"
 
 
 def test_streams_are_drawn_by_their_weights() -> None:
-    mixed = mix({"a": Plain(10_000), "b": Plain(10)}, {"a": 3, "b": 1}, {})
+    mixed = mix_streams({"a": Plain(10_000), "b": Plain(10)}, {"a": 3, "b": 1}, {})
     numbers = list(chain(*run(train_loader(mixed, batch_size=50), 0, 40)))
     assert len(numbers) == 2000
     of_a = [number for number in numbers if number >= 10]
@@ -97,7 +97,7 @@ def test_streams_are_drawn_by_their_weights() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_on_mixed_streams_that_was_cut_reads_what_a_whole_one_reads(workers: int) -> None:
     def make() -> Any:
-        return mix({"a": Shards((5, 7)), "b": Numbers(30)}, {"a": 1, "b": 2}, {})
+        return mix_streams({"a": Shards((5, 7)), "b": Numbers(30)}, {"a": 1, "b": 2}, {})
 
     options = {"num_workers": workers, "skip_on_resume": True}
     whole = cut_run(make, (), 24, **options)
@@ -105,7 +105,7 @@ def test_a_run_on_mixed_streams_that_was_cut_reads_what_a_whole_one_reads(worker
 
 
 def test_each_rank_draws_other_samples_of_each_stream() -> None:
-    mixed = mix({"a": Numbers(12), "b": Shards((0, 6, 6))}, {"a": 1, "b": 1}, {})
+    mixed = mix_streams({"a": Numbers(12), "b": Shards((0, 6, 6))}, {"a": 1, "b": 1}, {})
     parts = [run(train_loader(mixed, rank=rank, world_size=2), 0, 3) for rank in range(2)]
     numbers = [[number for batch in part for number in batch["x"]] for part in parts]
     assert all(numbers)

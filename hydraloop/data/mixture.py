@@ -14,14 +14,14 @@ from hydraloop.errors import UserError, suggestion
 
 
 @dataclass(frozen=True)
-class MixedStreams:
+class StreamMixture:
     """Streams, and how often a sample is drawn from each."""
 
     datasets: list[Any]
     weights: list[float]
 
 
-class CountsOfSets(Sampler[int]):
+class MixtureSampler(Sampler[int]):
     """Indices of a ConcatDataset, shuffled: a given number from each of its sets.
 
     A set with fewer samples is repeated as a whole; the rest is drawn from it at random, without repeating a sample.
@@ -49,7 +49,7 @@ class CountsOfSets(Sampler[int]):
         return iter(order)
 
 
-def mix(streams: Mapping[str, Any], weights: Mapping[str, float], lengths: Mapping[str, int]) -> MixedStreams:
+def mix_streams(streams: Mapping[str, Any], weights: Mapping[str, float], lengths: Mapping[str, int]) -> StreamMixture:
     """Return streams with their weights.
 
     Raises:
@@ -63,12 +63,12 @@ def mix(streams: Mapping[str, Any], weights: Mapping[str, float], lengths: Mappi
             remedy=f"Set 'data.weights={{{example}}}'{' instead' if lengths else ''}.",
         )
     _check("data.weights", weights, streams, every=True)
-    return MixedStreams(list(streams.values()), [weights[name] for name in streams])
+    return StreamMixture(list(streams.values()), [weights[name] for name in streams])
 
 
-def join(
+def join_sets(
     sets: Mapping[str, Any], weights: Mapping[str, float], lengths: Mapping[str, int]
-) -> tuple[ConcatDataset[Any], CountsOfSets | None]:
+) -> tuple[ConcatDataset[Any], MixtureSampler | None]:
     """Return sets with indices as one, and the sampler of an epoch. None: each sample once.
 
     Args:
@@ -88,10 +88,10 @@ def join(
     if weights:
         _check("data.weights", weights, sets, every=True)
         shares = [weights[name] * len(joined) / sum(weights.values()) for name in sets]
-        return joined, CountsOfSets(sizes, [max(round(share), 1) for share in shares])
+        return joined, MixtureSampler(sizes, [max(round(share), 1) for share in shares])
     if lengths:
         _check("data.lengths", lengths, sets, every=False)
-        return joined, CountsOfSets(sizes, [lengths.get(name, size) for name, size in zip(sets, sizes, strict=True)])
+        return joined, MixtureSampler(sizes, [lengths.get(name, size) for name, size in zip(sets, sizes, strict=True)])
     return joined, None
 
 

@@ -13,10 +13,10 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from hydraloop.data.loader import PartLoader, build_loader
-from hydraloop.data.loader_options import LoaderOptions, options_of
-from hydraloop.data.several import CountsOfSets, MixedStreams, join, mix
-from hydraloop.data.stream import build_stream_loader
+from hydraloop.data.loader_options import LoaderOptions, options_from_config
+from hydraloop.data.map_style_loader import MapStyleLoader, build_loader
+from hydraloop.data.mixture import MixtureSampler, StreamMixture, join_sets, mix_streams
+from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders
 from hydraloop.errors import UserError, any_of
@@ -24,8 +24,6 @@ from hydraloop.safety.instantiate import instantiate, require_target
 from hydraloop.schemas.data import SPLITS
 
 log = logging.getLogger(__name__)
-
-_ORDERS = ("sampler", "batch_sampler")
 
 
 def build_loaders(
@@ -82,16 +80,16 @@ class _Builder:
     cfg: DictConfig
     device: torch.device
     distributed: Distributed
-    of_run: Mapping[str, Any]
+    of_run: Mapping[str, int | None]
 
     def loader(self, split: str, node: Any, key: str) -> Loader:
         """Return the loader of a data set; `node` describes it, or several sets of `data.train` by name."""
         train = split == "train"
-        data, order = self._train_data(node, key) if train else (instantiate(node, key), None)
+        data, order = _train_data(self.cfg.data) if train else (instantiate(node, key), None)
         kind = _kind(data, key)
         if kind == "batches":
             return self._given(data, split, key)
-        options, keys = options_of(self.cfg.data, split)
+        options, keys = options_from_config(self.cfg.data, split)
         if kind == "stream":
             if self.distributed.sharded and not train:
                 raise UserError(
@@ -99,7 +97,8 @@ class _Builder:
                     key=key,
                     remedy="Use data with indices, or distributed.strategy=ddp.",
                 )
-            return build_stream_loader(data, options, train=train, **self._common(key, keys))
+            of_split = TrainStreamLoader if train else StreamLoader
+            return of_split(data, options, **self._common(key, keys))
         if options["steps_per_epoch"] is not None:
             raise UserError(
                 f"{key} has indices, so an epoch has all its samples",
@@ -122,16 +121,16 @@ class _Builder:
         """Return loaders of the first samples of the train data, for training and for each validation."""
         data, given = self.cfg.data, self.cfg.engine.overfit_batches
         whole = self.loader("train", data.train, "data.train")
-        if not isinstance(whole, PartLoader):
+        if not isinstance(whole, MapStyleLoader):
             raise UserError(
                 "data.train has no indices, so its first samples cannot be trained on again and again",
                 key="engine.overfit_batches",
                 remedy="Use engine.limit_train_batches, or data with indices.",
             )
         batches = max(1, round(given * len(whole))) if isinstance(given, float) else given
-        found = {split: options_of(data, split) for split in ("train", "val")}
+        found = {split: options_from_config(data, split) for split in ("train", "val")}
         for options, _ in found.values():
-            options.update(dict.fromkeys(_ORDERS))
+            options |= {"sampler": None, "batch_sampler": None}
         options = found["train"][0]
         samples = batches * (self._global_batch(options) or options["batch_size"] * self.distributed.world_size)
         few = Subset(whole.dataset, range(min(samples, len(cast(Sized, whole.dataset)))))
@@ -140,51 +139,49 @@ class _Builder:
             return Loaders(train)
         return Loaders(train, dict.fromkeys(_named(data.val, "data.val"), val) or val)
 
-    def _train_data(self, node: Any, key: str) -> tuple[Any, CountsOfSets | None]:
-        """Return the train data, and the sampler that `data.weights` or `data.lengths` ask for."""
-        several = _named(node, key)
-        if several:
-            return _train_sets(self.cfg.data, several)
-        given = next((name for name in ("weights", "lengths") if self.cfg.data.get(name)), None)
-        if given is not None:
-            raise UserError(
-                "data.train is one set", key=f"data.{given}", remedy="Name its sets: 'data.train={a: {…}, b: {…}}'."
-            )
-        return instantiate(node, key), None
-
     def _given(self, data: Any, split: str, key: str) -> Loader:
-        """Return an object of the config that yields batches."""
-        if not isinstance(data, DataLoader):  # DataLoaders are checked by the engine
-            text = "has a length and no __getitem__, so it yields batches: the options of its loader have no effect"
-            log.info("%s: %s %s", key, type(data).__name__, text)
-            if split == "train":
-                _check_split(data, self.distributed.world_size)
-        loader: Loader = data
-        return loader
+        """Return an object of the config that yields batches, which are not the same on all ranks."""
+        if isinstance(data, DataLoader):  # the engine checks it
+            return data
+        name, world_size = type(data).__name__, self.distributed.world_size
+        text = "has a length and no __getitem__, so it yields batches: the options of its loader have no effect"
+        log.info("%s: %s %s", key, name, text)
+        if split == "train" and world_size > 1 and not hasattr(data, "num_replicas"):
+            raise UserError(
+                f"{name} yields the same batches on each of {world_size} processes",
+                key="data.train",
+                remedy="Let data.train be the data set of its samples, or split the batches in the class and give it "
+                "an attribute num_replicas.",
+            )
+        return cast(Loader, data)
 
     def _of_samples(
         self, data: Any, split: str, key: str, options: Mapping[str, Any], keys: Mapping[str, str]
-    ) -> PartLoader:
+    ) -> MapStyleLoader:
         of_loader: dict[str, Any] = {name: options[name] for name in LoaderOptions.__annotations__}
         if split == "train":
             of_loader["global_batch"] = self._global_batch(options)
         return build_loader(data, shuffle=split == "train", **self._common(key, keys), **of_loader)
 
     def _common(self, key: str, keys: Mapping[str, str]) -> dict[str, Any]:
-        ranks = {"rank": self.distributed.rank, "world_size": self.distributed.world_size}
-        return {"seed": self.cfg.seed, "device": self.device, "key": key, "keys": keys, **ranks}
+        return {
+            "seed": self.cfg.seed,
+            "device": self.device,
+            "key": key,
+            "keys": keys,
+            "rank": self.distributed.rank,
+            "world_size": self.distributed.world_size,
+        }
 
     def _global_batch(self, options: Mapping[str, Any]) -> int | None:
         """Return the size of the global batches of a resumed run, in batches if there is a batch sampler.
 
         None: the run is new, or its batch size has changed.
         """
-        size: int | None = self.of_run.get("batch_size")
         if options["batch_sampler"] is not None:
-            size = self.of_run.get("batches")
-        elif options["batch_size"] != self.of_run.get("batch_size_per_rank"):
-            size = None
-        return size
+            return self.of_run.get("batches")
+        same = options["batch_size"] == self.of_run.get("batch_size_per_rank")
+        return self.of_run.get("batch_size") if same else None
 
 
 def _named(node: Any, key: str) -> dict[str, DictConfig]:
@@ -209,8 +206,16 @@ def _named(node: Any, key: str) -> dict[str, DictConfig]:
     return sets
 
 
-def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, CountsOfSets | None]:
-    """Return the sets of `data.train` as one, and the sampler that `data.weights` or `data.lengths` ask for."""
+def _train_data(data: DictConfig) -> tuple[Any, MixtureSampler | None]:
+    """Return the train data, several sets as one, and the sampler that `data.weights` or `data.lengths` ask for."""
+    nodes = _named(data.train, "data.train")
+    given = [name for name in ("weights", "lengths") if data.get(name)]
+    if given and not nodes:
+        raise UserError(
+            "data.train is one set", key=f"data.{given[0]}", remedy="Name its sets: 'data.train={a: {…}, b: {…}}'."
+        )
+    if not nodes:
+        return instantiate(data.train, "data.train"), None
     sets = {name: instantiate(node, f"data.train.{name}") for name, node in nodes.items()}
     kinds = {name: _kind(one, f"data.train.{name}") for name, one in sets.items()}
     weights, lengths = (_by_set(data.get(name), f"data.{name}", sets) for name in ("weights", "lengths"))
@@ -222,8 +227,8 @@ def _train_sets(data: DictConfig, nodes: dict[str, DictConfig]) -> tuple[Any, Co
             remedy="Use only sets with indices, or only streams.",
         )
     if "stream" in kinds.values():
-        return mix(sets, weights, lengths), None
-    return join(sets, weights, lengths)
+        return mix_streams(sets, weights, lengths), None
+    return join_sets(sets, weights, lengths)
 
 
 def _by_set(numbers: Any, key: str, sets: Iterable[str]) -> dict[str, Any]:
@@ -239,7 +244,7 @@ def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
     Raises:
         UserError: it is something else.
     """
-    if isinstance(data, MixedStreams | IterableDataset):
+    if isinstance(data, StreamMixture | IterableDataset):
         return "stream"
     if isinstance(data, DataLoader):
         return "batches"
@@ -267,14 +272,3 @@ def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
         remedy="Use an object with __getitem__ and __len__ (samples), with __iter__ and __len__ (batches), or with "
         "__iter__ alone (a stream of samples).",
     )
-
-
-def _check_split(batches: object, world_size: int) -> None:
-    """Refuse batches that are the same on all ranks."""
-    if world_size > 1 and not hasattr(batches, "num_replicas"):
-        raise UserError(
-            f"{type(batches).__name__} yields the same batches on each of {world_size} processes",
-            key="data.train",
-            remedy="Let data.train be the data set of its samples, or split the batches in the class and give it an "
-            "attribute num_replicas.",
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hydraloop.data.collate import Collate
-from hydraloop.data.loader_options import of_torch
-from hydraloop.data.several import MixedStreams
-from hydraloop.data.stream_sources import Source, has_shuffle_buffer, split, steps_of
-from hydraloop.data.stream_worker import BatchDrawer, Drawn, Position
+from hydraloop.data.collate import Collate, as_is
+from hydraloop.data.loader_options import dataloader_options
+from hydraloop.data.mixture import StreamMixture
+from hydraloop.data.stream_sources import has_shuffle_buffer, split, steps_of
+from hydraloop.data.stream_worker import BatchedStream, WorkerBatch, WorkerPosition
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import failed_worker
@@ -27,18 +27,24 @@ log = logging.getLogger(__name__)
 
 
 class StreamLoader:
-    """Batches of a stream, from its beginning at each iteration. Created by `build_stream_loader`.
+    """Batches of a stream: a set that can only be iterated. Each iteration reads each sample once, from the first one.
+
+    With `steps_per_epoch` or `drop_last`, an iteration ends after `len(loader)` batches. Without, it reads all samples,
+    and `len(loader)` is an estimate: each worker may end with a short batch.
 
     Args:
-        dataset: what the config names, for hooks.
-        sources: the sets to read.
-        drawer: `BatchDrawer`, without the sets and the arguments that say where it begins and whether it ends.
-        steps: batches of an iteration.
-        ends: whether an evaluation ends after `steps`. Without, it reads all samples, and `steps` is an estimate: each
-            worker may end with a short batch.
-        key: of the data set in the config, for errors.
+        dataset: anything iterable, or `StreamMixture`. An iteration begins at the first sample, or after the one at
+            which `state_dict` returned the state that was loaded.
+        options: by name; see `LoaderConf`.
         keys: of the options in the config, for errors.
-        options: of torch's DataLoader.
+        seed: the run's seed.
+        device: to which the batches will be copied.
+        key: of the data set in the config (`data.train`), for errors.
+        rank: this process's number.
+        world_size: number of processes that share the stream.
+
+    Raises:
+        UserError: the set has no length, does not say how it is split, or has an option of sets with indices.
     """
 
     calls_set_epoch = True
@@ -47,18 +53,39 @@ class StreamLoader:
     def __init__(
         self,
         dataset: Any,
-        sources: Sequence[Source],
-        drawer: partial[BatchDrawer],
-        *,
-        steps: int,
-        ends: bool,
-        key: str,
+        options: Mapping[str, Any],
         keys: Mapping[str, str],
-        options: dict[str, Any],
+        *,
+        seed: int,
+        device: torch.device | None,
+        key: str,
+        rank: int,
+        world_size: int,
     ) -> None:
-        self.dataset, self.num_workers, self._key = dataset, options["num_workers"], key
-        self._sources, self._drawer, self._steps, self._options = sources, drawer, steps, options
-        self._ends, self._keys = ends, keys
+        for name in ("sampler", "batch_sampler"):
+            if options[name] is not None:
+                raise UserError(f"{key} is a stream: it has no indices", key=keys[name], remedy="Leave it out.")
+        self.dataset, self.num_workers, self.batch_size = dataset, options["num_workers"], options["batch_size"]
+        self._key, self._keys, self._world_size = key, keys, world_size
+        workers = max(self.num_workers, 1)
+        mixture = dataset if isinstance(dataset, StreamMixture) else StreamMixture([dataset], [1.0])
+        self._sources = [
+            split(one, options["split_stream"], rank, world_size, workers, key, keys["split_stream"])
+            for one in mixture.datasets
+        ]
+        self._copies = rank * workers, world_size * workers
+        self._stream = partial(
+            BatchedStream,
+            weights=mixture.weights,
+            batch_size=self.batch_size,
+            collate=Collate(options["collate_fn"], keys["collate_fn"]),
+            seed=seed,
+            key=key,
+            workers_key=keys["num_workers"],
+        )
+        self._steps = steps_of(dataset, options, self.batch_size * world_size, key)
+        self._ends = options["steps_per_epoch"] is not None or options["drop_last"]
+        self._options = dataloader_options(options, device)
 
     def first_batches(self, count: int) -> list[Any]:
         """Return up to `count` batches from the beginning, drawn in this process from shallow copies of the sets.
@@ -66,10 +93,10 @@ class StreamLoader:
         They are of the first part on each rank, because other parts may have no samples.
         """
         sets = [source._replace(dataset=copy.copy(source.dataset)) for source in self._sources]
-        drawer = self._drawer(sets, endless=False, copies=(0, self._drawer.keywords["copies"][1]))
-        batches = [_checked(drawn).batch for drawn in islice(drawer, count)]
+        stream = self._stream(sets, endless=False, copies=(0, self._copies[1]))
+        batches = [_checked(drawn).batch for drawn in islice(stream, count)]
         if not batches:
-            raise drawer.no_samples()
+            raise stream.no_samples()
         return batches
 
     def __len__(self) -> int:
@@ -79,11 +106,11 @@ class StreamLoader:
         """Yield the batches of this rank, each sample once."""
         return (drawn.batch for drawn in islice(self._drawn(endless=False), len(self) if self._ends else None))
 
-    def _drawn(self, **where: Any) -> Iterator[Drawn]:
+    def _drawn(self, **where: Any) -> Iterator[WorkerBatch]:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
-        drawer = self._drawer(self._sources, **where)
+        stream = self._stream(self._sources, copies=self._copies, **where)
         try:
-            loader = DataLoader(drawer, batch_size=None, collate_fn=_as_drawn, generator=seeds, **self._options)
+            loader = DataLoader(stream, batch_size=None, collate_fn=as_is, generator=seeds, **self._options)
             for drawn in ended_at_exit(loader):
                 if drawn is not None:
                     yield _checked(drawn)
@@ -97,36 +124,21 @@ class StreamLoader:
 class TrainStreamLoader(StreamLoader):
     """Full batches of a stream that begins again when it ends. An epoch continues where the last one ended.
 
-    A `TrainLoader`: it knows the position after each batch that was consumed. The workers live for the whole run.
-
-    Args:
-        batch_size: samples per batch on each rank.
-        rank: this process's number.
-        world_size: number of processes that share the stream.
-        skip_on_resume: read a set forward to its position if it cannot restore it.
-        others: see `StreamLoader`.
+    A `TrainLoader`: it knows the position after each batch that was consumed. The workers live for the whole run. With
+    the option `skip_on_resume`, a set is read forward to its position if it cannot restore it.
     """
 
-    def __init__(
-        self,
-        *others: Any,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        skip_on_resume: bool,
-        **options: Any,
-    ) -> None:
-        super().__init__(*others, **options)
-        self.batch_size, self._rank, self._world_size = batch_size, rank, world_size
-        self._skip = skip_on_resume
-        self._positions = [Position.begin(len(self._sources)) for _ in range(max(self.num_workers, 1))]
+    def __init__(self, dataset: Any, options: Mapping[str, Any], *keys: Any, rank: int, **of_run: Any) -> None:
+        super().__init__(dataset, options, *keys, rank=rank, **of_run)
+        self._skip = options["skip_on_resume"]
+        self._positions = [WorkerPosition.begin(len(self._sources)) for _ in range(max(self.num_workers, 1))]
         """Of each worker, after the batches that were consumed."""
         self._next = 0
         """The worker with the first batch that was not consumed."""
-        self._fetched: deque[tuple[int, Drawn]] = deque()
+        self._fetched: deque[tuple[int, WorkerBatch]] = deque()
         """Batches that may not have been consumed yet, with their numbers in the run."""
-        self._running: Iterator[Drawn] | None = None
-        self._checked = self._reported = False
+        self._running: Iterator[WorkerBatch] | None = None
+        self._reported = rank != 0  # whether the end of the stream is
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the samples of any batch, as (on this rank, on all ranks): all batches are full."""
@@ -150,7 +162,7 @@ class TrainStreamLoader(StreamLoader):
         A set that cannot restore its position is read forward with `skip_on_resume`. Without, it is an error inside an
         epoch. At the end of an epoch, a warning says where it continues.
         """
-        positions = [Position(**one) for one in state["workers"]] if state else []
+        positions = [WorkerPosition(**one) for one in state["workers"]] if state else []
         layout = (state["ranks"], len(positions), len(positions[0].sets)) if state else (0, 0, 0)
         mine = (self._world_size, len(self._positions), len(self._sources))
         if state is None or layout != mine:
@@ -176,24 +188,23 @@ class TrainStreamLoader(StreamLoader):
 
     def _fetch(self, number: int) -> Any:
         self._consume(number - 2)  # at most one batch is fetched ahead
+        running = self._running or self._drawn(endless=True, positions=self._positions, first=self._next)
+        drawn = next(running)
         if self._running is None:
-            self._running = self._drawn(endless=True, positions=self._positions, first=self._next)
-        drawn = next(self._running)
-        if not self._checked:
             self._check_state(drawn.position)
+            self._running = running
         self._fetched.append((number, drawn))
-        if drawn.ended and not self._reported and self._rank == 0:
+        if drawn.position.passes > self._positions[drawn.worker].passes and not self._reported:
             log.info("%s: the stream has ended in iteration %d and begins again; reported once", self._key, number)
             self._reported = True
         return drawn.batch
 
-    def _check_state(self, position: Position) -> None:
+    def _check_state(self, position: WorkerPosition) -> None:
         """Refuse, at the first batch, a state that no checkpoint can keep."""
         try:
             check_loadable([of_set["state"] for of_set in position.sets], "its state")
         except TypeError as error:
             raise UserError(str(error), key=self._key, remedy="int(…) makes a number of a NumPy scalar.") from error
-        self._checked = True
 
     def _consume(self, iteration: int) -> None:
         while self._fetched and self._fetched[0][0] <= iteration:
@@ -221,73 +232,7 @@ class TrainStreamLoader(StreamLoader):
         return {"pass": of_set["pass"] + 1, "samples": 0, "state": None} if stateless else of_set
 
 
-def build_stream_loader(
-    dataset: Any,
-    options: Mapping[str, Any],
-    keys: Mapping[str, str],
-    *,
-    train: bool,
-    seed: int,
-    device: torch.device | None,
-    key: str,
-    rank: int,
-    world_size: int,
-) -> StreamLoader:
-    """Return a loader of a set that can only be iterated; a `TrainStreamLoader` for training.
-
-    Args:
-        dataset: anything iterable, or `MixedStreams`. An iteration begins at the first sample, or after the one at
-            which `state_dict` returned the state that was loaded.
-        options: by name; see `LoaderConf`.
-        keys: of the options in the config, for errors.
-        train: whether to train.
-        seed: the run's seed.
-        device: to which the batches will be copied.
-        key: of the data set in the config (`data.train`), for errors.
-        rank: this process's number.
-        world_size: number of processes that share the stream.
-
-    Raises:
-        UserError: the set has no length, does not say how it is split, or has an option of sets with indices.
-    """
-    for name in ("sampler", "batch_sampler"):
-        if options[name] is not None:
-            raise UserError(f"{key} is a stream: it has no indices", key=keys[name], remedy="Leave it out.")
-    batch_size, copies = options["batch_size"], max(options["num_workers"], 1)
-    mixed = dataset if isinstance(dataset, MixedStreams) else MixedStreams([dataset], [1.0])
-    sources = [
-        split(one, options["split_stream"], rank, world_size, copies, key, keys["split_stream"])
-        for one in mixed.datasets
-    ]
-    drawer = partial(
-        BatchDrawer,
-        weights=mixed.weights,
-        batch_size=batch_size,
-        collate=Collate(options["collate_fn"], keys["collate_fn"]),
-        seed=seed,
-        copies=(rank * copies, world_size * copies),
-        key=key,
-        workers_key=keys["num_workers"],
-    )
-    arguments: dict[str, Any] = {
-        "steps": steps_of(dataset, options, batch_size * world_size, key),
-        "ends": options["steps_per_epoch"] is not None or options["drop_last"],
-        "key": key,
-        "keys": keys,
-        "options": of_torch(options, device),
-    }
-    if not train:
-        return StreamLoader(dataset, sources, drawer, **arguments)
-    arguments |= {"batch_size": batch_size, "rank": rank, "world_size": world_size}
-    return TrainStreamLoader(dataset, sources, drawer, skip_on_resume=options["skip_on_resume"], **arguments)
-
-
-def _checked(drawn: Drawn | UserError) -> Drawn:
+def _checked(drawn: WorkerBatch | UserError) -> WorkerBatch:
     if isinstance(drawn, UserError):
         raise drawn
-    return drawn
-
-
-def _as_drawn(drawn: Any) -> Any:
-    """Return what `BatchDrawer` yields; at module level, so that workers can unpickle it."""
     return drawn
