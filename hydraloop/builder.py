@@ -145,7 +145,8 @@ def assemble(
 
 
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:
-    engine = {entry.name: cfg.engine[entry.name] for entry in fields(Settings) if entry.name in cfg.engine}
+    options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.engine, resolve=True))
+    engine = {entry.name: options[entry.name] for entry in fields(Settings) if entry.name in options}
     metadata = masked_metadata(cfg)
     if "data.train" not in parts.names:
         metadata["batch_size_per_rank"] = loader_options(cfg.data, "train")[0]["batch_size"]
