@@ -33,7 +33,7 @@ from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import masked_metadata, remember_config
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
-from hydraloop.run.resume import Resumed, lock_of, settle
+from hydraloop.run.resume import Resumed, lock_of, settle_on_main
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
@@ -70,7 +70,8 @@ def build(
     validate(cfg)
     distributed = distributed or connect(cfg.distributed, cfg.engine.device)
     check_strategy(cfg.distributed.strategy, several=distributed.world_size > 1)
-    settled = resumed or _settled_on_main(cfg, run_dir, distributed)
+    from_main = distributed.from_main
+    settled = resumed or settle_on_main(cfg, run_dir, is_main=distributed.is_main, from_main=from_main)
     directory = settled.run_dir or run_directory.new()
     check_trace_paths(cfg, directory)
     position = None if settled.checkpoint is None else peek(settled.checkpoint, key="resume")
@@ -142,20 +143,6 @@ def assemble(
         seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
     engine.generators = rng_state()
     return engine
-
-
-def _settled_on_main(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> Resumed:
-    """Return on each rank what `settle` returns on rank 0. A directory in which another process trains is refused."""
-    found: list[str | None] = [None, None]
-    if distributed.is_main:
-        settled = settle(cfg, run_dir)
-        if settled.run_dir is not None:
-            run_directory.check_links(settled.run_dir, key="run_dir" if cfg.resume is None else "resume")
-            with lock_of(cfg, settled.run_dir):  # refused before anything is written; training takes it again
-                settled = settle(cfg, settled.run_dir if run_dir is None else run_dir)
-        found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]
-    shared = distributed.from_main(found)
-    return Resumed(*(None if path is None else Path(path) for path in shared))
 
 
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:

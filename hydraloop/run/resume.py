@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hydraloop.run.config_yaml import plain
 from hydraloop.run.directory import (
     CONFIG,
     OUTPUTS,
+    check_links,
     checkpoint_folders,
     created_by_hydra,
     new,
@@ -84,6 +85,26 @@ def settle(cfg: DictConfig, run_dir: Path | None) -> Resumed:
     if run_dir is not None and found.run_dir is None and cfg.resume != "auto" and not created_by_hydra(run_dir):
         refuse_held(run_dir, key="run_dir")
     return Resumed(run_dir or found.run_dir or new(), found.checkpoint)
+
+
+def settle_on_main(
+    cfg: DictConfig, run_dir: Path | None, *, is_main: bool, from_main: Callable[[list[str | None]], list[str | None]]
+) -> Resumed:
+    """Return on each rank what `settle` returns on rank 0. A directory in which another process trains is refused.
+
+    Args:
+        is_main: whether this is rank 0.
+        from_main: returns on each rank the argument that rank 0 passes.
+    """
+    found: list[str | None] = [None, None]
+    if is_main:
+        settled = settle(cfg, run_dir)
+        if settled.run_dir is not None:
+            check_links(settled.run_dir, key="run_dir" if cfg.resume is None else "resume")
+            with lock_of(cfg, settled.run_dir):  # refused before anything is written; training takes it again
+                settled = settle(cfg, settled.run_dir if run_dir is None else run_dir)
+        found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]
+    return Resumed(*(None if path is None else Path(path) for path in from_main(found)))
 
 
 def lock_of(cfg: DictConfig, run_dir: Path) -> RunLock:
