@@ -67,10 +67,11 @@ def instantiate(node: Any, allowed: Sequence[str]) -> Any:
     Args:
         allowed: the targets in `node`, which have passed the allowlist. 1.4 allows no others.
     """
-    node = copy.deepcopy(node)  # keeps the parent, for interpolations
-    OmegaConf.set_readonly(node, False)
-    OmegaConf.set_struct(node, False)
-    node._convert_ = "all"  # with it as an argument, 1.3 is slower, and 1.4 takes the node without our changes
+    if node.get("_convert_") != "all":
+        node = copy.deepcopy(node)  # keeps the parent, for interpolations
+        OmegaConf.set_readonly(node, False)
+        OmegaConf.set_struct(node, False)
+        node._convert_ = "all"  # with it as an argument, 1.3 is slower, and 1.4 takes the node without our changes
     return hydra_instantiate(node, **({} if IS_1_3 else {"_execution_whitelist_": list(allowed)}))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.safety import hydra_versions
@@ -90,9 +90,12 @@ def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
         if "_target_" in node:
             yield key, node
         for name in node:
-            if OmegaConf.is_missing(node, name):
-                raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
-            yield from _targets(node[name], f"{key}.{name!s}")
+            try:
+                value = node[name]
+            except MissingMandatoryValue:
+                remedy = f"Give it one: {key}.{name!s}=…"
+                raise UserError("has no value", key=f"{key}.{name!s}", remedy=remedy) from None
+            yield from _targets(value, f"{key}.{name!s}")
     elif isinstance(node, ListConfig):
         for index, item in enumerate(node):
             yield from _targets(item, f"{key}[{index}]")
