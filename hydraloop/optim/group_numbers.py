@@ -23,17 +23,17 @@ class GroupNumber(NamedTuple):
     name: str
     entry: int | None
 
-    @property
-    def initial_name(self) -> str:
-        """The group's key for the initial value, which is saved in checkpoints: `initial_lr`, as in torch."""
-        return f"initial_{self.name}" if self.entry is None else f"initial_{self.name}.{self.entry}"
-
     def initial(self) -> float:
-        """Return the value of the optimizer's config. The first call stores it; later calls need no host sync."""
+        """Return the value of the optimizer's config.
+
+        The first call stores it in the group, for checkpoints, under torch's name (`initial_lr`). Later calls need no
+        host sync.
+        """
         group = self.optimizer.param_groups[self.group]  # loading a state replaces the groups
-        value = group.get(self.initial_name)
+        key = f"initial_{self.name}" if self.entry is None else f"initial_{self.name}.{self.entry}"
+        value = group.get(key)
         if not isinstance(value, int | float):
-            group[self.initial_name] = value = float(self._read(group) if value is None else value)
+            group[key] = value = float(self._read(group) if value is None else value)
         return value
 
     def write(self, value: float) -> None:

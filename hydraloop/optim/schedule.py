@@ -54,7 +54,6 @@ class Schedule:
         monitor: str | None = None,
         steps_per_epoch: int = 1,
     ) -> None:
-        self.name = name
         self.key = f"scheduler.{name}"
         self.function = function
         self.by_epoch = by_epoch
