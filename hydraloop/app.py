@@ -29,7 +29,7 @@ from hydraloop.launch.termination import terminable
 from hydraloop.run import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps.planning import check_command
+from hydraloop.sweeps.planning import SweepCommand, check_command
 
 if TYPE_CHECKING:
     from hydraloop.cli.command import Command
@@ -132,7 +132,7 @@ class _App:
                 command = check_command(args, composer, check_job=check_options)
                 if args.pdb:
                     jobs.use_debugger(command)
-                if command.plan is None:
+                if not isinstance(command, SweepCommand):
                     return self._run_once(jobs, command, name)
                 if command.plan.is_ours:
                     from hydraloop.sweeps import sweep

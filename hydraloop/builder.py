@@ -71,7 +71,8 @@ def build(
     validate(cfg)
     distributed = distributed or connect(cfg.distributed, cfg.engine.device)
     check_strategy(cfg.distributed.strategy, several=distributed.world_size > 1)
-    settled = resumed or settle_on_main(cfg, run_dir, distributed)
+    from_main = distributed.from_main
+    settled = resumed or settle_on_main(cfg, run_dir, is_main=distributed.is_main, from_main=from_main)
     directory = settled.run_dir or run_directory.new()
     check_trace_paths(cfg, directory)
     position = None if settled.checkpoint is None else peek(settled.checkpoint, key="resume")
@@ -151,7 +152,8 @@ def assemble(
 
 
 def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:
-    engine = {entry.name: cfg.engine[entry.name] for entry in fields(Settings) if entry.name in cfg.engine}
+    options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.engine, resolve=True))
+    engine = {entry.name: options[entry.name] for entry in fields(Settings) if entry.name in options}
     metadata = masked_metadata(cfg)
     if "data.train" not in parts.names:
         metadata["batch_size_per_rank"] = loader_options(cfg.data, "train")[0]["batch_size"]

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order, missing, not_applied
@@ -206,11 +206,13 @@ def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConf
 
     Hydra does not check these: a + on the command line adds a key to any mapping.
     """
-    for name in cfg:
-        if name == "hydra" or OmegaConf.is_missing(cfg, name) or OmegaConf.is_interpolation(cfg, str(name)):
+    for name, raw in cfg.items_ex(resolve=False):
+        if name == "hydra" or not isinstance(raw, DictConfig):
+            continue
+        if OmegaConf.is_missing(cfg, name) or OmegaConf.is_interpolation(cfg, str(name)):
             continue
         node, key = cfg[name], f"{prefix}{name!s}"
-        if not isinstance(node, DictConfig) or "_target_" in node:
+        if node is None or "_target_" in node:
             continue
         schema = OmegaConf.get_type(node)
         if schema is not None and dataclasses.is_dataclass(schema):
@@ -237,8 +239,17 @@ def check_interpolations(node: DictConfig, prefix: str = "") -> None:
                 key=key,
                 remedy="Name a key that exists (or set the variable), or write a value.",
             ) from error
-        if isinstance(value, DictConfig):
+        if isinstance(value, DictConfig) and not _resolves(value):
             check_interpolations(value, f"{key}.")
+
+
+def _resolves(node: DictConfig) -> bool:
+    """Return whether every interpolation in a node resolves, faster than `check_interpolations` finds the first one."""
+    try:
+        OmegaConf.to_container(node, resolve=True)
+    except OmegaConfBaseException:
+        return False
+    return True
 
 
 def check_sweep_options(master: DictConfig) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -20,9 +20,6 @@ from hydraloop.run.config_yaml import remember_names
 from hydraloop.safety.typed_options import keys_of
 from hydraloop.schemas.root import Config
 from hydraloop.validate import check_interpolations, validate
-
-if TYPE_CHECKING:
-    from hydraloop.sweeps.planning import Plan
 
 T = TypeVar("T")
 
@@ -41,8 +38,8 @@ class Command:
     is_sweep: bool = False
     axes: list[str] = field(default_factory=list)
     """The keys that are swept."""
-    plan: Plan | None = None
-    """The jobs of a sweep."""
+    jobs: int = 0
+    """The number of jobs of a sweep."""
     follows_links: bool = False
     """Whether links that lead out of the directory of a run or sweep are followed."""
 

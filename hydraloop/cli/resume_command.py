@@ -12,7 +12,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-import hydraloop
 from hydraloop.cli import arguments
 from hydraloop.cli.command import Command, check_hydra_node
 from hydraloop.cli.compose import Composer
@@ -53,7 +52,7 @@ def trusted(argv: Sequence[str]) -> tuple[Path, list[str], list[str]]:
     named = Path(next((word for word in rest[1:] if not word.startswith("-")), ""))  # a missing one is reported later
     run_dir = run_of(named) if named.exists() else None
     here = working_directory.trust(argv, run_dir or named, args.trusted)
-    return Path.cwd() if here else Path(hydraloop.__file__).parent, ALLOWLIST.packages, rest
+    return Path.cwd() if here else Path(__file__).parents[1], ALLOWLIST.packages, rest
 
 
 def check_resume(args: argparse.Namespace, composer: Composer) -> Command:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
+
 import torch
+from torch import Tensor
 
 from hydraloop.data.bundled import find_data_file, read_table
 from hydraloop.data.in_memory import InMemoryDataset
@@ -32,10 +36,22 @@ class Digits(InMemoryDataset):
     """By which the pixels were then divided."""
 
     def __init__(self, split: str, root: str | None = None, split_seed: int = 0) -> None:
-        table = read_table(find_data_file("digits.csv.gz", root=root), ",")
-        pixels = table[:, :-1].to(torch.float32).view(-1, 1, 8, 8)
-        labels = table[:, -1].to(torch.int64)
-        train = pixels[stratified_split(labels, "train", seed=split_seed)]
-        chosen = stratified_split(labels, split, seed=split_seed)
-        self.mean, self.std = train.mean().item(), train.std().item()
-        super().__init__((pixels[chosen] - self.mean) / self.std, labels[chosen], classes=[str(n) for n in range(10)])
+        path = find_data_file("digits.csv.gz", root=root)
+        images, labels = _part(path, split, split_seed)
+        self.mean, self.std = _mean_and_std(path, split_seed)
+        super().__init__((images - self.mean) / self.std, labels, classes=[str(n) for n in range(10)])
+
+
+def _part(path: Path, split: str, split_seed: int) -> tuple[Tensor, Tensor]:
+    """Return the images `[N, 1, 8, 8]`, 0..16, and the labels `[N]` of one part."""
+    table = read_table(path, ",")
+    labels = table[:, -1].to(torch.int64)
+    chosen = stratified_split(labels, split, seed=split_seed)
+    return table[chosen, :-1].to(torch.float32).view(-1, 1, 8, 8), labels[chosen]
+
+
+@lru_cache(maxsize=8)
+def _mean_and_std(path: Path, split_seed: int) -> tuple[float, float]:
+    """Return the mean and the standard deviation of the train part, which all three parts of a run need."""
+    images, _ = _part(path, "train", split_seed)
+    return images.mean().item(), images.std().item()

@@ -11,7 +11,7 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.hooks.shared.monitoring import check_metric, check_validated, direction, unknown_direction
 
 if TYPE_CHECKING:
-    from hydraloop.optim.schedule import Place, Schedule
+    from hydraloop.hooks.shared.schedules import GroupNumber, Schedule
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class ParamSchedulerHook(Hook):
     def __init__(self) -> None:
         self._schedules: list[Schedule] = []
         self._monitored: list[tuple[str, Schedule]] = []
-        self._written: dict[Place, float] = {}
+        self._written: dict[GroupNumber, float] = {}
         self._group: dict[str, Any] | None = None
         self._first = self._highest = 0.0
         self._summary: str | None = None
@@ -113,7 +113,7 @@ class ParamSchedulerHook(Hook):
 
     def _apply(self, engine: Engine) -> None:
         """Write the values that differ from those of the previous step."""
-        values: dict[Place, float] = {}
+        values: dict[GroupNumber, float] = {}
         for schedule in self._schedules:
             schedule.apply(values, engine.progress.optimizer_step, engine.progress.epoch)
         for place, value in values.items():

@@ -76,7 +76,7 @@ class Jobs:
             folder: with the config files; `name` is that of the primary config.
         """
         launch_checks.check_single_run()
-        trackers = SweepTrackers(command.axes, 0 if command.plan is None else command.plan.axes.count)
+        trackers = SweepTrackers(command.axes, command.jobs)
         lines, typed = command.overrides, command.typed  # a launcher pickles the job, and cannot pickle the plan
 
         def job(cfg: DictConfig, run_dir: Path) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def avoid_dynamo_import() -> None:
         return
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         _keep_lazy(getattr(Optimizer, name, None))
-    for optimizer in _subclasses(Optimizer):
+    for optimizer in Optimizer.__subclasses__():  # torch's; AdamW inherits the step of Adam
         step: Any = vars(optimizer).get("step")
         # After the first object of a class, its step has a profiler's wrapper (`hooked`) and is left alone.
         if _is_wrapper(step, "torch.optim.optimizer", "_use_grad") and not hasattr(step, "hooked"):
@@ -85,9 +85,3 @@ def _is_wrapper(function: Any, module: str, name: str) -> bool:
         and function.__globals__.get("__name__") == module
         and callable(getattr(function, "__wrapped__", None))
     )
-
-
-def _subclasses(cls: type[Optimizer]) -> Iterator[type[Optimizer]]:
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)

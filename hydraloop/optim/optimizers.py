@@ -14,7 +14,9 @@ from torch import Tensor, nn, optim
 from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
-from hydraloop.optim.groups import Places, check_settings, grouped, lr_scales, matched, places_of
+from hydraloop.optim.layer_decay import lr_scales
+from hydraloop.optim.parameter_groups import check_settings, grouped
+from hydraloop.optim.parameter_patterns import Places, matched, places_of
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import instantiate, instantiate_callable, refused, require_target
 from hydraloop.schemas.optimizer import _Optimizer, check_own_options, nodes
@@ -95,9 +97,7 @@ def _finished(given: Any, model: nn.Module) -> optim.Optimizer:
     optimizers = dict(given) if isinstance(given, Mapping) else {"": given}
     for name, one in optimizers.items():
         if not isinstance(one, optim.Optimizer):
-            key = f"optimizer.{name}".rstrip(".")
-            problem = f"{type(one).__name__} is not an optimizer"
-            raise UserError(problem, key=key, remedy="Use a subclass of torch.optim.Optimizer.")
+            raise _not_an_optimizer(one, f"optimizer.{name}".rstrip("."))
     remedy = "Give each parameter of task.model to exactly one optimizer, or set requires_grad=False."
     check_complete(optimizers, model, remedy)
     return given if isinstance(given, optim.Optimizer) else OptimizerSet(optimizers)
@@ -156,55 +156,71 @@ def _shared_out(patterns: Mapping[str, Any], places: Places) -> dict[str, list[n
 
 def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], places: Places, key: str) -> optim.Optimizer:
     """Return one optimizer for the chosen parameters."""
-    node, own = _without_own_options(node, key)
+    own = _taken_own_options(node)
     if "fused" in node:
         node.fused = resolve_fused(node.fused, chosen, f"{key}.fused", optimizer=str(node._target_).rpartition(".")[2])
     factory = instantiate(node, key)
     if not isinstance(factory, functools.partial):
         raise UserError("needs the model's parameters", key=key, remedy=f"Set {key}._partial_=true.")
     _check_counts(factory, key)
-    parameters: Any = model
-    if own["params"] != "model":
-        layers_of = own["layers_of"] and instantiate_callable(own["layers_of"], f"{key}.layers_of")
-        decay = own["layer_decay"]
-        scales = {} if decay is None else lr_scales(model, decay, layers_of, key)
-        parameters = grouped(chosen, own["groups"], scales, places, f"{key}.groups")
-        if own["params"] == "named":
-            for group in parameters:
-                group["params"] = [(places[parameter][0][0], parameter) for parameter in group["params"]]
-        if len(parameters) == 1 and len(parameters[0]) == 1:
-            parameters = parameters[0]["params"]  # LBFGS takes no groups
-    else:
+    if own["params"] == "model":
         if len(chosen) < sum(parameter.requires_grad for parameter in places):
             remedy = f"Use {key}.params=tensors, or this optimizer alone."
             raise UserError("a factory that gets the model takes all parameters", key=f"{key}.params", remedy=remedy)
-        for name, value in factory.keywords.items():
-            if isinstance(value, functools.partial) and not value.args and not value.keywords:
-                factory.keywords[name] = value.func  # peft's factories read the name of the class
+        _name_classes(factory)
+        parameters: Any = model
+    else:
+        parameters = _parameters(own, model, chosen, places, key)
     try:
         optimizer = factory(parameters)
     except (ValueError, TypeError, IndexError) as error:
         if not str(node._target_).startswith("torch."):
             raise
-        fix = None
-        if own["params"] == "model":
-            fix = f"torch's optimizers take no model: {key}.params=tensors"
-        elif factory.func is optim.Muon:
-            fix = "Use a second optimizer for the others: see docs/how-to/optimizers.md."
-        elif len(parameters) > 1 and "parameter groups" in str(error):
-            fix = f"Use '{key}.groups=[]' {key}.layer_decay=null, which gives all parameters the same values."
-        raise refused(node, error, key, fix) from error
+        raise refused(node, error, key, _remedy(error, factory, parameters, key)) from error
     if not isinstance(optimizer, optim.Optimizer):
-        raise UserError(
-            f"{type(optimizer).__name__} is not an optimizer",
-            key=f"{key}._target_",
-            remedy="Use a subclass of torch.optim.Optimizer.",
-        )
+        raise _not_an_optimizer(optimizer, f"{key}._target_")
     check_settings(own["groups"], optimizer.defaults, type(optimizer).__name__, f"{key}.groups")
     for group in optimizer.param_groups:
         if "lr_scale" in group:  # also in those of timm's factories, which leave it to timm's schedulers
             group["lr"] *= group.pop("lr_scale")
     return optimizer
+
+
+def _parameters(
+    own: Mapping[str, Any], model: nn.Module, chosen: list[nn.Parameter], places: Places, key: str
+) -> list[Any]:
+    """Return what the optimizer gets: parameter groups, or the parameters if there is one group without settings."""
+    layers_of = own["layers_of"] and instantiate_callable(own["layers_of"], f"{key}.layers_of")
+    scales = {} if own["layer_decay"] is None else lr_scales(model, own["layer_decay"], layers_of, key)
+    groups = grouped(chosen, own["groups"], scales, places, f"{key}.groups")
+    if own["params"] == "named":
+        for group in groups:
+            group["params"] = [(places[parameter][0][0], parameter) for parameter in group["params"]]
+    is_plain = len(groups) == 1 and len(groups[0]) == 1
+    return groups[0]["params"] if is_plain else groups  # LBFGS takes no groups
+
+
+def _name_classes(factory: functools.partial[Any]) -> None:
+    """Pass classes instead of partials without arguments: peft's factories read the name of the class."""
+    for name, value in factory.keywords.items():
+        if isinstance(value, functools.partial) and not value.args and not value.keywords:
+            factory.keywords[name] = value.func
+
+
+def _remedy(error: Exception, factory: functools.partial[Any], parameters: Any, key: str) -> str | None:
+    """Return the remedy for an error of torch's optimizer; None: its options."""
+    if isinstance(parameters, nn.Module):
+        return f"torch's optimizers take no model: {key}.params=tensors"
+    if factory.func is optim.Muon:
+        return "Use a second optimizer for the others: see docs/how-to/optimizers.md."
+    if len(parameters) > 1 and "parameter groups" in str(error):
+        return f"Use '{key}.groups=[]' {key}.layer_decay=null, which gives all parameters the same values."
+    return None
+
+
+def _not_an_optimizer(found: object, key: str) -> UserError:
+    problem = f"{type(found).__name__} is not an optimizer"
+    return UserError(problem, key=key, remedy="Use a subclass of torch.optim.Optimizer.")
 
 
 def _check_counts(factory: functools.partial[Any], key: str) -> None:
@@ -224,17 +240,17 @@ def _check_counts(factory: functools.partial[Any], key: str) -> None:
             raise UserError(f"{value} is not {len(default)} numbers", key=f"{key}.{name}", remedy=remedy)
 
 
-def _without_own_options(node: DictConfig, key: str) -> tuple[DictConfig, dict[str, Any]]:
-    """Return the node with the arguments of its target, and the options that the builder reads."""
-    defaults = OmegaConf.structured(_Optimizer)
+def _taken_own_options(node: DictConfig) -> dict[str, Any]:
+    """Remove the options that the builder reads from a node, and return them."""
     OmegaConf.set_struct(node, False)
+    defaults = vars(_Optimizer())  # of an optimizer of another package
     own = {name: node.pop(name, defaults[name]) for name in _Optimizer.OWN}
     if own["params"] == "model":
         for name in ("groups", "layer_decay", "layers_of"):  # arguments of the factory, which makes the groups
             if own[name]:
                 node[name] = own[name]
-    own["groups"] = OmegaConf.to_container(own["groups"])
-    return node, own
+    own["groups"] = OmegaConf.to_container(OmegaConf.create(own["groups"]))
+    return own
 
 
 def optimizer_overrides(cfg: DictConfig) -> frozenset[str]:

@@ -6,109 +6,16 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
-from hydraloop.engine.steps.optimizer_set import parts
-from hydraloop.errors import UserError, any_of, close_names
+from hydraloop.errors import UserError
+from hydraloop.optim.group_numbers import GroupNumber, numbers_to_change
 from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule_functions import CycledMomentum, Function, OneCycle
 
 log = logging.getLogger(__name__)
-
-_NOT_SCHEDULED = frozenset({"params", "max_lr", "min_lr", "max_momentum", "base_momentum"})
-"""The parameters, and what torch's schedulers store in the groups."""
-
-
-class Place(NamedTuple):
-    """A number in a parameter group, or one entry of a tuple of numbers."""
-
-    optimizer: Optimizer
-    group: int
-    name: str
-    entry: int | None
-
-    @property
-    def initial_name(self) -> str:
-        """The group's key for the initial value, which is saved in checkpoints: `initial_lr`, as in torch."""
-        return f"initial_{self.name}" if self.entry is None else f"initial_{self.name}.{self.entry}"
-
-    def initial(self) -> float:
-        """Return the value of the optimizer's config. The first call stores it; later calls need no host sync."""
-        group = self.optimizer.param_groups[self.group]  # loading a state replaces the groups
-        value = group.get(self.initial_name)
-        if not isinstance(value, int | float):
-            group[self.initial_name] = value = float(self._read(group) if value is None else value)
-        return value
-
-    def write(self, value: float) -> None:
-        """Set the number. A tensor is filled. No host sync."""
-        group = self.optimizer.param_groups[self.group]
-        number, whole = self._read(group), group[self.name]
-        if isinstance(number, Tensor):
-            number.fill_(value)
-        elif self.entry is None:
-            group[self.name] = value
-        else:
-            group[self.name] = type(whole)((*whole[: self.entry], value, *whole[self.entry + 1 :]))
-
-    def _read(self, group: Mapping[str, Any]) -> Any:
-        return group[self.name] if self.entry is None else group[self.name][self.entry]
-
-
-def places(optimizer: Optimizer, param: str, key: str) -> list[Place]:
-    """Return the numbers that a schedule with this `param` changes.
-
-    Args:
-        optimizer: its parameter groups are searched; with several optimizers, those of all. Groups may have different
-            keys (AdamW beside SGD): those without the `param` stay as they are.
-        param: a key of the groups (all entries of a tuple: `betas`), one entry (`betas.0`), or `momentum`, which is
-            the first of the betas if there are betas.
-        key: the option's key in the config, for the error.
-
-    Raises:
-        UserError: no group has it.
-    """
-    found: list[Place] = []
-    known: set[str] = set()
-    optimizers = parts(optimizer).values()
-    for one in optimizers:
-        for number, group in enumerate(one.param_groups):
-            numbers = _numbers(group)
-            known |= numbers.keys()
-            found += [Place(one, number, *where) for where in numbers.get(param, [])]
-    if not found:
-        close = close_names(param, sorted(known))
-        raise UserError(
-            f"{any_of([type(one).__name__ for one in optimizers])} has no {param!r} in its parameter groups",
-            key=key,
-            remedy=f"{f'Did you mean {close[0]}? ' if close else ''}Use {', '.join(sorted(known))}.",
-        )
-    return found
-
-
-def _numbers(group: Mapping[str, Any]) -> dict[str, list[tuple[str, int | None]]]:
-    """Return {param: (key, entry) of each number} for everything in a group that a schedule can change."""
-    found: dict[str, list[tuple[str, int | None]]] = {}
-    for name, value in group.items():
-        if name in _NOT_SCHEDULED or name.startswith("initial_"):
-            continue
-        if _is_number(value):
-            found[name] = [(name, None)]
-        elif isinstance(value, tuple | list) and value and all(map(_is_number, value)):
-            found[name] = [(name, entry) for entry in range(len(value))]
-            found |= {f"{name}.{entry}": [(name, entry)] for entry in range(len(value))}
-    if "betas.0" in found:  # some optimizers have one number
-        found.setdefault("momentum", found["betas.0"])
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Schedule:
@@ -147,7 +54,6 @@ class Schedule:
         monitor: str | None = None,
         steps_per_epoch: int = 1,
     ) -> None:
-        self.name = name
         self.key = f"scheduler.{name}"
         self.function = function
         self.by_epoch = by_epoch
@@ -155,13 +61,13 @@ class Schedule:
         self.end = end
         self.monitor = monitor
         self.order = begin * steps_per_epoch if by_epoch else begin
-        self._targets = _targets(function, optimizer, param, self.key)
+        self._functions = _functions(function, optimizer, param, self.key)
 
-    def apply(self, values: dict[Place, float], optimizer_step: int, epoch: int) -> None:
+    def apply(self, values: dict[GroupNumber, float], optimizer_step: int, epoch: int) -> None:
         """Change the values of this step. No host sync.
 
         Args:
-            values: the results of the schedules before this one; without a place that none of them has changed.
+            values: the results of the schedules before this one; without a number that none of them has changed.
             optimizer_step: number of completed optimizer steps.
             epoch: number of completed epochs.
         """
@@ -169,9 +75,9 @@ class Schedule:
         if n < self.begin:
             return
         k, length = min(n, self.end - 1) - self.begin, self.end - self.begin
-        for place, function in self._targets:
-            initial = place.initial()
-            values[place] = function.value(k, length, values.get(place, initial), initial)
+        for number, function in self._functions.items():
+            initial = number.initial()
+            values[number] = function.value(k, length, values.get(number, initial), initial)
 
     def step(self) -> None:
         """Do nothing: the value depends only on the counts."""
@@ -194,11 +100,11 @@ class Schedule:
 
     def sets(self, name: str, optimizer: Optimizer) -> bool:
         """Return whether it sets this entry of the groups (`lr`) to numbers of the config, not of the optimizer."""
-        wanted = (optimizer, name, None)
-        changed = [
-            function for place, function in self._targets if (place.optimizer, place.name, place.entry) == wanted
-        ]
-        return any(isinstance(function, CycledMomentum) or getattr(function, "max_lr", None) for function in changed)
+        for number, function in self._functions.items():
+            takes_config = isinstance(function, CycledMomentum) or getattr(function, "max_lr", None)
+            if takes_config and (number.optimizer, number.name, number.entry) == (optimizer, name, None):
+                return True
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Return its begin and end, so that a resumed run can report a change, and the counts of a `Plateau`."""
@@ -232,25 +138,25 @@ def another_kind(key: str) -> UserError:
     )
 
 
-def _targets(function: Function, optimizer: Optimizer, param: str, key: str) -> list[tuple[Place, Function]]:
+def _functions(function: Function, optimizer: Optimizer, param: str, key: str) -> dict[GroupNumber, Function]:
     """Return each number to change, with its function. A `OneCycle` changes the momentum too."""
-    where = places(optimizer, param, f"{key}.param")
+    numbers = numbers_to_change(optimizer, param, f"{key}.param")
     if not isinstance(function, OneCycle):
-        return [(place, function) for place in where]
-    tops = function.max_lr if isinstance(function.max_lr, list | tuple) else [function.max_lr] * len(where)
-    if len(tops) != len(where):
+        return dict.fromkeys(numbers, function)
+    tops = function.max_lr if isinstance(function.max_lr, list | tuple) else [function.max_lr] * len(numbers)
+    if len(tops) != len(numbers):
         raise UserError(
-            f"there are {len(tops)} values for {len(where)} parameter groups",
+            f"there are {len(tops)} values for {len(numbers)} parameter groups",
             key=f"{key}.max_lr",
             remedy="Give one for each group.",
         )
-    targets: list[tuple[Place, Function]] = [
-        (place, dataclasses.replace(function, max_lr=top)) for place, top in zip(where, tops, strict=True)
-    ]
+    found: dict[GroupNumber, Function] = {
+        number: dataclasses.replace(function, max_lr=top) for number, top in zip(numbers, tops, strict=True)
+    }
     if function.cycle_momentum and param == "lr":
         cycled = f"{key}.cycle_momentum"
         try:
-            targets += [(place, CycledMomentum(function)) for place in places(optimizer, "momentum", cycled)]
+            found |= dict.fromkeys(numbers_to_change(optimizer, "momentum", cycled), CycledMomentum(function))
         except UserError as error:
             raise UserError(error.problem, key=cycled, remedy=f"Set {cycled}=false.") from None
-    return targets
+    return found

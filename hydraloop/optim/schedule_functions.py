@@ -27,7 +27,10 @@ from hydraloop.optim.option_ranges import (
 
 
 class Function:
-    """A schedule as a function of the step and of the value before it. A custom schedule overrides `value`."""
+    """A schedule as a function of the step and of the value before it. A custom schedule overrides `value`.
+
+    Most of the built-in schedules override `scale`: they multiply the value by a factor.
+    """
 
     lengths: ClassVar[tuple[str, ...]] = ()
     """Options that count steps; `convert_to_iter_based` multiplies them by the steps of an epoch."""
@@ -44,13 +47,6 @@ class Function:
             value: the result of the schedules before this one at this step; `initial` for the first schedule.
             initial: the value of the optimizer's config.
         """
-        raise NotImplementedError
-
-
-class _Factor(Function):
-    """The value times a factor."""
-
-    def value(self, k: int, length: int, value: float, initial: float) -> float:
         return value * self.scale(k, length)
 
     def scale(self, k: int, length: int) -> float:
@@ -59,7 +55,7 @@ class _Factor(Function):
 
 
 @dataclass(frozen=True)
-class Constant(_Factor):
+class Constant(Function):
     """The value times `factor`; the last step has the full value again."""
 
     factor: float = field(default=1 / 3, metadata=SHARE_ABOVE_0)
@@ -69,7 +65,7 @@ class Constant(_Factor):
 
 
 @dataclass(frozen=True)
-class Linear(_Factor):
+class Linear(Function):
     """The value times a factor that goes from `start_factor` to `end_factor` in `total_iters` steps, and stays there.
 
     If `total_iters` is None, it is `length - 1`, so that the last step has `end_factor`.
@@ -85,7 +81,7 @@ class Linear(_Factor):
 
 
 @dataclass(frozen=True)
-class Exponential(_Factor):
+class Exponential(Function):
     """The value times `gamma` at each step. Converted from epochs: at each optimizer step, as in MMEngine."""
 
     gamma: float = field(metadata=ABOVE_0)
@@ -95,7 +91,7 @@ class Exponential(_Factor):
 
 
 @dataclass(frozen=True)
-class Step(_Factor):
+class Step(Function):
     """The value times `gamma` every `step_size` steps."""
 
     step_size: int = field(metadata=COUNT)
@@ -107,7 +103,7 @@ class Step(_Factor):
 
 
 @dataclass(frozen=True)
-class MultiStep(_Factor):
+class MultiStep(Function):
     """The value times `gamma` at each of the ascending `milestones`."""
 
     milestones: Sequence[int] = field(metadata=COUNT)
@@ -233,7 +229,7 @@ class CycledMomentum(Function):
 
 
 @dataclass(frozen=True)
-class WarmupCosine(_Factor):
+class WarmupCosine(Function):
     """A straight line up to the value, then half a cosine down. The last value stays."""
 
     total_iters: int | None = field(default=None, metadata=COUNT)
@@ -244,16 +240,16 @@ class WarmupCosine(_Factor):
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
-        warm_up = total // 20 if self.warmup_iters is None else self.warmup_iters
-        if k < warm_up:
-            return self.start_factor + (1 - self.start_factor) * k / warm_up
+        warmup = total // 20 if self.warmup_iters is None else self.warmup_iters
+        if k < warmup:
+            return self.start_factor + (1 - self.start_factor) * k / warmup
         if k >= total:
             return self.min_lr_ratio
-        return _cosine((k - warm_up) / (total - warm_up), 1.0, self.min_lr_ratio)
+        return _cosine((k - warmup) / (total - warmup), 1.0, self.min_lr_ratio)
 
 
 @dataclass(frozen=True)
-class YOLOX(_Factor):
+class YOLOX(Function):
     """MMDetection's `YOLOXLrUpdaterHook`: a quadratic warm-up, a cosine, and the lowest value for the last epochs."""
 
     total_iters: int | None = field(default=None, metadata=COUNT)
@@ -265,13 +261,13 @@ class YOLOX(_Factor):
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
-        warm_up = total // 60 if self.warmup_iters is None else self.warmup_iters
-        if k < warm_up:
-            return self.warmup_ratio * ((k + 1) / warm_up) ** 2
+        warmup = total // 60 if self.warmup_iters is None else self.warmup_iters
+        if k < warmup:
+            return self.warmup_ratio * ((k + 1) / warmup) ** 2
         last = total // 20 if self.num_last_epochs is None else self.num_last_epochs
         if k + 1 >= total - last:
             return self.min_lr_ratio
-        return _cosine((k + 1 - warm_up) / (total - warm_up - last), 1.0, self.min_lr_ratio)
+        return _cosine((k + 1 - warmup) / (total - warmup - last), 1.0, self.min_lr_ratio)
 
 
 def _cosine(share: float, high: float, low: float) -> float:

@@ -51,7 +51,7 @@ def build_schedules(
         UserError: see `build_schedule`; there is no optimizer of the name; or a scheduler of torch is not the only
             schedule of its optimizer.
     """
-    run = _length(settings, loaders, position)
+    run = _length_of_run(settings, loaders, position)
     schedules: dict[str, Schedule | TorchSchedule] = {}
     changed: dict[str, set[Optimizer]] = {}
     for name, node in cfg.scheduler.items():
@@ -113,36 +113,21 @@ def build_schedule(
                 raise _only_the_lr(key, field)
         length = max(1, run.epochs if by_epoch else run.steps)
         return TorchSchedule(name, made, optimizer, by_epoch=by_epoch, monitor=monitor, length=length)
-
     _check_function(made, monitor, key)
     _check_begin_and_end(begin, end, key)
     _check_length(made, begin, end, run, key, by_epoch=by_epoch)
     if convert_to_iter_based:
-        if isinstance(made, Plateau) or not by_epoch:
-            raise UserError(
-                "there are no epochs to convert",
-                key=f"{key}.convert_to_iter_based",
-                remedy=f"Set {key}.by_epoch=true to count epochs, or {key}.convert_to_iter_based=false.",
-            )
+        _check_counts_epochs(made, key, by_epoch=by_epoch)
         steps = max(1, run.steps_per_epoch)  # 0 without training data
         made, by_epoch = _in_steps(made, steps), False
         begin, end = begin * steps, None if end is None else end * steps
     if end is None:
         end = sys.maxsize if isinstance(made, Plateau) else max(run.epochs if by_epoch else run.steps, begin + 1)
-    return Schedule(
-        name,
-        made,
-        optimizer,
-        param=param,
-        by_epoch=by_epoch,
-        begin=begin,
-        end=end,
-        monitor=monitor,
-        steps_per_epoch=run.steps_per_epoch,
-    )
+    options: dict[str, Any] = {"param": param, "by_epoch": by_epoch, "begin": begin, "end": end, "monitor": monitor}
+    return Schedule(name, made, optimizer, steps_per_epoch=run.steps_per_epoch, **options)
 
 
-def _length(settings: Settings, loaders: Loaders, position: Position | None) -> Length:
+def _length_of_run(settings: Settings, loaders: Loaders, position: Position | None) -> Length:
     """Return the run's length. A resumed run adds to the steps of the checkpoint, which may have had other options."""
     epoch_length = settings.limited("train", len(loaders.train or ()))
     progress, skipped = (Progress(), 0) if position is None else position[:2]
@@ -181,6 +166,15 @@ def _check_function(function: Function, monitor: str | None, key: str) -> None:
     if monitor is not None and not isinstance(function, Plateau):
         problem = f"{type(function).__name__} does not follow a metric"
         raise UserError(problem, key=f"{key}.monitor", remedy="Leave it out.")
+
+
+def _check_counts_epochs(function: Function, key: str, *, by_epoch: bool) -> None:
+    if isinstance(function, Plateau) or not by_epoch:
+        raise UserError(
+            "there are no epochs to convert",
+            key=f"{key}.convert_to_iter_based",
+            remedy=f"Set {key}.by_epoch=true to count epochs, or {key}.convert_to_iter_based=false.",
+        )
 
 
 def _check_begin_and_end(begin: Any, end: Any, key: str) -> None:

@@ -13,9 +13,10 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 from hydraloop.engine.argument_checks import refusing
 from hydraloop.engine.steps.optimizer_set import parts
 from hydraloop.errors import UserError
-from hydraloop.optim.schedule import Place, another_kind
+from hydraloop.optim.group_numbers import GroupNumber
+from hydraloop.optim.schedule import another_kind
 
-_LENGTHS = ("T_max", "total_iters", "total_steps")
+_TOTALS = ("T_max", "total_iters", "total_steps")
 """Arguments of torch's schedulers that mean the whole length."""
 
 
@@ -55,8 +56,8 @@ class TorchSchedule:
                 "is not a schedule", key=self.key, remedy="For a scheduler of torch or another package: _partial_=true."
             )
         parameters, keywords = inspect.signature(factory).parameters, factory.keywords
-        required = {key for key in _LENGTHS if key in parameters and parameters[key].default is inspect.Parameter.empty}
-        null = {key for key in _LENGTHS if key in keywords and keywords[key] is None}
+        required = {key for key in _TOTALS if key in parameters and parameters[key].default is inspect.Parameter.empty}
+        null = {key for key in _TOTALS if key in keywords and keywords[key] is None}
         try:
             self.scheduler: Any = factory(optimizer, **dict.fromkeys(required | null, length))
         except (TypeError, ValueError, ArithmeticError) as error:
@@ -87,7 +88,7 @@ class TorchSchedule:
         """`min` or `max` of a `ReduceLROnPlateau`."""
         return getattr(self.scheduler, "mode", None)
 
-    def apply(self, values: dict[Place, float], optimizer_step: int, epoch: int) -> None:
+    def apply(self, values: dict[GroupNumber, float], optimizer_step: int, epoch: int) -> None:
         """Do nothing: `step` changes the groups."""
 
     def step(self) -> None:
@@ -121,7 +122,7 @@ class TorchSchedule:
         if {"class": kind, **state}.keys() != {"class", "scheduler"} or state.get("class", kind) != kind:
             raise another_kind(self.key)
         saved = state["scheduler"]
-        here: dict[str, Any] = {name: getattr(self.scheduler, name, None) for name in _LENGTHS}
+        here: dict[str, Any] = {name: getattr(self.scheduler, name, None) for name in _TOTALS}
         if not self._has_lrs:
             here["base_lrs"] = [group.get("initial_lr") for group in self._optimizer.param_groups]
         for name, value in here.items():
@@ -134,4 +135,4 @@ class TorchSchedule:
         self.scheduler.load_state_dict(saved)
         if "base_lrs" in saved:  # needed if the checkpoint has no state of the optimizer
             for group, lr in enumerate(saved["_last_lr"]):
-                Place(self._optimizer, group, "lr", None).write(lr)
+                GroupNumber(self._optimizer, group, "lr", None).write(lr)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -27,9 +27,6 @@ from hydraloop.run.directory import (
 )
 from hydraloop.run.lock import RunLock
 from hydraloop.safety.secrets import masked
-
-if TYPE_CHECKING:
-    from hydraloop.engine.distributed.comm import Distributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +87,24 @@ def settle(cfg: DictConfig, run_dir: Path | None) -> Resumed:
     return Resumed(run_dir or found.run_dir or new(), found.checkpoint)
 
 
-def settle_on_main(cfg: DictConfig, run_dir: Path | None, distributed: Distributed) -> Resumed:
-    """Return on each rank what `settle` returns on rank 0. A directory in which another process trains is refused."""
+def settle_on_main(
+    cfg: DictConfig, run_dir: Path | None, *, is_main: bool, from_main: Callable[[list[str | None]], list[str | None]]
+) -> Resumed:
+    """Return on each rank what `settle` returns on rank 0. A directory in which another process trains is refused.
+
+    Args:
+        is_main: whether this is rank 0.
+        from_main: returns on each rank the argument that rank 0 passes.
+    """
     found: list[str | None] = [None, None]
-    if distributed.is_main:
+    if is_main:
         settled = settle(cfg, run_dir)
         if settled.run_dir is not None:
             check_links(settled.run_dir, key="run_dir" if cfg.resume is None else "resume")
             with lock_of(cfg, settled.run_dir):  # refused before anything is written; training takes it again
                 settled = settle(cfg, settled.run_dir if run_dir is None else run_dir)
         found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]
-    shared = distributed.from_main(found)
-    return Resumed(*(None if path is None else Path(path) for path in shared))
+    return Resumed(*(None if path is None else Path(path) for path in from_main(found)))
 
 
 def lock_of(cfg: DictConfig, run_dir: Path) -> RunLock:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.safety import hydra_versions
@@ -90,9 +90,12 @@ def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
         if "_target_" in node:
             yield key, node
         for name in node:
-            if OmegaConf.is_missing(node, name):
-                raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
-            yield from _targets(node[name], f"{key}.{name!s}")
+            try:
+                value = node[name]
+            except MissingMandatoryValue:
+                remedy = f"Give it one: {key}.{name!s}=…"
+                raise UserError("has no value", key=f"{key}.{name!s}", remedy=remedy) from None
+            yield from _targets(value, f"{key}.{name!s}")
     elif isinstance(node, ListConfig):
         for index, item in enumerate(node):
             yield from _targets(item, f"{key}[{index}]")
@@ -104,17 +107,16 @@ def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
     except (ValueError, TypeError):  # some builtins have none
         return
     given = {str(name): None for name in node if name not in _SPECIAL}
-    known = list(signature.parameters)
-    name = getattr(target, "__qualname__", str(target))
-    unknown = [] if _takes_any(signature) else [argument for argument in given if argument not in known]
-    if not _takes_any(signature) and _takes_any(_as_called(target)):
-        return  # what is missing may be given by the decorator
-    for argument in unknown:
-        raise _unknown_argument(name, argument, known, node, key)
     bind = signature.bind_partial if node.get("_partial_", False) else signature.bind
     try:
         bind(*[None] * len(node.get("_args_") or ()), **given)
     except TypeError as error:
+        name, known = getattr(target, "__qualname__", str(target)), list(signature.parameters)
+        unknown = [] if _takes_any(signature) else [argument for argument in given if argument not in known]
+        if not _takes_any(signature) and _takes_any(_as_called(target)):
+            return  # what is missing may be given by the decorator
+        if unknown:
+            raise _unknown_argument(name, unknown[0], known, node, key) from None
         raise UserError(f"{name}: {error}", key=key, remedy=f"Its signature is {name}{signature}.") from error
 
 

@@ -190,7 +190,7 @@ def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[s
                 example = "null" if typed[name] is None else str(typed[name]).lower()
                 raise UserError(str(error).splitlines()[0], key=key, remedy=f"Try {key}={example}.") from error
             if split == "train" or section != "loader" or name not in OF_TRAINING:
-                values[name] = value if isinstance(value, DictConfig) else typed[name]
+                values[name] = value if is_typed or isinstance(value, DictConfig) else typed[name]
                 keys[name] = key
     eval_batch_size = values.pop("eval_batch_size")
     if split != "train" and eval_batch_size is not None and keys["batch_size"] == "data.loader.batch_size":

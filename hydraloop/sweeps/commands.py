@@ -158,8 +158,8 @@ def attach(path: Path) -> None:
     if sweep is None:
         logs(path, None, follow=True)
         return
-    from hydraloop.sweeps.lines import Lines
     from hydraloop.sweeps.report.display import watch
+    from hydraloop.sweeps.report.lines import Lines
 
     _log_to_terminal()
     watch(Lines(sweep))

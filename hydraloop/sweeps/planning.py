@@ -114,6 +114,13 @@ class Plan:
         return compared
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand(Command):
+    """The command line of a sweep."""
+
+    plan: Plan
+
+
 def check_command(
     args: argparse.Namespace,
     composer: Composer,
@@ -146,7 +153,7 @@ def check(
     *,
     trains: bool = True,
     check_job: Callable[[DictConfig], None] = lambda cfg: None,
-) -> Command:
+) -> SweepCommand:
     """Plan a sweep, and check each value of each axis in the first job that has it. The arguments are as above.
 
     Raises:
@@ -185,7 +192,7 @@ def check(
     assert first is not None, "a sweep has a job"
     _check_types(axes, plan.grid, composer)
     keys = [key.partition("@")[0] for axis in axes.swept for key in axis.keys]
-    return Command(lines, first, is_sweep=True, axes=keys, plan=plan)
+    return SweepCommand(lines, first, is_sweep=True, axes=keys, jobs=axes.count, plan=plan)
 
 
 def _check_options(plan: Plan) -> None:

@@ -31,14 +31,14 @@ from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
-from hydraloop.sweeps.lines import Lines, print_end
-from hydraloop.sweeps.planning import Plan
+from hydraloop.sweeps.planning import Plan, SweepCommand
 from hydraloop.sweeps.report.display import watching
+from hydraloop.sweeps.report.lines import Lines, print_end
 from hydraloop.tracking.sweeps import SweepTrackers
 from hydraloop.validate import hydra_config
 
 
-def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
+def run(command: SweepCommand, jobs: Jobs, name: str) -> NoReturn:
     """Run a sweep with our own executors, and exit. A composer has to be open.
 
     Args:
@@ -50,7 +50,6 @@ def run(command: Command, jobs: Jobs, name: str) -> NoReturn:
         UserError: the sweep cannot be started.
     """
     plan = command.plan
-    assert plan is not None, "a sweep has a plan"
     launch_checks.check_single_run()
     shares = gpus.shares(plan.options, ranks=plan.ranks, device=plan.device)
     if plan.options.executor == "submitit":

@@ -59,14 +59,30 @@ class HuggingFace(Task):
                 remedy="Let the batches contain what the model computes its loss from, usually `labels`.",
             )
         logits, labels = output.get(self._logits), batch.get(self._labels)
-        if isinstance(labels, Tensor) and labels.ndim > 1 and not labels.is_floating_point():
-            if self._causal:
-                logits, labels = None if logits is None else logits[:, :-1], labels[:, 1:]
-            count = (labels != IGNORED).sum()
+        tokens = self._labels_of_tokens(batch)
+        if tokens is not None:
+            if self._causal and logits is not None:
+                logits = logits[:, :-1]
+            labels, count = tokens, (tokens != IGNORED).sum()
             # The mean over no labels is NaN. A sum in half precision is infinite above 65504.
             loss = (torch.where(count > 0, loss * count.float(), 0.0), count)
         found = {} if self.training else {OUTPUTS: logits, TARGETS: labels}
         return {LOSS: loss, **{name: value for name, value in found.items() if value is not None}}
+
+    def count(self, batch: Any) -> Tensor | None:
+        """Return the number of labels of tokens that are not ignored, a scalar tensor. No host sync.
+
+        None if the labels are not those of tokens: the model's loss is then the mean over the samples.
+        """
+        tokens = self._labels_of_tokens(batch)
+        return None if tokens is None else (tokens != IGNORED).sum()
+
+    def _labels_of_tokens(self, batch: Any) -> Tensor | None:
+        """Return the labels over which the model's loss is the mean, `[N, T]`; None without labels of tokens."""
+        labels = self._arguments(batch).get(self._labels)
+        if not isinstance(labels, Tensor) or labels.ndim < 2 or labels.is_floating_point():
+            return None
+        return labels[:, 1:] if self._causal else labels
 
     def predict(self, batch: Any) -> dict[str, Tensor]:
         """Return all outputs of the model that have an entry for each sample. Labels are left out."""

@@ -38,6 +38,11 @@ class LanguageModeling(Task):
         loss = self._total(logits, targets)
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits, TARGETS: targets}
 
+    def count(self, batch: Any) -> Tensor:
+        """Return the number of targets that are not ignored, a scalar tensor. No host sync."""
+        targets: Tensor = batch[1]
+        return (targets != IGNORED).sum()
+
     def flops(self, batch: Any) -> int | None:
         """Return what the model's `flops(shape of tokens [N, T])` returns; None if it has none. No host sync."""
         flops = getattr(self.model, "flops", None)
@@ -61,5 +66,4 @@ class LanguageModeling(Task):
 
     def _total(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, in float32 because bf16 would lose most of them, and their number."""
-        total = self.loss(logits.flatten(0, 1).float(), targets.flatten())
-        return total, (targets != IGNORED).sum()
+        return self.loss(logits.flatten(0, 1).float(), targets.flatten()), (targets != IGNORED).sum()

@@ -31,6 +31,19 @@ class Task(nn.Module):
     This class is for batches `(inputs, targets)` and models `inputs -> outputs`. For others, override `forward`, and
     `num_samples` if dimension 0 of a batch's first tensor does not count the samples.
 
+    A task whose `forward` returns `{"loss": (sum, count)}` may offer the count before the forward pass, with a method::
+
+        def count(self, batch: Any) -> float | Tensor | None
+
+    It returns the number of terms (tokens, boxes) in the loss of a batch: 0 or more, a number or a scalar tensor on any
+    device, the same as in the pair. None: `forward` returns the mean over the samples of this batch. No host sync.
+
+    The engine calls `count` in training, after `before_train_iter`, which may change the batch. It sums the counts of
+    an accumulation window over all ranks before the first backward pass of the window, and divides each loss by the
+    sum. If only `forward` returns a count, the engine corrects the gradients at the end of the window instead. `count`
+    is not called in evaluations, and not for a task with `steps`. A class that overrides `forward` does not inherit
+    `count`, because its loss may have other terms.
+
     Args:
         model: its parameters are trained. Checkpoints have its state dict, and in a separate entry the other state of
             the task: buffers such as a queue, frozen modules such as a teacher.
@@ -46,6 +59,12 @@ class Task(nn.Module):
     optimizer. `forward(batch, step=name)` is called for each in training, and `forward(batch)` in evaluation."""
     engine: Engine
     """The engine that runs this task, set by the engine: `forward` may call `self.engine.log_image(...)`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        definer = next(base for base in cls.__mro__ if {"count", "forward"} & vars(base).keys())
+        if hasattr(cls, "count") and "count" not in vars(definer):
+            cls.count = None  # that of another loss
 
     def __init__(
         self,

@@ -13,8 +13,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.steps.optimizer_set import OptimizerSet, parts
 from hydraloop.engine.steps.parameter_groups import describe
 from hydraloop.errors import UserError
-from hydraloop.optim.groups import matched, places_of
 from hydraloop.optim.optimizers import build_optimizer
+from hydraloop.optim.parameter_patterns import matched, places_of
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.ranks import on_ranks
 

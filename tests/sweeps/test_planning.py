@@ -23,7 +23,7 @@ def planned(line: str, composing: Composer) -> tuple[Command, planning.Plan, lis
     """The command, its plan, and the configs that were checked."""
     checked: list[DictConfig] = []
     command = planning.check_command(arguments.read(line.split()), composing, check_job=checked.append)
-    assert command.plan is not None
+    assert isinstance(command, planning.SweepCommand)
     return command, command.plan, checked
 
 
@@ -38,7 +38,7 @@ def test_each_value_is_checked_once_not_each_combination() -> None:
 
 def test_a_single_run_has_no_plan() -> None:
     with composer() as opened:
-        assert planning.check_command(arguments.read(["seed=1"]), opened).plan is None
+        assert not isinstance(planning.check_command(arguments.read(["seed=1"]), opened), planning.SweepCommand)
 
 
 def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:

@@ -35,9 +35,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def planned(*lines: str) -> planning.Plan:
     """Planning takes half a second. A composer has to be open, any one: all are of equal files until `edit`."""
-    plan = planning.check([*OURS, *lines], Composer("config")).plan
-    assert plan is not None
-    return plan
+    return planning.check([*OURS, *lines], Composer("config")).plan
 
 
 def start(

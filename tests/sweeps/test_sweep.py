@@ -16,7 +16,7 @@ from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import Request
-from hydraloop.sweeps.lines import print_end
+from hydraloop.sweeps.report.lines import print_end
 from hydraloop.tracking import description
 from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make
 from tests.sweeps.test_directory import DESCRIPTION, LR, SEED

@@ -59,7 +59,8 @@ def build_hooks(
 
 
 def _build_hook(node: DictConfig, key: str, *, several: bool) -> tuple[Hook, int | str | None, OnError]:
-    plain = OmegaConf.create(cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True)))
+    options = cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True))
+    plain = OmegaConf.create({**options, "_convert_": "all"})  # here, so that `instantiate` makes no copy for it
     for option in getattr(OmegaConf.get_type(node), "functions", ()):
         if plain.get(option) is not None:
             plain[option] = as_callable(plain[option], f"{key}.{option}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from hydraloop.sweeps.controller import Watcher
-    from hydraloop.sweeps.lines import Lines
+    from hydraloop.sweeps.report.lines import Lines
 
 _PERIOD = 0.1
 """Seconds between two updates at least."""

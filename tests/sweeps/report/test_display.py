@@ -13,8 +13,8 @@ from rich.console import Console
 
 from hydraloop.run.lock import RunLock
 from hydraloop.sweeps.directory import SweepDirectory
-from hydraloop.sweeps.lines import Lines
 from hydraloop.sweeps.report import display
+from hydraloop.sweeps.report.lines import Lines
 from hydraloop.sweeps.states import JobState
 from tests.sweeps.written import finished, sweep, write
 

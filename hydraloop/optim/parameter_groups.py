@@ -1,0 +1,95 @@
+"""Parameter groups of an optimizer: parameters with equal settings are in one group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from hydraloop.errors import UserError, suggestion
+from hydraloop.optim.parameter_patterns import Places, matched
+
+_HIGHEST = {"lr": math.inf, "lr_scale": math.inf, "weight_decay": math.inf, "momentum": 1.0, "betas": 1.0}
+"""Values that are at least 0, and the highest one."""
+
+
+def grouped(
+    chosen: Iterable[nn.Parameter], rules: Sequence[Any], scales: Mapping[nn.Parameter, float], places: Places, key: str
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer; parameters with equal settings are in one group.
+
+    The first group has no settings, unless all parameters have some. `lr_scale` is among the settings.
+
+    Args:
+        chosen: the parameters of the optimizer, in the model's order.
+        rules: mappings with `match` and settings. All that match apply, and a later one wins for each setting.
+        scales: another factor of the lr, for some parameters.
+        places: of the model's parameters.
+        key: of the rules in the config, for errors.
+
+    Raises:
+        UserError: something is not a rule, or matches nothing.
+    """
+    settings: dict[nn.Parameter, dict[str, Any]] = {parameter: {} for parameter in chosen}
+    within = {
+        parameter: found for parameter, found in places.items() if parameter in settings or not parameter.requires_grad
+    }
+    for index, rule in enumerate(rules):
+        where = f"{key}[{index}]"
+        if not isinstance(rule, Mapping) or not isinstance(rule.get("match"), str) or len(rule) < 2:
+            remedy = 'Write rules as {match: "@norm|@bias", weight_decay: 0}.'
+            raise UserError("needs a pattern, match, and a value", key=where, remedy=remedy)
+        values = {
+            str(name): _value(value, str(name), f"{where}.{name}") for name, value in rule.items() if name != "match"
+        }
+        for parameter in matched(rule["match"], within, f"{where}.match"):
+            settings[parameter].update(values)
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {(): {"params": []}}
+    for parameter, values in settings.items():
+        scale = values.pop("lr_scale", 1.0) * scales.get(parameter, 1.0)
+        if scale != 1.0:
+            values["lr_scale"] = scale
+        same = tuple(sorted(values.items()))
+        groups.setdefault(same, {**values, "params": []})["params"].append(parameter)
+    return [group for group in groups.values() if group["params"]]
+
+
+def check_settings(rules: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any], kind: str, key: str) -> None:
+    """Refuse settings that a parameter group of this optimizer does not have: torch would ignore them.
+
+    Args:
+        defaults: the values of the optimizer, by name.
+    """
+    known = [*defaults, "lr_scale", "name"]
+    for index, rule in enumerate(rules):
+        for name in rule.keys() - {"match"}:
+            where = f"{key}[{index}].{name}"
+            if name not in known:
+                problem = f"the parameter groups of {kind} have no such value"
+                raise UserError(problem, key=where, remedy=suggestion(str(name), known))
+            default = defaults.get(name, 0)
+            if name != "name" and default is not None and _form(rule[name]) != (form := _form(default)):
+                raise UserError(f"{rule[name]!r} is not {form}", key=where, remedy="Write it as in the optimizer.")
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    return f"{len(value)} numbers" if isinstance(value, list | tuple) else "a number"
+
+
+def _value(value: Any, name: str, key: str) -> Any:
+    """Return the value of a setting: a list as a tuple. torch checks only those of the whole optimizer."""
+    if name == "name":
+        return str(value)
+    found = tuple(value) if isinstance(value, list) and name not in ("lr", "lr_scale", "weight_decay") else value
+    for item in found if isinstance(found, tuple) else [found]:
+        if item is None and isinstance(found, tuple):  # as in Adafactor's eps
+            continue
+        if not isinstance(item, int | float):
+            raise UserError(f"{item!r} is not a number", key=key, remedy="Give the group a number, or remove this.")
+        if name in _HIGHEST and not 0 <= item <= _HIGHEST[name]:
+            raise UserError(f"cannot be {item!r}", key=key, remedy="Give the group a value that the optimizer takes.")
+    return found
