@@ -141,6 +141,8 @@ MORE_MISTAKES: dict[str, tuple[str, str]] = {
         "Use 'default_hooks=[",
     ),
     "hooks=[ema] hooks.ema.moment=0.1": ("hooks.ema.moment", "Did you mean hooks.ema.momentum"),
+    "hooks=[ema] hooks.ema.warm_up=5": ("hooks.ema.warm_up", "Did you mean hooks.ema.warm_up_steps?"),
+    "hooks=[ema] hooks.ema={warm_up:5}": ("hooks.ema.warm_up", "Did you mean hooks.ema.warm_up_steps?"),
     "hooks=[ema] hooks.ema.momentum=high": ("hooks.ema.momentum", "hooks.ema.momentum=0.0002"),
     "default_hooks.checkpoint.priority=20": ("default_hooks.checkpoint.priority", "a number above 70"),
     "optimizer.lr=1e-3,1e-2": ("optimizer.lr", "For a sweep add -m"),
