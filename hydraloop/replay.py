@@ -32,7 +32,7 @@ from hydraloop.errors import UserError, printable
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
 from hydraloop.hooks.rollback import RollbackHook
-from hydraloop.hooks.shared.losses import Seen, samples_of
+from hydraloop.hooks.shared.kept_losses import Seen, samples_of
 from hydraloop.parts import Parts
 from hydraloop.run import attempts, changes
 from hydraloop.run.checkpoint_files import first_intact

@@ -13,7 +13,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import PeerError
-from hydraloop.hooks.shared.losses import Seen, samples_of, seen_in_backward
+from hydraloop.hooks.shared.kept_losses import Seen, samples_of, seen_in_backward
 from hydraloop.hooks.shared.option_checks import check_at_least
 
 _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5

@@ -9,14 +9,8 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.shared.monitoring import (
-    check_metric,
-    check_rule,
-    check_validated,
-    higher_is_better,
-    is_better,
-)
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.hooks.shared.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
+from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +50,7 @@ class EarlyStoppingHook(Hook):
         check_finite: bool = True,
         stopping_threshold: float | None = None,
     ) -> None:
-        check_rule(rule)
+        check_choice(RULES, rule=rule)
         check_at_least(0, min_delta=min_delta, patience=patience)
         self.monitor = monitor
         self.rule = rule

@@ -19,7 +19,7 @@ from hydraloop.engine.loaders import Ordered, TrainLoader
 from hydraloop.errors import UserError
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.shared.losses import Seen, means_of, samples_of, seen_in_backward
+from hydraloop.hooks.shared.kept_losses import Seen, means_of, samples_of, seen_in_backward
 from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
 from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.integrity import damage

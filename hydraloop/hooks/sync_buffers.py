@@ -6,7 +6,7 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.shared.over_ranks import average_over_ranks, with_averages
+from hydraloop.hooks.shared.buffer_averages import average_over_ranks, with_averages
 
 
 class SyncBuffersHook(Hook):

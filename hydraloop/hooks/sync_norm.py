@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.shared.over_ranks import average_over_ranks, with_averages
+from hydraloop.hooks.shared.buffer_averages import average_over_ranks, with_averages
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of torch's batch and instance normalisation; layers of other packages use the same names."""

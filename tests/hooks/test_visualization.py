@@ -23,14 +23,14 @@ from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.hooks.shared import pictures
-from hydraloop.hooks.shared.pictures import Tile, grid
+from hydraloop.hooks.shared import image_grid
+from hydraloop.hooks.shared.image_grid import Tile, grid
 from hydraloop.hooks.visualization import VisualizationHook, _Sample
 from hydraloop.tasks import Classification, Regression, Task
 from tests.helpers import HostSyncs, failing, logged
 from tests.ranks import on_ranks
 
-GREEN, RED, GREY = pictures._GREEN, pictures._RED, pictures._GREY
+GREEN, RED, GREY = image_grid._GREEN, image_grid._RED, image_grid._GREY
 WIDTH = 16 * 8 + 18
 """Of an 8x8 image's tile, enlarged 16 times."""
 
@@ -235,8 +235,8 @@ def test_a_name_too_long_for_its_tile_is_shortened() -> None:
     pixels = torch.zeros(1, 8, 8, dtype=torch.uint8)
     tiles = [Tile(pixels, "a" * 200, "b" * 200, True)]
     assert grid(tiles, "t", size=128).size[0] == WIDTH
-    assert pictures._cut("short", 100) == "short"
-    assert pictures._cut("a" * 200, 100).endswith("a…")
+    assert image_grid._cut("short", 100) == "short"
+    assert image_grid._cut("a" * 200, 100).endswith("a…")
     long_title = grid(tiles, "t" * 100, size=128)
     assert long_title.width > WIDTH
     assert (20, 20, 20) in _colours(long_title.crop((WIDTH, 0, long_title.width, 29)))
@@ -297,7 +297,7 @@ def test_the_size_of_an_image(tmp_path: Path) -> None:
     pixels = torch.zeros(3, 40, 80, dtype=torch.uint8)
 
     def size(limit: int) -> tuple[int, int]:
-        image = pictures._scaled(pixels, limit)
+        image = image_grid._scaled(pixels, limit)
         return image.size
 
     assert size(200) == (160, 80), "the largest whole number"

@@ -1,4 +1,4 @@
-"""Draw a grid of images with captions. Needs Pillow, which is imported when it draws."""
+"""Draws a grid of images with captions. Needs Pillow, which is imported when it draws."""
 
 from __future__ import annotations
 
