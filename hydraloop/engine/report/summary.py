@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.hook import Priority
-from hydraloop.engine.report.formats import duration, number
+from hydraloop.engine.report.formats import duration, number, rate
 from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
 from hydraloop.engine.report.optimizer_table import format_optimizer
 from hydraloop.run.environment import resume_command, shown
@@ -111,9 +111,11 @@ def _time(engine: Engine, run: float) -> dict[str, str]:
     rows, parts = {}, []
     timing: Timing | None = engine.messages.read("timing")
     if timing is not None:
+        samples = engine.progress.samples / engine.progress.iteration
         rows["speed"] = (
-            f"{1 / timing.mean:.3g} iterations/s: mean {duration(timing.mean)}, p50 {duration(timing.p50)}, "
-            f"p90 {duration(timing.p90)}, max {duration(timing.max)}"
+            f"{rate(samples / timing.mean)} samples/s, {1 / timing.mean:.3g} iterations/s\n"
+            f"mean {duration(timing.mean)}, p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, "
+            f"max {duration(timing.max)}"
         )
         parts.append(f"{timing.data_share * timing.total / run:.0%} waiting for data")
     cells = sorted(((cell[0], name) for name, cell in engine.stages.seconds.items()), reverse=True)
