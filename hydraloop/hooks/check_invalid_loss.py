@@ -116,32 +116,43 @@ class CheckInvalidLossHook(Hook):
         norms = _norms(engine)
         # A NaN reaches the other ranks with the gradients, so the origin is the rank that had it first.
         culprit = min((iteration, rank) for rank, iteration in enumerate(iterations) if iteration)[1]
-        error = None
-        if culprit == ranks.rank:
-            assert at is not None
-            error = _error(engine, seen[at], losses[at], norms, noticed=seen[-1].iteration)
-        told = ranks.gather(None if error is None else str(error))[culprit]
-        if error is None:
-            raise PeerError(f"rank {culprit}: {told}")
-        raise error
+        mine = "" if at is None else _message(engine, seen[at], losses[at], norms, noticed=seen[-1].iteration)
+        problem = ranks.gather(mine)[culprit]
+        if culprit != ranks.rank:
+            raise PeerError(f"rank {culprit}: {problem}")
+        assert at is not None, "this rank has a loss that is not finite"
+        raise invalid_loss(engine, seen[at], problem, norms)
 
 
-def _error(engine: Engine, seen: Seen, loss: float, norms: dict[str, float], *, noticed: int) -> InvalidLossError:
-    samples = samples_of(engine, seen)
+def invalid_loss(engine: Engine, seen: Seen, problem: str, norms: dict[str, float]) -> InvalidLossError:
+    """Return the error of a run that the loss `seen` ends.
+
+    Args:
+        problem: the message.
+        norms: of the parameters, by name.
+    """
+    error = InvalidLossError(problem)
+    error.iteration, error.batch_idx = seen.iteration, seen.batch_idx
+    error.samples, error.norms = samples_of(engine, seen), norms
+    return error
+
+
+def _message(engine: Engine, seen: Seen, loss: float, norms: dict[str, float], *, noticed: int) -> str:
+    of_step = f" of the step {seen.step}" if seen.step else ""
     later = "" if noticed == seen.iteration else f", noticed at iteration {noticed}"
-    if samples is None:
-        which = "this loader does not know its samples"
-    else:
-        shown = ", ".join(map(str, samples[:_SHOWN_SAMPLES]))
-        more = f", … ({len(samples)} in all)" if len(samples) > _SHOWN_SAMPLES else ""
-        which = f"its samples in data.train: {shown}{more}"
-    error = InvalidLossError(
-        f"the loss{f' of the step {seen.step}' if seen.step else ''} is {loss} at iteration {seen.iteration}{later}\n"
-        f"  batch {seen.batch_idx} (from 0) of epoch {seen.epoch + 1}; {which}\n"
+    return (
+        f"the loss{of_step} is {loss} at iteration {seen.iteration}{later}\n"
+        f"  batch {seen.batch_idx} (from 0) of epoch {seen.epoch + 1}; {_format_samples(samples_of(engine, seen))}\n"
         f"  {_format_norms(norms)}"
     )
-    error.iteration, error.batch_idx, error.samples, error.norms = seen.iteration, seen.batch_idx, samples, norms
-    return error
+
+
+def _format_samples(samples: list[int] | None) -> str:
+    if samples is None:
+        return "this loader does not know its samples"
+    shown = ", ".join(map(str, samples[:_SHOWN_SAMPLES]))
+    more = f", … ({len(samples)} in all)" if len(samples) > _SHOWN_SAMPLES else ""
+    return f"its samples in data.train: {shown}{more}"
 
 
 def _norms(engine: Engine) -> dict[str, float]:

@@ -17,9 +17,9 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Ordered, TrainLoader
 from hydraloop.errors import UserError
-from hydraloop.hooks.check_invalid_loss import InvalidLossError
+from hydraloop.hooks.check_invalid_loss import invalid_loss
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.shared.kept_losses import Seen, means_of, samples_of, seen_in_backward
+from hydraloop.hooks.shared.kept_losses import Seen, means_of, seen_in_backward
 from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
 from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.integrity import damage
@@ -195,37 +195,38 @@ class RollbackHook(Hook):
         return f", {loss / middle:.4g} times the median" if loss > self.factor * middle > 0 else None
 
     def _go_back(self, engine: Engine, bad: Seen, problem: str) -> None:
+        """Raise `Rollback`, or `InvalidLossError` if the run cannot go back."""
         engine.settle_saves()
-        length = engine.accumulate
-        start = bad.batch_idx // length * length
-        batches = range(start, min(start + length, engine.epoch_length))
+        start = bad.batch_idx // engine.accumulate * engine.accumulate
+        batches = range(start, min(start + engine.accumulate, engine.epoch_length))
         checkpoint = self._newest_before(engine, bad.iteration - (bad.batch_idx - start))
-        is_over = not self._training and engine.preempted_by is None
-        if is_over:
-            why = "training has ended"
-        elif self._rollbacks >= self.max_rollbacks:
-            why = f"the run has gone back {self._rollbacks} times already (max_rollbacks)"
-        else:
-            why = (
-                "no checkpoint is from before it; write them more often: default_hooks.checkpoint.by_epoch=false "
-                "default_hooks.checkpoint.interval=100"
-            )
-        if checkpoint is None or is_over or self._rollbacks >= self.max_rollbacks:
-            error = InvalidLossError(f"the loss is {problem}, and {why}")
-            error.iteration, error.batch_idx, error.norms = bad.iteration, bad.batch_idx, {}
-            error.samples = samples_of(engine, bad)
+        obstacle = self._obstacle(engine, checkpoint)
+        if checkpoint is None or obstacle is not None:
             engine.diverged = True
-            raise error
+            raise invalid_loss(engine, bad, f"the loss is {problem}, and {obstacle}", norms={})
         self._rollbacks += 1
         left_out = ""
         if self.skip_samples:
             self._left_out.setdefault(bad.epoch, set()).update(batches)
-            which = f"batch {start}" if length == 1 else f"batches {start} to {batches[-1]}"
+            which = f"batch {start}" if engine.accumulate == 1 else f"batches {start} to {batches[-1]}"
             left_out = f", and {which} (from 0) of epoch {bad.epoch + 1} left out"
         if engine.distributed.is_main:
             count = f"rollback {self._rollbacks} of {self.max_rollbacks}"
             log.warning("the loss is %s: back to %s%s (%s)", problem, checkpoint, left_out, count)
         raise Rollback(checkpoint)
+
+    def _obstacle(self, engine: Engine, checkpoint: Path | None) -> str | None:
+        """Return why the run cannot go back to the checkpoint; None if it can."""
+        if not self._training and engine.preempted_by is None:
+            return "training has ended"
+        if self._rollbacks >= self.max_rollbacks:
+            return f"the run has gone back {self._rollbacks} times already (max_rollbacks)"
+        if checkpoint is None:
+            return (
+                "no checkpoint is from before it; write them more often: default_hooks.checkpoint.by_epoch=false "
+                "default_hooks.checkpoint.interval=100"
+            )
+        return None
 
     def _newest_before(self, engine: Engine, iteration: int) -> Path | None:
         """Return the newest undamaged checkpoint from before an iteration (from 1), the same on every rank."""
@@ -235,10 +236,10 @@ class RollbackHook(Hook):
             files = candidates(*(hook.folder for hook in hooks))
             if engine.resumed_from is not None and engine.resumed_from not in files:
                 files.append(engine.resumed_from)
-            for path in files:
-                at = None if damage(path) is not None else peek(path, key=self.key)
-                if at is not None and at.progress.iteration < iteration:
-                    found = path
-                    break
+            found = next((path for path in files if self._is_from_before(path, iteration)), None)
         told = engine.distributed.from_main(None if found is None else str(found))
         return None if told is None else Path(told)
+
+    def _is_from_before(self, path: Path, iteration: int) -> bool:
+        position = peek(path, key=self.key) if damage(path) is None else None
+        return position is not None and position.progress.iteration < iteration
