@@ -233,7 +233,7 @@ class RollbackHook(Hook):
         found: Path | None = None
         if engine.distributed.is_main:
             hooks = [hook for hook in engine.hooks.values() if isinstance(hook, CheckpointHook)]
-            files = candidates(*(hook.folder for hook in hooks))
+            files = candidates(*(hook.folder.path for hook in hooks))
             if engine.resumed_from is not None and engine.resumed_from not in files:
                 files.append(engine.resumed_from)
             found = next((path for path in files if self._is_from_before(path, iteration)), None)

@@ -95,9 +95,8 @@ class CheckpointHook(Hook):
         self._seconds = seconds_of(time_interval, "time_interval")
         self._next_save = math.inf
         """When a checkpoint is requested because of `time_interval` (`perf_counter`)."""
-        self._timed = time_interval is not None
-        by_iter = self._timed or not by_epoch
-        self.idle_points = (*(() if by_iter else ("after_train_iter",)), *(() if by_epoch else ("after_train_epoch",)))
+        unused = {"after_train_iter": by_epoch and time_interval is None, "after_train_epoch": not by_epoch}
+        self.idle_points = [point for point, is_unused in unused.items() if is_unused]
         self.max_keep_ckpts = max_keep_ckpts
         self.published_keys = [str(entry) for entry in published_keys or ()]
         self.save_last = save_last
@@ -121,7 +120,7 @@ class CheckpointHook(Hook):
         self._records = Records()
         self._unwritten: dict[str, float] = {}
         """Best values of the resumed iteration whose files were not written before the run was killed."""
-        self._settled: CheckpointFolder | None = None
+        self._folder: CheckpointFolder | None = None
         self._resumed: Path | None = None
         """The file that the run was resumed from, until the first optimizer step."""
         self._training = self._saving_best = False
@@ -134,11 +133,11 @@ class CheckpointHook(Hook):
         if self._higher:
             engine.messages.provide("monitor", lambda: next(iter(self._higher.items())))
         default, resume = engine.run_dir / "checkpoints", engine.settings.resume
-        self._settled = CheckpointFolder(
+        self._folder = CheckpointFolder(
             default if self.out_dir is None else self.out_dir, resumed_beside=None if resume is None else resume.parent
         )
         if engine.distributed.is_main:
-            self._folder.open(engine.run_dir, default, key=f"{self.key}.out_dir")
+            self.folder.open(engine.run_dir, default, key=f"{self.key}.out_dir")
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Report the best checkpoint of the earlier part of the run to the engine, if its file exists on rank 0."""
@@ -158,7 +157,7 @@ class CheckpointHook(Hook):
         if self._higher:
             check_validated(engine, key=f"{self.key}.save_best")
         if engine.distributed.is_main:
-            self._folder.remove_unfinished()
+            self.folder.remove_unfinished()
         self._training = True
         self._next_save = perf_counter() + self._seconds
         if self._unwritten:
@@ -179,7 +178,7 @@ class CheckpointHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Request the iteration's checkpoint, at the interval, or at the end of the time interval on this rank."""
-        if self._timed and perf_counter() >= self._next_save:
+        if perf_counter() >= self._next_save:
             self._next_save = math.inf
             engine.request_checkpoint(f"{self.name}: by time", self._write_regular, self)
         if self.by_epoch:
@@ -194,14 +193,12 @@ class CheckpointHook(Hook):
             return
         if self._saving_best:  # one that could not be written is not the best
             engine.settle_saves()
-        missing = [name for name in self._higher if name not in metrics]
-        if missing:
-            log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, ", ".join(missing))
         better: dict[str, float] = {}
         for name, higher in self._higher.items():
             best = self._records.best.get(name)
-            than = None if best is None else best.value
-            if name in metrics and is_better(metrics[name], than, higher=higher):
+            if name not in metrics:
+                log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, name)
+            elif is_better(metrics[name], None if best is None else best.value, higher=higher):
                 better[name] = metrics[name]
         if better:
             self._request(engine, "best", partial(self._write_best, better=better))
@@ -221,11 +218,11 @@ class CheckpointHook(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return best values and files, and the regular files; paths inside `out_dir` are relative to it."""
-        return self._records.state(self._folder)
+        return self._records.state(self.folder)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the best values and the files of the resumed run."""
-        self._records = Records.of(state, self._folder, self._higher)
+        self._records = Records.of(state, self.folder, self._higher)
 
     # Writing: the engine calls these between two accumulation windows. ---------------------------------------------
 
@@ -234,14 +231,14 @@ class CheckpointHook(Hook):
 
     def _point_to_resumed(self, engine: Engine) -> None:
         if self._resumed is not None and engine.distributed.is_main:
-            self._folder.resume_from(self._resumed, engine.run_dir)
+            self.folder.resume_from(self._resumed, engine.run_dir)
             (engine.run_dir / RESULT_FILE).unlink(missing_ok=True)  # of an earlier attempt; this one may be killed
         self._resumed = None
 
     def _write_regular(self, engine: Engine) -> None:
         engine.settle_saves()
         self._next_save = perf_counter() + self._seconds
-        path, before = self._folder.path / f"{self._stem(engine)}{SUFFIX}", self._records
+        path, before = self.folder.path / f"{self._stem(engine)}{SUFFIX}", self._records
         if engine.progress.iteration == before.last_saved:  # asked for by `interval` and by `time_interval`
             return
         # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
@@ -316,14 +313,10 @@ class CheckpointHook(Hook):
             raise
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> CheckpointFolder:
         """The folder of the checkpoints, from before_run on."""
-        return self._folder.path
-
-    @property
-    def _folder(self) -> CheckpointFolder:
-        assert self._settled is not None, "set in before_run"
-        return self._settled
+        assert self._folder is not None, "set in before_run"
+        return self._folder
 
     def _stem(self, engine: Engine) -> str:
         """Return `epoch_5`, or `iter_500` by iteration and if an epoch was cut off."""
@@ -333,10 +326,10 @@ class CheckpointHook(Hook):
         return f"iter_{progress.iteration}"
 
     def _best_path(self, engine: Engine, name: str) -> Path:
-        return self._folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
+        return self.folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
 
     def _tell_best(self, engine: Engine) -> None:
         first = next(iter(self._higher), "")
-        if first in self._records.best:
-            best = self._records.best[first]
+        best = self._records.best.get(first)
+        if best is not None:
             engine.report_best(Best(first, best.value, best.iteration, str(best.path)))
