@@ -95,12 +95,9 @@ class RuntimeInfoHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Add the loss and the other scalars of this iteration; tensors stay on their device."""
-        losses = {"loss": outputs["loss"]}  # checked and detached by the engine
-        if len(outputs) > 1:
-            losses.update(scalars_of(outputs))
-        if self._logged:
-            losses.update(self._logged)
-            self._logged.clear()
+        # The engine has checked and detached the loss.
+        losses = {"loss": outputs["loss"], **dict(scalars_of(outputs)), **self._logged}
+        self._logged.clear()
         for name, value in losses.items():
             engine.messages.add(name, value, engine.loss_weights.get(name, engine.batch_samples))
         self._losses = losses
@@ -145,7 +142,6 @@ def _momentum(group: Mapping[str, Any]) -> float | None:
 
 def _first_metric(engine: Engine) -> tuple[str, bool] | None:
     """Return the first metric and whether high values are good; None if there is no metric or this is not known."""
-    for name in engine.metric_names[:1]:
-        higher = direction(name, engine)
-        return None if higher is None else (name, higher)
-    return None
+    name = next(iter(engine.metric_names), None)
+    higher = None if name is None else direction(name, engine)
+    return None if name is None or higher is None else (name, higher)
