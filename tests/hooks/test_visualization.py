@@ -25,7 +25,7 @@ from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.shared import image_grid
 from hydraloop.hooks.shared.image_grid import Tile, grid
-from hydraloop.hooks.visualization import VisualizationHook, _Sample
+from hydraloop.hooks.visualization import VisualizationHook, _tile
 from hydraloop.tasks import Classification, Regression, Task
 from tests.helpers import HostSyncs, failing, logged
 from tests.ranks import on_ranks
@@ -353,7 +353,7 @@ def test_what_is_the_same_in_another_shape_and_maps_of_classes() -> None:
     image, one = torch.zeros(1, 8, 8, dtype=torch.uint8), torch.tensor(1)
 
     def tile(label: Tensor, prediction: Tensor) -> tuple[str | None, bool | None]:
-        drawn = _Sample(image, label, prediction).tile(image, ["zero", "one"])
+        drawn = _tile(image, label, prediction, ["zero", "one"])
         return drawn.prediction, drawn.right
 
     assert tile(torch.tensor([1]), one) == ("one", True)
@@ -447,10 +447,10 @@ def test_only_copies_of_the_drawn_images_are_kept(tmp_path: Path) -> None:
     hook.after_val_iter(engine, 0, batch, outputs)
     for tensor in (*batch, *outputs.values()):
         tensor.zero_()  # a loader may reuse the memory of a batch
-    (sample,) = hook._samples[""]
-    assert sample.image.equal(_images(1)[0])
-    assert (sample.label, sample.prediction) == (1, 1)
-    assert sample.image.untyped_storage().nbytes() == 8 * 8 * 4
+    ((image, label, prediction),) = hook._samples[""]
+    assert image.equal(_images(1)[0])
+    assert (label, prediction) == (1, 1)
+    assert image.untyped_storage().nbytes() == 8 * 8 * 4
 
 
 def test_an_evaluation_that_failed_leaves_nothing_for_the_next(tmp_path: Path) -> None:
