@@ -13,7 +13,7 @@ import torch
 from hydraloop.engine.checks import check_record
 from hydraloop.engine.device.peak_flops import peak_tflops
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import Hook, Mode, Priority
+from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.entries import check_names, position
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
@@ -145,10 +145,10 @@ class LoggerHook(Hook):
             self._close()
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        self._evaluated(engine, "val", metrics)
+        self._put(engine, {**position(engine, "val"), **metrics})
 
     def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        self._evaluated(engine, "test", metrics)
+        self._put(engine, {**position(engine, "test"), **metrics})
 
     def after_run(self, engine: Engine) -> None:
         """Close the file. A later record opens it for that record only."""
@@ -160,11 +160,10 @@ class LoggerHook(Hook):
             self._file.close()
             self._file = None
 
-    def _evaluated(self, engine: Engine, mode: Mode, metrics: Mapping[str, float]) -> None:
-        if engine.distributed.is_main:
-            self._put(engine, {**position(engine, mode), **metrics})
-
     def _put(self, engine: Engine, record: dict[str, Any]) -> None:
+        """Print and log a record, on rank 0."""
+        if not engine.distributed.is_main:
+            return
         if log.isEnabledFor(logging.INFO):
             self._print(engine, record)
         engine.log_record(record)
