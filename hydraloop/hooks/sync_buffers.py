@@ -41,5 +41,4 @@ class SyncBuffersHook(Hook):
 
     def _average(self, engine: Engine) -> None:
         self._averaged_at = engine.progress.iteration
-        if engine.distributed.world_size > 1:
-            average_over_ranks(with_averages(engine.model.buffers(), engine.hooks), engine.distributed)
+        average_over_ranks(with_averages(engine.model.buffers(), engine.hooks), engine.distributed)

@@ -39,8 +39,7 @@ class SyncNormHook(Hook):
 
 
 def _average(engine: Engine) -> None:
-    if engine.distributed.world_size > 1:
-        average_over_ranks(with_averages(_statistics(engine.model), engine.hooks), engine.distributed)
+    average_over_ranks(with_averages(_statistics(engine.model), engine.hooks), engine.distributed)
 
 
 def _statistics(model: nn.Module) -> Iterator[Tensor]:
