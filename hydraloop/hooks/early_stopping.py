@@ -92,25 +92,19 @@ class EarlyStoppingHook(Hook):
             engine.request_stop(self.stopped, agreed=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Evaluate the validation; request a stop if an option says so.
+        """Judge the validation, keep what later ones are compared with, and request a stop if an option says so.
 
         Raises:
             RuntimeError: the metric is missing, with `strict`.
         """
-        if not self._training:
+        value = self._value_in(metrics) if self._training else None
+        if value is None:
             return
-        assert self.monitor is not None, "set in before_run"
-        if self.monitor not in metrics:
-            problem = f"the validation has no {self.monitor!r}, only: {', '.join(metrics) or 'nothing'}"
-            if self.strict:
-                raise RuntimeError(f"{self.key}: {problem} ({self.key}.strict=true)")
-            log.warning("%s: %s; it does not count", self.key, problem)
-            return
-        value = metrics[self.monitor]
         improved = self._is_improvement(value)
         waited = 0 if improved else self.wait_count + 1
         reason = self._reason_to_stop(value, improved, waited)
 
+        # What is decided above is applied below.
         progress = engine.progress
         now = f"iteration {progress.iteration}" if progress.batch_in_epoch else f"epoch {progress.epoch}"
         self.wait_count = waited
@@ -149,6 +143,17 @@ class EarlyStoppingHook(Hook):
         self._last_improvement = state.get("improved_to", self.best)  # not in older checkpoints
         self.stopped, self._stopped_by = state["stopped"], state["stopped_by"]
 
+    def _value_in(self, metrics: Mapping[str, float]) -> float | None:
+        """Return the value of the metric; None, with a warning, if the validation does not have it."""
+        assert self.monitor is not None, "set in before_run"
+        if self.monitor in metrics:
+            return metrics[self.monitor]
+        problem = f"the validation has no {self.monitor!r}, only: {', '.join(metrics) or 'nothing'}"
+        if self.strict:
+            raise RuntimeError(f"{self.key}: {problem} ({self.key}.strict=true)")
+        log.warning("%s: %s; it does not count", self.key, problem)
+        return None
+
     def _reason_to_stop(self, value: float, improved: bool, waited: int) -> str | None:
         """Return why training stops at this value; None if it continues.
 
@@ -168,8 +173,10 @@ class EarlyStoppingHook(Hook):
 
     def _is_improvement(self, value: float) -> bool:
         """Return whether the value is better than the last improvement, by at least `min_delta`."""
+        if math.isnan(value) or (math.isinf(value) and self.check_finite):
+            return False
         if self._last_improvement is None:
-            return not math.isnan(value)
+            return True
         score, last = self._score(value), self._score(self._last_improvement)
         return score > last and score >= last + self.min_delta
 
