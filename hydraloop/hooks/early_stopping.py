@@ -104,7 +104,6 @@ class EarlyStoppingHook(Hook):
         waited = 0 if improved else self.wait_count + 1
         reason = self._reason_to_stop(value, improved, waited)
 
-        # What is decided above is applied below.
         progress = engine.progress
         now = f"iteration {progress.iteration}" if progress.batch_in_epoch else f"epoch {progress.epoch}"
         self.wait_count = waited
