@@ -19,7 +19,7 @@ from hydraloop.engine.loaders import Ordered, TrainLoader
 from hydraloop.errors import UserError
 from hydraloop.hooks.check_invalid_loss import invalid_loss
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.shared.kept_losses import Seen, means_of, seen_in_backward
+from hydraloop.hooks.shared.kept_losses import KeptLoss, loss_in_backward, means_of
 from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
 from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.integrity import damage
@@ -75,7 +75,7 @@ class RollbackHook(Hook):
         self.checks_loss = "nan" in self.on
         self._due = Every(interval).due
         self._wanted = self._training = False
-        self._seen: list[Seen] = []
+        self._kept: list[KeptLoss] = []
         self._good = self._losses({})
         self._left_out: dict[int, set[int]] = {}
         self._rollbacks = 0
@@ -86,7 +86,7 @@ class RollbackHook(Hook):
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Leave out the batches of earlier rollbacks."""
-        self._seen = []
+        self._kept = []
         engine.leave_out(self._left_out)
 
     def before_train(self, engine: Engine) -> None:
@@ -102,11 +102,11 @@ class RollbackHook(Hook):
                 key=f"{self.key}.skip_samples",
                 remedy=f"Set {self.key}.skip_samples=false.",
             )
-        self._seen, self._wanted, self._training = [], False, True
+        self._kept, self._wanted, self._training = [], False, True
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep the loss."""
-        self._seen.append(seen_in_backward(engine, batch_idx, outputs))
+        self._kept.append(loss_in_backward(engine, batch_idx, outputs))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Check the kept losses every `interval` iterations, between two accumulation windows.
@@ -175,10 +175,10 @@ class RollbackHook(Hook):
         return found
 
     def _check(self, engine: Engine) -> None:
-        seen, self._seen, self._wanted = self._seen, [], False
-        if not seen:
+        kept, self._kept, self._wanted = self._kept, [], False
+        if not kept:
             return
-        for one, loss in zip(seen, means_of(seen, engine.distributed), strict=True):
+        for one, loss in zip(kept, means_of(kept, engine.distributed), strict=True):
             problem = self._problem(loss, self._good[one.step])
             if problem is not None:
                 self._go_back(engine, one, f"{loss:.4g} at iteration {one.iteration}{problem}")
@@ -194,7 +194,7 @@ class RollbackHook(Hook):
         middle = median(good)
         return f", {loss / middle:.4g} times the median" if loss > self.factor * middle > 0 else None
 
-    def _go_back(self, engine: Engine, bad: Seen, problem: str) -> None:
+    def _go_back(self, engine: Engine, bad: KeptLoss, problem: str) -> None:
         """Raise `Rollback`, or `InvalidLossError` if the run cannot go back."""
         engine.settle_saves()
         start = bad.batch_idx // engine.accumulate * engine.accumulate

@@ -16,7 +16,7 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.settings import seconds_of
 from hydraloop.hooks.checkpoint.best_metrics import SaveBest
-from hydraloop.hooks.checkpoint.file_records import BestFile, Records
+from hydraloop.hooks.checkpoint.file_records import BestFile, FileRecords
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder, in_file_name
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
 from hydraloop.hooks.shared.monitoring import check_validated, is_better
@@ -117,7 +117,7 @@ class CheckpointHook(Hook):
         self._every = Every(interval, save_begin)
         self._higher: dict[str, bool] = {}
         """By monitored metric, in the order of `save_best`."""
-        self._records = Records()
+        self._records = FileRecords()
         self._unwritten: dict[str, float] = {}
         """Best values of the resumed iteration whose files were not written before the run was killed."""
         self._folder: CheckpointFolder | None = None
@@ -148,7 +148,7 @@ class CheckpointHook(Hook):
                 self._unwritten[name] = best.value
             elif not self._best_path(engine, name).is_file():  # else the validation that follows has replaced it
                 log.warning("%s: the best checkpoint, %s, is gone; the next validation counts as best", name, best.path)
-        self._tell_best(engine)
+        self._report_best(engine)
         self._resumed = engine.resumed_from
         self._next_save = perf_counter() + self._seconds  # a rollback forgets a request
 
@@ -222,7 +222,7 @@ class CheckpointHook(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the best values and the files of the resumed run."""
-        self._records = Records.of(state, self.folder, self._higher)
+        self._records = FileRecords.of(state, self.folder, self._higher)
 
     # Writing: the engine calls these between two accumulation windows. ---------------------------------------------
 
@@ -263,7 +263,7 @@ class CheckpointHook(Hook):
                 complete[name] = found[name]
                 log.debug("best %s until now: %.4g, saved as %s", name, found[name].value, found[name].path.name)
             self._records = replace(before.with_best(complete), replaced=()) if complete else before
-            self._tell_best(engine)
+            self._report_best(engine)
 
         for name, best in found.items():
             engine.settle_saves()
@@ -293,7 +293,7 @@ class CheckpointHook(Hook):
         *,
         last: bool,
         delete: Sequence[Path],
-        keep: Records,
+        keep: FileRecords,
     ) -> None:
         """Save, then delete files and their published files, except a metric's best: two can share a file name."""
         in_use = {path, *(best.path for best in keep.best.values())}
@@ -328,7 +328,7 @@ class CheckpointHook(Hook):
     def _best_path(self, engine: Engine, name: str) -> Path:
         return self.folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
 
-    def _tell_best(self, engine: Engine) -> None:
+    def _report_best(self, engine: Engine) -> None:
         first = next(iter(self._higher), "")
         best = self._records.best.get(first)
         if best is not None:
