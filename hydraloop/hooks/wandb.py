@@ -67,8 +67,14 @@ class WandbLoggerHook(TrackerHook):
     ) -> None:
         check_choice(_MODES, mode=mode)
         check_choice(CHECKPOINTS, checkpoints=checkpoints)
-        names = {"project": project, "entity": entity, "group": group, "job_type": job_type}
-        names |= {"notes": notes, "name": name}
+        names = {
+            "project": project,
+            "entity": entity,
+            "group": group,
+            "job_type": job_type,
+            "notes": notes,
+            "name": name,
+        }
         labels: str | Sequence[str] = os.environ.get(NAMES["tags"], "") if tags is None else tags
         labels = labels.split(",") if isinstance(labels, str) else labels
         options = {

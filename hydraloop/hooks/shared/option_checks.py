@@ -40,7 +40,7 @@ def check_choice(choices: tuple[str, ...], **options: str | None) -> None:
 class RefusesOldNames:
     """Base of hooks with renamed options: an earlier name is an error with the new one, also in Python."""
 
-    def __new__(cls, **options: Any) -> Self:
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
         for name in options.keys() & RENAMED.keys():
             raise UserError(f"{cls.__name__} takes no argument {name!r}", key=name, remedy=f"Use {RENAMED[name]}.")
         return super().__new__(cls)
