@@ -238,41 +238,29 @@ class CheckpointHook(Hook):
     def _write_regular(self, engine: Engine) -> None:
         engine.settle_saves()
         self._next_save = perf_counter() + self._seconds
-        path, before = self.folder.path / f"{self._stem(engine)}{SUFFIX}", self._records
+        before = self._records
         if engine.progress.iteration == before.last_saved:  # asked for by `interval` and by `time_interval`
             return
+        path = self.folder.path / f"{self._stem(engine)}{SUFFIX}"
         # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
         self._records = saved = before.with_regular(path, engine.progress.iteration)
         surplus = 0 if self.max_keep_ckpts is None else max(0, len(saved.kept) - self.max_keep_ckpts)
         after = replace(saved, kept=saved.kept[surplus:])
-
-        def done(written: bool) -> None:
-            self._records = after if written else before
-
-        self._save(engine, path, done, last=True, delete=saved.kept[:surplus], keep=after)
+        self._save(engine, path, before, after, last=True, delete=saved.kept[:surplus])
 
     def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
-        engine.settle_saves()
-        at, before = engine.progress.iteration, self._records
-        found = {name: BestFile(value, at, self._best_path(engine, name)) for name, value in better.items()}
-        complete: dict[str, BestFile] = {}
-
-        def done(written: bool, name: str) -> None:
-            self._saving_best = False
-            if written:
-                complete[name] = found[name]
-                log.debug("best %s until now: %.4g, saved as %s", name, found[name].value, found[name].path.name)
-            self._records = replace(before.with_best(complete), replaced=()) if complete else before
-            self._report_best(engine)
-
+        iteration = engine.progress.iteration
+        found = {name: BestFile(value, iteration, self._best_path(engine, name)) for name, value in better.items()}
         for name, best in found.items():
-            engine.settle_saves()
-            self._records = before.with_best(found)  # part of each file, so that the run can be resumed from any
+            engine.settle_saves()  # then the records have the files that are complete
+            before = self._records
+            unwritten = {other: file for other, file in found.items() if before.best.get(other) != file}
+            self._records = before.with_best(unwritten)  # part of each file, so that the run can be resumed from any
             self._saving_best = True
-            keep = before.with_best({**complete, name: best})
+            after = before.with_best({name: best})
             # A regular file of this iteration remains the last one.
-            last = at > before.last_saved
-            self._save(engine, best.path, partial(done, name=name), last=last, delete=keep.replaced, keep=keep)
+            last = iteration > before.last_saved
+            self._save(engine, best.path, before, replace(after, replaced=()), last=last, delete=after.replaced)
 
     def _publish(self, engine: Engine) -> None:
         engine.settle_saves()
@@ -289,15 +277,29 @@ class CheckpointHook(Hook):
         self,
         engine: Engine,
         path: Path,
-        done: Callable[[bool], object],
+        before: FileRecords,
+        after: FileRecords,
         *,
         last: bool,
         delete: Sequence[Path],
-        keep: FileRecords,
     ) -> None:
-        """Save, then delete files and their published files, except a metric's best: two can share a file name."""
-        in_use = {path, *(best.path for best in keep.best.values())}
+        """Save a file, then delete others.
+
+        Args:
+            path: the file.
+            before: the records if it could not be written.
+            after: the records once it is written. Their best files are not deleted: two metrics can share a file name.
+            last: whether later starts resume from this file.
+            delete: files that are deleted, with their published files.
+        """
+        in_use = {path, *(best.path for best in after.best.values())}
         unused = [other for other in delete if other not in in_use]
+
+        def done(written: bool) -> None:
+            self._saving_best = False
+            self._records = after if written else before
+            self._report_best(engine)
+
         try:
             engine.save_checkpoint(
                 path,
