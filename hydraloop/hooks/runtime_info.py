@@ -107,7 +107,10 @@ class RuntimeInfoHook(Hook):
 
 
 class _FurtherLrs:
-    """The lr of each group that has had another lr than the listed groups before it."""
+    """One learning rate per distinct value: a group is listed when its rate differs from those of the groups before it.
+
+    A group that was listed once stays listed.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._optimizer, groups = engine.optimizer, engine.groups
@@ -116,14 +119,15 @@ class _FurtherLrs:
         self._listed = {
             index for index, name in enumerate(self._names) if index == 0 or name == groups[index].optimizer
         }
-        self._list("initial_lr")
+        self._rates("initial_lr")
 
     def read(self) -> dict[str, float]:
         """Return the lrs by their names in the record, without that of the first group."""
-        lrs = self._list("lr")
+        lrs = self._rates("lr")
         return {f"lr/{name}": lrs[index] for index, name in enumerate(self._names) if index and index in self._listed}
 
-    def _list(self, key: str) -> list[float]:
+    def _rates(self, key: str) -> list[float]:
+        """Return the value of each group, and list the groups whose value differs from those before them."""
         groups = self._optimizer.param_groups
         self._names += map(str, range(len(self._names), len(groups)))  # added during the run
         lrs = [float(group.get(key, group.get("lr", 0.0))) for group in groups]

@@ -50,9 +50,8 @@ def means_of(kept: Sequence[KeptLoss], ranks: Distributed) -> list[float]:
     if ranks.world_size == 1:
         means = losses.tolist()
         return means
-    counts = [one.weight if isinstance(one.weight, Tensor) else None for one in kept]
     ones = torch.ones_like(losses[0])
-    on_device = [ones if count is None else count.reshape(()).to(ones) for count in counts]
+    on_device = [one.weight.reshape(()).to(ones) if isinstance(one.weight, Tensor) else ones for one in kept]
     losses, weights = torch.stack((losses, torch.stack(on_device))).cpu()
     weights *= torch.tensor([1.0 if isinstance(one.weight, Tensor) else one.weight for one in kept])
     totals, weights = ranks.sum(torch.stack((losses * weights, weights)))
