@@ -270,6 +270,12 @@ FILES: dict[str, tuple[str, str, str, str]] = {
         "To replace accuracy, write in experiment/mine.yaml accuracy: null and the new one under another name.",
         "task: {metrics: {accuracy: null, f1: {_target_: torchmetrics.F1Score, average: micro}}}",
     ),
+    "defaults: [override /hooks: [ema]]\nhooks: {ema: {ema_type: linear_momentum, warm_up: 5}}": (
+        "hooks.ema.warm_up",
+        "which has no warm_up",
+        "Use warm_up_steps, its new name.",
+        "defaults: [override /hooks: [ema]]\nhooks: {ema: {ema_type: linear_momentum, warm_up_steps: 5}}",
+    ),
 }
 
 
