@@ -59,13 +59,7 @@ class EMAHook(RefusesOldNames, Hook):
         weight: Callable[..., Any] | None = None,
     ) -> None:
         check_at_least(1, interval=interval)
-        check_at_least(0, begin_epoch=begin_epoch, begin_iter=begin_iter)
-        if begin_iter and (begin_epoch or by_epoch):
-            raise UserError(
-                "begin_iter counts optimizer steps and cannot be combined with begin_epoch or by_epoch",
-                key="begin_iter",
-                remedy="Set only begin_epoch, or only begin_iter with by_epoch=false.",
-            )
+        _check_begin(begin_iter, begin_epoch, by_epoch)
         options = {"momentum": momentum, "warmup": warmup, "gamma": gamma, "warm_up_steps": warm_up_steps}
         changed = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
         self._formula = formula_of(ema_type, changed)
@@ -194,3 +188,13 @@ def _steps(engine: Engine, iterations: int) -> int:
     """Return the optimizer steps in the first `iterations`; an epoch's last accumulation window may be short."""
     epochs, rest = divmod(iterations, engine.epoch_length)
     return epochs * -(-engine.epoch_length // engine.accumulate) + -(-rest // engine.accumulate)
+
+
+def _check_begin(begin_iter: int, begin_epoch: int, by_epoch: bool) -> None:
+    check_at_least(0, begin_epoch=begin_epoch, begin_iter=begin_iter)
+    if begin_iter and (begin_epoch or by_epoch):
+        raise UserError(
+            "begin_iter counts optimizer steps and cannot be combined with begin_epoch or by_epoch",
+            key="begin_iter",
+            remedy="Set only begin_epoch, or only begin_iter with by_epoch=false.",
+        )

@@ -51,13 +51,8 @@ def build_hooks(
         hook.key, hooks[name], on_errors[name] = key, hook, hook.on_error
         slots.append(slot_of(name, hook, None, is_default=False))
     built = {name: hook for name, hook in hooks.items() if hook is not None}
-    for name, hook in built.items():
-        if several and hook.collective and on_errors[name] != "raise":
-            raise UserError(
-                "this hook communicates with the other ranks: if it failed on one rank, they would wait for it forever",
-                key=f"{hook.key}.on_error",
-                remedy="Use raise.",
-            )
+    if several:
+        _check_policies(built, on_errors)
     if cfg.engine.check_order:  # again: `runs_after` of a custom hook is known only now
         check_order(in_order(slots), key_of=lambda name: built[name].key)
     return hooks, slots, on_errors
@@ -74,3 +69,13 @@ def _build_hook(node: DictConfig, key: str) -> tuple[Hook, int | str | None, OnE
     check_hook(hook, f"{key}._target_")
     hook.key = key
     return hook, priority, hook.on_error if on_error is None else on_error
+
+
+def _check_policies(hooks: Mapping[str, Hook], on_errors: Mapping[str, OnError]) -> None:
+    for name, hook in hooks.items():
+        if hook.collective and on_errors[name] != "raise":
+            raise UserError(
+                "this hook communicates with the other ranks: if it failed on one rank, they would wait for it forever",
+                key=f"{hook.key}.on_error",
+                remedy="Use raise.",
+            )
