@@ -23,8 +23,8 @@ from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.shared.building import build_hooks
-from hydraloop.hooks.shared.selection import log_notices
+from hydraloop.hooks.shared.build_from_config import build_hooks
+from hydraloop.hooks.shared.selected_hooks import log_notices
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
 from hydraloop.optim.schedules_from_config import build_schedules

@@ -20,6 +20,10 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), _COLOUR.sub("", text))
 
 
+RENAMED = {"warm_up": "warm_up_steps"}
+"""The new name of each renamed option. An error about the earlier name suggests only the new one."""
+
+
 class UserError(Exception):
     """A mistake in a command line, a config or a call: the key, the problem and the fix.
 
@@ -77,6 +81,10 @@ def any_of(names: Sequence[str]) -> str:
 def close_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
     """Return the known names that resemble `name`, the best first. Case is ignored."""
     by_lower = {other.lower(): other for other in known}
+    parent, dot, last = name.rpartition(".")
+    renamed = f"{parent}{dot}{RENAMED.get(last, '')}"
+    if renamed in by_lower:
+        return [renamed]
     found = difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=0.5)
     return [by_lower[other] for other in found]
 

@@ -31,7 +31,7 @@ from hydraloop.errors import UserError, printable
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
 from hydraloop.hooks.rollback import RollbackHook
-from hydraloop.hooks.shared.losses import Seen, samples_of
+from hydraloop.hooks.shared.kept_losses import samples_of
 from hydraloop.parts import Parts
 from hydraloop.run import attempts, changes
 from hydraloop.run.checkpoint_files import first_intact
@@ -259,14 +259,14 @@ class _Watch(Hook):
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         now = engine.progress.iteration
         if now == self.iteration:
-            seen = Seen(now, engine.progress.epoch, batch_idx, outputs["loss"])
+            epoch = engine.progress.epoch
             share = share_of(engine.loaders.train)
-            samples = samples_of(engine, seen)
+            samples = samples_of(engine, epoch, batch_idx)
             if samples is not None and share is not None:
                 samples = samples[: share(batch_idx)[0]]  # without a filler
             losses = {name: float(value) for name, value in outputs.items() if name.rpartition("/")[2] == "loss"}
             of_ranks = engine.distributed.gather({"samples": samples, **losses})
-            place = {"iteration": now, "epoch": seen.epoch + 1, "batch": batch_idx}
+            place = {"iteration": now, "epoch": epoch + 1, "batch": batch_idx}
             self.found = {**place, "ranks": of_ranks, **self.found}
         self._open = self._open and not engine.stepper.window_closed
         if now == self.end:

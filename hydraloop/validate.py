@@ -21,8 +21,8 @@ from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order, missing, not_applied
 from hydraloop.engine.settings import seconds_of
 from hydraloop.errors import UserError, any_of, suggestion
-from hydraloop.hooks.shared.selection import HOOK_GROUPS as HOOK_GROUPS
-from hydraloop.hooks.shared.selection import has_schedules, is_left_out, targets
+from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS as HOOK_GROUPS
+from hydraloop.hooks.shared.selected_hooks import has_schedules, is_left_out, targets
 from hydraloop.run.config_yaml import plain
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target

@@ -22,7 +22,7 @@ from hydraloop.run.directory import check_holds_run, checkpoint_folders, config_
 from hydraloop.run.result import FILENAME as RESULT_FILE
 
 _RESULTS = ("status", "error", "reason", "best", "progress", "val_metrics", "test_metrics")
-_TIMES = ("perf/", "/time", "/data_time")
+_TIMES = ("perf/", "/time", "/data_time", "/samples_per_second")
 """Parts of the names of values that describe the speed."""
 _MOST = 3
 """Values of a record that are shown."""

@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
 from hydraloop.cli.compose import Composer
-from hydraloop.errors import UserError, any_of, close_names, suggestion
+from hydraloop.errors import RENAMED, UserError, any_of, close_names, suggestion
 from hydraloop.validate import HOOK_GROUPS
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -192,7 +192,9 @@ def _new_in_a_file(file: str, key: str, cfg: DictConfig | None) -> UserError:
     group = "model" if parent == "task.model" else key.partition(".")[0]
     node = None if cfg is None else _select(cfg, parent) if parent else cfg
     close = close_names(name, map(str, node), most=1) if isinstance(node, DictConfig) else []
-    if name in close:  # without the overrides, the file fits
+    if name in RENAMED:
+        close, remedy = [], f"Use {RENAMED[name]}, its new name."
+    elif name in close:  # without the overrides, the file fits
         close, remedy = [], f"Remove it from {file}.yaml, or select an option that has it."
     elif file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
         remedy = "For several by name, remove the one without a name: ~optimizer"

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import end_with_reader
 from hydraloop.engine.report.hook_table import format_order
-from hydraloop.hooks.shared.selection import notices
+from hydraloop.hooks.shared.selected_hooks import notices
 from hydraloop.schemas import stored
 from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf

@@ -56,7 +56,7 @@ INSTEAD = {
     "OnExceptionCheckpoint": "Use default_hooks.checkpoint, with by_epoch=false and a short interval.",
     "ProgressBar": "Use default_hooks.progress.",
     "StochasticWeightAveraging": "Use hooks=ema hooks.ema.ema_type=stochastic.",
-    "ThroughputMonitor": "The records of default_hooks.logger have time and mfu.",
+    "ThroughputMonitor": "The records of default_hooks.logger have samples_per_second, time and mfu.",
     "WeightAveraging": "Use hooks=ema.",
 }
 """Lightning's own callbacks that are not supported, and what to use instead."""

@@ -13,7 +13,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import PeerError
-from hydraloop.hooks.shared.losses import Seen, samples_of, seen_in_backward
+from hydraloop.hooks.shared.kept_losses import KeptLoss, loss_in_backward, samples_of
 from hydraloop.hooks.shared.option_checks import check_at_least
 
 _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
@@ -54,16 +54,16 @@ class CheckInvalidLossHook(Hook):
     def __init__(self, *, interval: int = 50) -> None:
         check_at_least(1, interval=interval)
         self._due = Every(interval).due
-        self._seen: list[Seen] = []
+        self._kept: list[KeptLoss] = []
         self._left_to_rollback = False
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """After a rollback, forget the losses of the part that is given up."""
-        self._seen = []
+        self._kept = []
 
     def before_train(self, engine: Engine) -> None:
         """Forget the losses of an earlier training of this engine."""
-        self._seen = []
+        self._kept = []
         self._left_to_rollback = "nan" in engine.messages.read("goes_back_at", ())
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
@@ -75,9 +75,9 @@ class CheckInvalidLossHook(Hook):
         """
         if self._left_to_rollback:
             return
-        seen = seen_in_backward(engine, batch_idx, outputs)
-        self._seen.append(seen)
-        if self._due(seen.iteration, last=seen.iteration == engine.max_iters):
+        loss = loss_in_backward(engine, batch_idx, outputs)
+        self._kept.append(loss)
+        if self._due(loss.iteration, last=loss.iteration == engine.max_iters):
             self._check(engine)
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class CheckInvalidLossHook(Hook):
             InvalidLossError: one is not finite; nothing is written.
             PeerError: one is not finite on another rank.
         """
-        if self._seen:
+        if self._kept:
             self._check(engine)
 
     def after_train(self, engine: Engine) -> None:
@@ -97,51 +97,63 @@ class CheckInvalidLossHook(Hook):
             InvalidLossError: one is not finite.
             PeerError: one is not finite on another rank.
         """
-        if self._seen and engine.error is None:
+        if self._kept and engine.error is None:
             self._check(engine)
 
     def _check(self, engine: Engine) -> None:
-        seen = self._seen
-        losses: list[float] = torch.stack([one.loss.reshape(()) for one in seen]).tolist()
+        kept = self._kept
+        losses: list[float] = torch.stack([one.loss.reshape(()) for one in kept]).tolist()
         at = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
         ranks = engine.distributed
         iterations = [0] * ranks.world_size  # the first that was not finite, of each rank
-        iterations[ranks.rank] = 0 if at is None else seen[at].iteration
+        iterations[ranks.rank] = 0 if at is None else kept[at].iteration
         if ranks.world_size > 1:
             iterations = ranks.sum(torch.tensor(iterations)).tolist()
         if not any(iterations):
-            self._seen = []
+            self._kept = []
             return
         engine.loss_check.end_diverged()
         norms = _norms(engine)
         # A NaN reaches the other ranks with the gradients, so the origin is the rank that had it first.
         culprit = min((iteration, rank) for rank, iteration in enumerate(iterations) if iteration)[1]
-        error = None
-        if culprit == ranks.rank:
-            assert at is not None
-            error = _error(engine, seen[at], losses[at], norms, noticed=seen[-1].iteration)
-        told = ranks.gather(None if error is None else str(error))[culprit]
-        if error is None:
-            raise PeerError(f"rank {culprit}: {told}")
-        raise error
+        mine = "" if at is None else _message(engine, kept[at], losses[at], norms, noticed=kept[-1].iteration)
+        problem = ranks.gather(mine)[culprit]
+        if culprit != ranks.rank:
+            raise PeerError(f"rank {culprit}: {problem}")
+        assert at is not None, "this rank has a loss that is not finite"
+        raise invalid_loss(engine, kept[at], problem, norms)
 
 
-def _error(engine: Engine, seen: Seen, loss: float, norms: dict[str, float], *, noticed: int) -> InvalidLossError:
-    samples = samples_of(engine, seen)
-    later = "" if noticed == seen.iteration else f", noticed at iteration {noticed}"
-    if samples is None:
-        which = "this loader does not know its samples"
-    else:
-        shown = ", ".join(map(str, samples[:_SHOWN_SAMPLES]))
-        more = f", … ({len(samples)} in all)" if len(samples) > _SHOWN_SAMPLES else ""
-        which = f"its samples in data.train: {shown}{more}"
-    error = InvalidLossError(
-        f"the loss{f' of the step {seen.step}' if seen.step else ''} is {loss} at iteration {seen.iteration}{later}\n"
-        f"  batch {seen.batch_idx} (from 0) of epoch {seen.epoch + 1}; {which}\n"
+def invalid_loss(engine: Engine, bad: KeptLoss, problem: str, norms: dict[str, float]) -> InvalidLossError:
+    """Return the error of a run that the loss `bad` ends.
+
+    Args:
+        problem: the message.
+        norms: of the parameters, by name.
+    """
+    error = InvalidLossError(problem)
+    error.iteration, error.batch_idx = bad.iteration, bad.batch_idx
+    error.samples, error.norms = samples_of(engine, bad.epoch, bad.batch_idx), norms
+    return error
+
+
+def _message(engine: Engine, bad: KeptLoss, loss: float, norms: dict[str, float], *, noticed: int) -> str:
+    of_step = f" of the step {bad.step}" if bad.step else ""
+    later = "" if noticed == bad.iteration else f", noticed at iteration {noticed}"
+    samples = _format_samples(samples_of(engine, bad.epoch, bad.batch_idx))
+    return (
+        f"the loss{of_step} is {loss} at iteration {bad.iteration}{later}\n"
+        f"  batch {bad.batch_idx} (from 0) of epoch {bad.epoch + 1}; {samples}\n"
         f"  {_format_norms(norms)}"
     )
-    error.iteration, error.batch_idx, error.samples, error.norms = seen.iteration, seen.batch_idx, samples, norms
-    return error
+
+
+def _format_samples(samples: list[int] | None) -> str:
+    if samples is None:
+        return "this loader does not know its samples"
+    shown = ", ".join(map(str, samples[:_SHOWN_SAMPLES]))
+    more = f", … ({len(samples)} in all)" if len(samples) > _SHOWN_SAMPLES else ""
+    return f"its samples in data.train: {shown}{more}"
 
 
 def _norms(engine: Engine) -> dict[str, float]:

@@ -9,14 +9,8 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.shared.monitoring import (
-    check_metric,
-    check_rule,
-    check_validated,
-    higher_is_better,
-    is_better,
-)
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.hooks.shared.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
+from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +50,7 @@ class EarlyStoppingHook(Hook):
         check_finite: bool = True,
         stopping_threshold: float | None = None,
     ) -> None:
-        check_rule(rule)
+        check_choice(RULES, rule=rule)
         check_at_least(0, min_delta=min_delta, patience=patience)
         self.monitor = monitor
         self.rule = rule
@@ -68,13 +62,15 @@ class EarlyStoppingHook(Hook):
         self.wait_count = 0
         """Validations in a row without an improvement."""
         self.best: float | None = None
-        """The best value, even if it is better by less than `min_delta`; never NaN or infinite."""
+        """The best value, also if it is no improvement because of `min_delta`; never NaN or infinite."""
         self.best_at = ""
         """When that was: `epoch 7`, or `iteration 500` inside an epoch."""
-        self._improved_to: float | None = None  # the value of the last improvement
+        self._last_improvement: float | None = None
+        """The value that the next improvement is compared with."""
         self.stopped: str | None = None
         """Why training stopped; None if it did not."""
-        self._stopped_by: dict[str, float | None] = {}  # the options that stopped it
+        self._stopped_by: dict[str, float | None] = {}
+        """The options that stopped it."""
         self._higher = True
         self._training = False
 
@@ -96,27 +92,28 @@ class EarlyStoppingHook(Hook):
             engine.request_stop(self.stopped, agreed=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Evaluate the validation; request a stop if an option says so.
+        """Judge the validation, keep what later ones are compared with, and request a stop if an option says so.
 
         Raises:
             RuntimeError: the metric is missing, with `strict`.
         """
-        if not self._training:
+        value = self._value_in(metrics) if self._training else None
+        if value is None:
             return
-        assert self.monitor is not None, "set in before_run"
-        if self.monitor not in metrics:
-            problem = f"the validation has no {self.monitor!r}, only: {', '.join(metrics) or 'nothing'}"
-            if self.strict:
-                raise RuntimeError(f"{self.key}: {problem} ({self.key}.strict=true)")
-            log.warning("%s: %s; it does not count", self.key, problem)
-            return
-        value = metrics[self.monitor]
+        improved = self._is_improvement(value)
+        waited = 0 if improved else self.wait_count + 1
+        reason = self._reason_to_stop(value, improved, waited)
+
         progress = engine.progress
         now = f"iteration {progress.iteration}" if progress.batch_in_epoch else f"epoch {progress.epoch}"
-        why = self._take(value, now)
-        if why is not None:
+        self.wait_count = waited
+        if improved:
+            self._last_improvement = value
+        if is_better(value, self.best, higher=self._higher):
+            self.best, self.best_at = value, now
+        if reason is not None:
             best = "no best value" if self.best is None else f"best {self.best:.6g} at {self.best_at}"
-            self.stopped = f"{self.name}: {self.monitor} {value:.6g} at {now} {why}; {best}"
+            self.stopped = f"{self.name}: {self.monitor} {value:.6g} at {now} {reason}; {best}"
             self._stopped_by = self._options
             engine.request_stop(self.stopped, agreed=True)
 
@@ -130,7 +127,7 @@ class EarlyStoppingHook(Hook):
             "higher": self._higher,
             "best": self.best,
             "best_at": self.best_at,
-            "improved_to": self._improved_to,
+            "improved_to": self._last_improvement,
             "wait_count": self.wait_count,
             "stopped": self.stopped,
             "stopped_by": self._stopped_by,
@@ -142,38 +139,52 @@ class EarlyStoppingHook(Hook):
             log.warning("%s: this run monitored %s until now; the count starts again", self.key, state["monitor"])
             return
         self.best, self.best_at, self.wait_count = state["best"], state["best_at"], state["wait_count"]
-        self._improved_to = state.get("improved_to", self.best)  # not in older checkpoints
+        self._last_improvement = state.get("improved_to", self.best)  # not in older checkpoints
         self.stopped, self._stopped_by = state["stopped"], state["stopped_by"]
 
-    def _take(self, value: float, now: str) -> str | None:
-        """Evaluate the value of a validation. Return why training stops; None if it continues."""
-        threshold = self.stopping_threshold
-        if is_better(value, self.best, higher=self._higher):
-            self.best, self.best_at = value, now
+    def _value_in(self, metrics: Mapping[str, float]) -> float | None:
+        """Return the value of the metric; None, with a warning, if the validation does not have it."""
+        assert self.monitor is not None, "set in before_run"
+        if self.monitor in metrics:
+            return metrics[self.monitor]
+        problem = f"the validation has no {self.monitor!r}, only: {', '.join(metrics) or 'nothing'}"
+        if self.strict:
+            raise RuntimeError(f"{self.key}: {problem} ({self.key}.strict=true)")
+        log.warning("%s: %s; it does not count", self.key, problem)
+        return None
+
+    def _reason_to_stop(self, value: float, improved: bool, waited: int) -> str | None:
+        """Return why training stops at this value; None if it continues.
+
+        Args:
+            value: of the metric in this validation.
+            improved: whether it is an improvement.
+            waited: validations without an improvement in a row, this one included.
+        """
         if self.check_finite and not math.isfinite(value):
             return "is not finite"
-        if threshold is not None and self._beyond(value, threshold):
-            return f"is {'above' if self._higher else 'below'} the stopping_threshold {threshold:g}"
-        if self._improves(value):
-            self._improved_to, self.wait_count = value, 0
-            return None
-        self.wait_count += 1
-        if self.wait_count < self.patience:
+        if self.stopping_threshold is not None and self._score(value) > self._score(self.stopping_threshold):
+            return f"is {'above' if self._higher else 'below'} the stopping_threshold {self.stopping_threshold:g}"
+        if improved or waited < self.patience:
             return None
         by = f" by {self.min_delta:g}" if self.min_delta else ""
-        return f"has not improved{by} in {self.wait_count} validation{'s' if self.wait_count > 1 else ''}"
+        return f"has not improved{by} in {waited} validation{'s' if waited > 1 else ''}"
 
-    def _improves(self, value: float) -> bool:
-        last, delta = self._improved_to, self.min_delta if self._higher else -self.min_delta
-        if last is None:
-            return not math.isnan(value)
-        return self._beyond(value, last) and not self._beyond(last + delta, value)
+    def _is_improvement(self, value: float) -> bool:
+        """Return whether the value is better than the last improvement, by at least `min_delta`."""
+        if math.isnan(value) or (math.isinf(value) and self.check_finite):
+            return False
+        if self._last_improvement is None:
+            return True
+        score, last = self._score(value), self._score(self._last_improvement)
+        return score > last and score >= last + self.min_delta
+
+    def _score(self, value: float) -> float:
+        """Return a number whose high values are good."""
+        return value if self._higher else -value
 
     @property
     def _options(self) -> dict[str, float | None]:
         """The options that decide when training stops, besides the metric."""
         names = ("min_delta", "patience", "check_finite", "stopping_threshold")
         return {name: getattr(self, name) for name in names}
-
-    def _beyond(self, value: float, other: float) -> bool:
-        return value > other if self._higher else value < other

@@ -12,7 +12,7 @@ import torch
 
 from hydraloop.engine.device.peak_flops import peak_tflops
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import Hook, Mode, Priority
+from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.entries import check_names, position
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
@@ -29,15 +29,17 @@ class LoggerHook(Hook):
     """Makes the records of training, validation and test, and writes the records of all hooks to a file.
 
     In training, every `interval` iterations: `{"mode": "train", "epoch", "iteration", "lr", "momentum", "eta" [s],
-    "time" [s], "data_time" [s], "memory" [MiB], "grad_norm", "loss", …}`, as far as available. Scalars are means over
-    the iterations since the last record and over all ranks. The task's count by samples, and a loss `(sum, count)` by
-    its counts, as in validation. `lr` and `momentum` are those of the first parameter group.
-    A group with another lr adds `lr/<group>`, and with several optimizers each further one adds `lr/<optimizer>`. After
+    "time" [s], "data_time" [s], "samples_per_second", "memory" [MiB], "grad_norm", "loss", …}`, as far as available.
+    Scalars are means over the iterations since the last record and over all ranks. The task's count by samples, and a
+    loss `(sum, count)` by its counts, as in validation. `lr` and `momentum` are those of the first parameter group. A
+    group with another lr adds `lr/<group>`, and with several optimizers each further one adds `lr/<optimizer>`. After
     each validation and test: `{"mode": "val" or "test", "epoch", "iteration", …metrics}`. `epoch` counts from 1 and
-    includes the current one; `iteration` counts the completed ones. `memory` is the peak on rank 0 until now: memory
-    allocated by torch on an accelerator, otherwise memory of the process. `mfu` (0 .. 1) is the share of the device's
-    peak (`engine.peak_tflops`) that the model's operations on the last batch use in the mean time; it needs a task that
-    counts them (`Task.flops`). `skipped` is the number of optimizer steps that fp16 has skipped, if any.
+    includes the current one; `iteration` counts the completed ones. `samples_per_second` is the number of samples of
+    all ranks in the iterations since the last record, divided by the time that these iterations took (`time` times
+    their number). `memory` is the peak on rank 0 until now: memory allocated by torch on an accelerator, otherwise
+    memory of the process. `mfu` (0 .. 1) is the share of the device's peak (`engine.peak_tflops`) that the model's
+    operations on the last batch use in the mean time; it needs a task that counts them (`Task.flops`). `skipped` is the
+    number of optimizer steps that fp16 has skipped, if any.
 
     Each of these records is a line of a table in the terminal. The header is repeated every 20 lines and when there is
     a new column. Columns that do not fit into the terminal are left out, and the header then ends with `…`. A
@@ -74,6 +76,8 @@ class LoggerHook(Hook):
         self._file: RecordLog | None = None
         self._table: RecordTable | None = None
         self._running = self._training = self._resumed = False
+        self._iterations_at_record = self._samples_at_record = 0
+        """The progress at the last record of training, or where training began."""
 
     def before_run(self, engine: Engine) -> None:
         """Check the names of the metrics, and provide the path of the file to trackers.
@@ -88,6 +92,7 @@ class LoggerHook(Hook):
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """After a rollback, remove the records after its checkpoint from the file, unless a tracker has sent them."""
+        self._begin_record(engine)
         if self._training and engine.distributed.is_main and not is_followed(engine.run_dir):
             self._cut(engine)
 
@@ -97,6 +102,10 @@ class LoggerHook(Hook):
             wait_for_followers(engine.run_dir)
             self._cut(engine)
         self._resumed = self._training = True
+        self._begin_record(engine)
+
+    def _begin_record(self, engine: Engine) -> None:
+        self._iterations_at_record, self._samples_at_record = engine.progress.iteration, engine.progress.samples
 
     def _cut(self, engine: Engine) -> None:
         progress = engine.progress
@@ -113,7 +122,11 @@ class LoggerHook(Hook):
             means = engine.messages.means(engine.distributed)
             check_names(means, remedy="A hook or the task adds it to engine.messages: use another name there.")
             if engine.distributed.is_main:
-                self._put(engine, _train_record(engine, means, batch))
+                progress = engine.progress
+                iterations = progress.iteration - self._iterations_at_record
+                samples = (progress.samples - self._samples_at_record) / iterations
+                self._put(engine, _train_record(engine, means, batch, samples))
+            self._begin_record(engine)
             engine.loss_check.check_record(means)
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
@@ -131,10 +144,10 @@ class LoggerHook(Hook):
             self._close()
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        self._evaluated(engine, "val", metrics)
+        self._put(engine, {**position(engine.progress, "val"), **metrics})
 
     def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        self._evaluated(engine, "test", metrics)
+        self._put(engine, {**position(engine.progress, "test"), **metrics})
 
     def after_run(self, engine: Engine) -> None:
         """Close the file. A later record opens it for that record only."""
@@ -146,11 +159,10 @@ class LoggerHook(Hook):
             self._file.close()
             self._file = None
 
-    def _evaluated(self, engine: Engine, mode: Mode, metrics: Mapping[str, float]) -> None:
-        if engine.distributed.is_main:
-            self._put(engine, {**position(engine.progress, mode), **metrics})
-
     def _put(self, engine: Engine, record: dict[str, Any]) -> None:
+        """Print and log a record, on rank 0."""
+        if not engine.distributed.is_main:
+            return
         if log.isEnabledFor(logging.INFO):
             self._print(engine, record)
         engine.log_record(record)
@@ -177,17 +189,23 @@ class LoggerHook(Hook):
         return "best since the resume" if unknown else "best"
 
 
-def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[str, Any]:
-    record = position(engine.progress, "train")
-    for name in ("lr", "momentum", "eta"):
-        value = engine.messages.read(name)
-        if value is not None:
-            record[name] = value
-        if name == "lr":
-            record.update(engine.messages.read("lrs", {}))
-    for name in ("time", "data_time"):
-        if name in means:
-            record[name] = means.pop(name)
+def _train_record(engine: Engine, means: dict[str, float], batch: Any, samples: float) -> dict[str, Any]:
+    """Return a record of training.
+
+    Args:
+        means: the scalars of the record.
+        batch: the last one.
+        samples: of all ranks in an iteration, the mean.
+    """
+    read = engine.messages.read
+    facts = {"lr": read("lr"), **read("lrs", {}), "momentum": read("momentum"), "eta": read("eta")}
+    record = {
+        **position(engine.progress, "train"),
+        **{name: value for name, value in facts.items() if value is not None},
+    }
+    record.update((name, means.pop(name)) for name in ("time", "data_time") if name in means)
+    if "time" in record:
+        record["samples_per_second"] = samples / record["time"]
     record["memory"] = peak_memory(engine.device)
     if "time" in record and (flops := engine.task.flops(batch)) is not None:
         peak = engine.settings.peak_tflops or peak_tflops(engine.device, engine.precision.name)
@@ -196,9 +214,8 @@ def _train_record(engine: Engine, means: dict[str, float], batch: Any) -> dict[s
     if engine.precision.skipped:
         record["skipped"] = engine.precision.skipped
     losses = {name: value for name, value in means.items() if "loss" in name}
-    record.update((name, value) for name, value in means.items() if name not in losses)
-    record.update(losses)
-    return record
+    others = {name: value for name, value in means.items() if name not in losses}
+    return {**record, **others, **losses}
 
 
 def peak_memory(device: torch.device) -> float:

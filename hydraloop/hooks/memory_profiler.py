@@ -48,18 +48,15 @@ class MemoryProfilerHook(Hook):
 
     def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any], mode: Mode) -> None:
         """Report every `interval` iterations of training, and batches of an evaluation."""
-        if self._due(engine.progress.iteration if mode == "train" else batch_idx + 1):
-            _report(engine, mode)
-
-
-def _report(engine: Engine, mode: Mode) -> None:
-    readings = {**host_memory(), **device_memory(engine.device)}
-    words = (
-        f"{name}: {value:.1f} %" if name.endswith("utilization") else f"{name}: {value:.0f} MiB"
-        for name, value in readings.items()
-    )
-    log.info("Memory information %s", ", ".join(words))
-    engine.log_record({**position(engine.progress, mode), **readings})
+        if not self._due(engine.progress.iteration if mode == "train" else batch_idx + 1):
+            return
+        readings = {**host_memory(), **device_memory(engine.device)}
+        words = (
+            f"{name}: {value:.1f} %" if name.endswith("utilization") else f"{name}: {value:.0f} MiB"
+            for name, value in readings.items()
+        )
+        log.info("Memory information %s", ", ".join(words))
+        engine.log_record({**position(engine.progress, mode), **readings})
 
 
 def host_memory() -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence, Sized
+from itertools import product
 from numbers import Integral
 from typing import Any
 
@@ -40,14 +41,13 @@ class NumClassCheckHook(Hook):
         unknown: list[str] = []
         for key, loader in engine.loaders.by_key().items():
             split = key.replace("/", ".")
-            found_sets = data_sets_with("classes", loader, outermost=True)
-            data_sets = [data for data in found_sets if isinstance(data.classes, Sized)]
-            if not data_sets:
+            data_sets = data_sets_with("classes", loader, outermost=True)
+            having = [data for data in data_sets if isinstance(data.classes, Sized)]
+            if not having:
                 unknown.append(f"the data set of data.{split} has no classes")
-            for data in data_sets:
-                for name, number in checked.items():
-                    if number != len(data.classes):
-                        raise self._differ(name, number, data, split)
+            for data, (name, number) in product(having, checked.items()):
+                if number != len(data.classes):
+                    raise self._differ(name, number, data, split)
         if not checked:
             log.warning(
                 "%s: nothing was checked: no module of %s has num_classes", self.key, type(engine.task).__name__

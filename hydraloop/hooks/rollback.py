@@ -17,9 +17,9 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Ordered, TrainLoader
 from hydraloop.errors import UserError
-from hydraloop.hooks.check_invalid_loss import InvalidLossError
+from hydraloop.hooks.check_invalid_loss import invalid_loss
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.shared.losses import Seen, means_of, samples_of, seen_in_backward
+from hydraloop.hooks.shared.kept_losses import KeptLoss, loss_in_backward, means_of
 from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
 from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.integrity import damage
@@ -75,7 +75,7 @@ class RollbackHook(Hook):
         self.checks_loss = "nan" in self.on
         self._due = Every(interval).due
         self._wanted = self._training = False
-        self._seen: list[Seen] = []
+        self._kept: list[KeptLoss] = []
         self._good = self._losses({})
         self._left_out: dict[int, set[int]] = {}
         self._rollbacks = 0
@@ -86,7 +86,7 @@ class RollbackHook(Hook):
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Leave out the batches of earlier rollbacks."""
-        self._seen = []
+        self._kept = []
         engine.progress.leave_out(self._left_out)
 
     def before_train(self, engine: Engine) -> None:
@@ -102,11 +102,11 @@ class RollbackHook(Hook):
                 key=f"{self.key}.skip_samples",
                 remedy=f"Set {self.key}.skip_samples=false.",
             )
-        self._seen, self._wanted, self._training = [], False, True
+        self._kept, self._wanted, self._training = [], False, True
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep the loss."""
-        self._seen.append(seen_in_backward(engine, batch_idx, outputs))
+        self._kept.append(loss_in_backward(engine, batch_idx, outputs))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Check the kept losses every `interval` iterations, between two accumulation windows.
@@ -175,10 +175,10 @@ class RollbackHook(Hook):
         return found
 
     def _check(self, engine: Engine) -> None:
-        seen, self._seen, self._wanted = self._seen, [], False
-        if not seen:
+        kept, self._kept, self._wanted = self._kept, [], False
+        if not kept:
             return
-        for one, loss in zip(seen, means_of(seen, engine.distributed), strict=True):
+        for one, loss in zip(kept, means_of(kept, engine.distributed), strict=True):
             problem = self._problem(loss, self._good[one.step])
             if problem is not None:
                 self._go_back(engine, one, f"{loss:.4g} at iteration {one.iteration}{problem}")
@@ -194,51 +194,52 @@ class RollbackHook(Hook):
         middle = median(good)
         return f", {loss / middle:.4g} times the median" if loss > self.factor * middle > 0 else None
 
-    def _go_back(self, engine: Engine, bad: Seen, problem: str) -> None:
+    def _go_back(self, engine: Engine, bad: KeptLoss, problem: str) -> None:
+        """Raise `Rollback`, or `InvalidLossError` if the run cannot go back."""
         engine.checkpoints.settle()
-        length = engine.accumulate
-        start = bad.batch_idx // length * length
-        batches = range(start, min(start + length, engine.epoch_length))
+        start = bad.batch_idx // engine.accumulate * engine.accumulate
+        batches = range(start, min(start + engine.accumulate, engine.epoch_length))
         checkpoint = self._newest_before(engine, bad.iteration - (bad.batch_idx - start))
-        is_over = not self._training and engine.requests.preempted_by is None
-        if is_over:
-            why = "training has ended"
-        elif self._rollbacks >= self.max_rollbacks:
-            why = f"the run has gone back {self._rollbacks} times already (max_rollbacks)"
-        else:
-            why = (
-                "no checkpoint is from before it; write them more often: default_hooks.checkpoint.by_epoch=false "
-                "default_hooks.checkpoint.interval=100"
-            )
-        if checkpoint is None or is_over or self._rollbacks >= self.max_rollbacks:
-            error = InvalidLossError(f"the loss is {problem}, and {why}")
-            error.iteration, error.batch_idx, error.norms = bad.iteration, bad.batch_idx, {}
-            error.samples = samples_of(engine, bad)
+        obstacle = self._obstacle(engine, checkpoint)
+        if checkpoint is None or obstacle is not None:
             engine.loss_check.end_diverged()
-            raise error
+            raise invalid_loss(engine, bad, f"the loss is {problem}, and {obstacle}", norms={})
         self._rollbacks += 1
         left_out = ""
         if self.skip_samples:
             self._left_out.setdefault(bad.epoch, set()).update(batches)
-            which = f"batch {start}" if length == 1 else f"batches {start} to {batches[-1]}"
+            which = f"batch {start}" if engine.accumulate == 1 else f"batches {start} to {batches[-1]}"
             left_out = f", and {which} (from 0) of epoch {bad.epoch + 1} left out"
         if engine.distributed.is_main:
             count = f"rollback {self._rollbacks} of {self.max_rollbacks}"
             log.warning("the loss is %s: back to %s%s (%s)", problem, checkpoint, left_out, count)
         raise Rollback(checkpoint)
 
+    def _obstacle(self, engine: Engine, checkpoint: Path | None) -> str | None:
+        """Return why the run cannot go back to the checkpoint; None if it can."""
+        if not self._training and engine.requests.preempted_by is None:
+            return "training has ended"
+        if self._rollbacks >= self.max_rollbacks:
+            return f"the run has gone back {self._rollbacks} times already (max_rollbacks)"
+        if checkpoint is None:
+            return (
+                "no checkpoint is from before it; write them more often: default_hooks.checkpoint.by_epoch=false "
+                "default_hooks.checkpoint.interval=100"
+            )
+        return None
+
     def _newest_before(self, engine: Engine, iteration: int) -> Path | None:
         """Return the newest undamaged checkpoint from before an iteration (from 1), the same on every rank."""
         found: Path | None = None
         if engine.distributed.is_main:
             hooks = [hook for hook in engine.hooks.values() if isinstance(hook, CheckpointHook)]
-            files = candidates(*(hook.folder for hook in hooks))
+            files = candidates(*(hook.folder.path for hook in hooks))
             if engine.checkpoints.resumed_from is not None and engine.checkpoints.resumed_from not in files:
                 files.append(engine.checkpoints.resumed_from)
-            for path in files:
-                at = None if damage(path) is not None else peek(path, key=self.key)
-                if at is not None and at.progress.iteration < iteration:
-                    found = path
-                    break
+            found = next((path for path in files if self._is_from_before(path, iteration)), None)
         told = engine.distributed.from_main(None if found is None else str(found))
         return None if told is None else Path(told)
+
+    def _is_from_before(self, path: Path, iteration: int) -> bool:
+        position = peek(path, key=self.key) if damage(path) is None else None
+        return position is not None and position.progress.iteration < iteration

@@ -95,12 +95,9 @@ class RuntimeInfoHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Add the loss and the other scalars of this iteration; tensors stay on their device."""
-        losses = {"loss": outputs["loss"]}  # checked and detached by the engine
-        if len(outputs) > 1:
-            losses.update(scalars_of(outputs))
-        if self._logged:
-            losses.update(self._logged)
-            self._logged.clear()
+        # The engine has checked and detached the loss.
+        losses = {"loss": outputs["loss"], **dict(scalars_of(outputs)), **self._logged}
+        self._logged.clear()
         for name, value in losses.items():
             engine.messages.add(name, value, engine.stepper.loss_weights.get(name, engine.stepper.batch_samples))
         self._losses = losses
@@ -110,7 +107,10 @@ class RuntimeInfoHook(Hook):
 
 
 class _FurtherLrs:
-    """The lr of each group that has had another lr than the listed groups before it."""
+    """One learning rate per distinct value: a group is listed when its rate differs from those of the groups before it.
+
+    A group that was listed once stays listed.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._optimizer, groups = engine.optimizer, engine.run.groups
@@ -119,14 +119,15 @@ class _FurtherLrs:
         self._listed = {
             index for index, name in enumerate(self._names) if index == 0 or name == groups[index].optimizer
         }
-        self._list("initial_lr")
+        self._rates("initial_lr")
 
     def read(self) -> dict[str, float]:
         """Return the lrs by their names in the record, without that of the first group."""
-        lrs = self._list("lr")
+        lrs = self._rates("lr")
         return {f"lr/{name}": lrs[index] for index, name in enumerate(self._names) if index and index in self._listed}
 
-    def _list(self, key: str) -> list[float]:
+    def _rates(self, key: str) -> list[float]:
+        """Return the value of each group, and list the groups whose value differs from those before them."""
         groups = self._optimizer.param_groups
         self._names += map(str, range(len(self._names), len(groups)))  # added during the run
         lrs = [float(group.get(key, group.get("lr", 0.0))) for group in groups]
@@ -145,7 +146,6 @@ def _momentum(group: Mapping[str, Any]) -> float | None:
 
 def _first_metric(engine: Engine) -> tuple[str, bool] | None:
     """Return the first metric and whether high values are good; None if there is no metric or this is not known."""
-    for name in engine.metric_names[:1]:
-        higher = direction(name, engine)
-        return None if higher is None else (name, higher)
-    return None
+    name = next(iter(engine.metric_names), None)
+    higher = None if name is None else direction(name, engine)
+    return None if name is None or higher is None else (name, higher)

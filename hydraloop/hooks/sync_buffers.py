@@ -6,7 +6,7 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.shared.over_ranks import average_over_ranks, with_averages
+from hydraloop.hooks.shared.buffer_averages import average_over_ranks, with_averages
 
 
 class SyncBuffersHook(Hook):
@@ -41,5 +41,4 @@ class SyncBuffersHook(Hook):
 
     def _average(self, engine: Engine) -> None:
         self._averaged_at = engine.progress.iteration
-        if engine.distributed.world_size > 1:
-            average_over_ranks(with_averages(engine.model.buffers(), engine.hooks), engine.distributed)
+        average_over_ranks(with_averages(engine.model.buffers(), engine.hooks), engine.distributed)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.shared.over_ranks import average_over_ranks, with_averages
+from hydraloop.hooks.shared.buffer_averages import average_over_ranks, with_averages
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of torch's batch and instance normalisation; layers of other packages use the same names."""
@@ -39,8 +39,7 @@ class SyncNormHook(Hook):
 
 
 def _average(engine: Engine) -> None:
-    if engine.distributed.world_size > 1:
-        average_over_ranks(with_averages(_statistics(engine.model), engine.hooks), engine.distributed)
+    average_over_ranks(with_averages(_statistics(engine.model), engine.hooks), engine.distributed)
 
 
 def _statistics(model: nn.Module) -> Iterator[Tensor]:

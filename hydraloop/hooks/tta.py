@@ -13,8 +13,8 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import sets_of
-from hydraloop.errors import UserError, suggestion
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.errors import UserError
+from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
 from hydraloop.hooks.shared.tta_views import (
     Merge,
     View,
@@ -63,8 +63,7 @@ class TestTimeAugmentationHook(Hook):
 
     def __init__(self, *, transforms: Sequence[str | View] = _TRANSFORMS, merge: str = "auto", shift: int = 1) -> None:
         check_at_least(1, shift=shift)
-        if merge not in ("auto", *_MERGES):
-            raise UserError(f"there is no merge {merge!r}", key="merge", remedy=suggestion(merge, ("auto", *_MERGES)))
+        check_choice(("auto", *_MERGES), merge=merge)
         self._named = _checked(transforms)
         known = named_views(shift)
         self._views = [view for one in self._named for view in (known[one] if isinstance(one, str) else (one,))]
@@ -87,16 +86,15 @@ class TestTimeAugmentationHook(Hook):
 
     @contextmanager
     def _augmented(self, engine: Engine) -> Iterator[None]:
-        main = engine.distributed.is_main
-        if main:
-            names = ", ".join(
-                one if isinstance(one, str) else getattr(one, "__name__", type(one).__name__) for one in self._named
-            )
-            merge = self._merge_of(engine.task)
-            log.info("%s: the test takes the mean of the %s of %d views (%s)", self.key, merge, len(self._views), names)
+        names = ", ".join(
+            one if isinstance(one, str) else getattr(one, "__name__", type(one).__name__) for one in self._named
+        )
+        merge, count = self._merge_of(engine.task), len(self._views)
+        if engine.distributed.is_main:
+            log.info("%s: the test takes the mean of the %s of %d views (%s)", self.key, merge, count, names)
         with self._in_place(engine) as views:
             yield
-        if main and not views.called:
+        if engine.distributed.is_main and not views.called:
             log.warning("%s has no effect: the task's evaluate does not call the forward of its model", self.key)
 
     @contextmanager
@@ -110,9 +108,13 @@ class TestTimeAugmentationHook(Hook):
             engine.task.model = model
 
     def _merge_of(self, task: Any) -> str:
+        """Return which outputs are merged; `auto` means probabilities if the loss shows that outputs are logits."""
         if self._merge != "auto":
             return self._merge
-        return "probabilities" if _of_classes(task) else "outputs"
+        loss = getattr(task, "loss", None)
+        functions = (nn.functional.cross_entropy, nn.functional.nll_loss)
+        of_classes = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss in functions
+        return "probabilities" if of_classes else "outputs"
 
     def _try(self, engine: Engine, batches: list[Any]) -> None:
         try:
@@ -138,19 +140,12 @@ def _checked(transforms: Sequence[str | View]) -> list[str | View]:
     if not given:
         raise UserError("there is no transform", key="transforms", remedy="Name one or more: [identity,hflip].")
     for one in given:
-        if isinstance(one, str) and one not in names:
-            raise UserError(f"there is no transform {one!r}", key="transforms", remedy=suggestion(one, names))
-        if not callable(one) and not isinstance(one, str):
+        if isinstance(one, str):
+            check_choice(tuple(names), transforms=one)
+        elif not callable(one):
             raise UserError(
                 f"{one!r} is not a transform",
                 key="transforms",
                 remedy=f"Use one of {', '.join(names)}, or a mapping with `_target_` for your own transform.",
             )
     return given
-
-
-def _of_classes(task: Any) -> bool:
-    """Return whether the loss shows that the outputs are logits (or log-probabilities) of classes."""
-    loss = getattr(task, "loss", None)
-    functions = (nn.functional.cross_entropy, nn.functional.nll_loss)
-    return isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss in functions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -16,8 +15,8 @@ from hydraloop.engine.loaders import data_sets_with, sets_of
 from hydraloop.engine.records.entries import position
 from hydraloop.engine.records.images import to_pixels
 from hydraloop.engine.report.formats import number
+from hydraloop.hooks.shared.image_grid import Tile, grid
 from hydraloop.hooks.shared.option_checks import check_at_least
-from hydraloop.hooks.shared.pictures import Tile, grid
 from hydraloop.run.environment import shown
 
 log = logging.getLogger(__name__)
@@ -26,6 +25,8 @@ _NUMBERS = 3
 """Number of entries of a vector that are shown."""
 _LONGEST = 16
 """Maximum length of a vector shown by its entries; larger tensors (a map of classes) are shown by their shape."""
+_Sample = tuple[Tensor, Tensor | None, Tensor | None]
+"""An image, its label and its prediction, on the host."""
 
 
 class VisualizationHook(Hook):
@@ -58,46 +59,49 @@ class VisualizationHook(Hook):
     ) -> None:
         check_at_least(1, interval=interval, num_images=num_images, per_batch=per_batch, size=size)
         self._due = Every(interval).due
-        self._num_images, self._per_batch, self._size = num_images, per_batch, size
+        self._num_images, self._size = num_images, size
+        self._per_batch = num_images if per_batch is None else per_batch
         self._samples: dict[str, list[_Sample]] = {}
-        self._idle = False
+        """By data set."""
+        self._has_warned = False
 
     def after_val_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        self._take(engine, batch_idx, batch, outputs)
+        self._keep(engine, batch_idx, batch, outputs)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         self._draw_all(engine, "val", engine.loaders.val)
 
     def after_test_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        self._take(engine, batch_idx, batch, outputs)
+        self._keep(engine, batch_idx, batch, outputs)
 
     def after_test_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         self._draw_all(engine, "test", engine.loaders.test)
 
-    def _take(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+    def _keep(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Keep images of the batch, if they are to be drawn."""
         if batch_idx == 0:
             self._samples[engine.data_set] = []  # there may be some of an evaluation that was interrupted
         samples = self._samples[engine.data_set]
-        room = self._num_images - len(samples)
-        if room <= 0 or self._idle or not self._due(batch_idx + 1):
+        most = min(self._num_images - len(samples), self._per_batch)
+        if most <= 0 or self._has_warned or not self._due(batch_idx + 1):
             return
         if not _has_images(batch):
-            self._idle = True
+            self._has_warned = True
             log.warning("%s draws nothing: batches must be (images [N, 1 or 3, H, W], targets)", self.key)
             return
-        most = room if self._per_batch is None else min(room, self._per_batch)
-        samples += _samples(batch, outputs, most)
+        samples += _samples_of(batch, outputs, most)
 
     def _draw_all(self, engine: Engine, mode: Mode, loaders: Any) -> None:
-        taken, self._samples = self._samples, {}
+        kept, self._samples = self._samples, {}
         for name, loader in sets_of(loaders).items():
-            if taken.get(name):
-                self._draw(engine, mode, name, loader, taken[name])
+            if kept.get(name):
+                self._draw(engine, mode, name, loader, kept[name])
 
     def _draw(self, engine: Engine, mode: Mode, name: str, loader: Any, samples: list[_Sample]) -> None:
+        images, labels, predictions = zip(*samples, strict=True)
         classes, mean, std = (_of_data(loader, name) for name in ("classes", "mean", "std"))
-        pixels = to_pixels([sample.image for sample in samples], mean, std)
-        tiles = [sample.tile(image, classes) for sample, image in zip(samples, pixels, strict=True)]
+        columns = (to_pixels(images, mean, std), labels, predictions)
+        tiles = [_tile(*sample, classes) for sample in zip(*columns, strict=True)]
         where = position(engine.progress, mode)
         shown_as = f"{mode} {name}".rstrip()
         title = f"{shown_as}, epoch {where['epoch']}, iteration {where['iteration']}"
@@ -110,73 +114,60 @@ class VisualizationHook(Hook):
             log.info("%s picture: %s", shown_as, shown(path))
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """An image with its label and prediction, on the host."""
-
-    image: Tensor
-    label: Tensor | None
-    prediction: Tensor | None
-
-    def tile(self, pixels: Tensor, classes: Any) -> Tile:
-        label, prediction, right = self.label, self.prediction, None
-        if label is not None and prediction is not None and _comparable(label, prediction):
-            right = label.flatten().equal(prediction.flatten().to(label))
-        said, says = (None if value is None else _text(value, classes) for value in (label, prediction))
-        return Tile(pixels, said, says, right)
-
-
-def _comparable(label: Tensor, prediction: Tensor) -> bool:
-    """Return whether both are classes, so that the prediction is right or wrong."""
-    both = (label, prediction)
-    return label.numel() == prediction.numel() <= _LONGEST and not any(value.is_floating_point() for value in both)
-
-
 def _has_images(batch: Any) -> bool:
     images = batch[0] if isinstance(batch, Sequence) and batch else None
     return isinstance(images, Tensor) and images.ndim == 4 and images.shape[1] in (1, 3) and images.numel() > 0
 
 
-def _samples(batch: Sequence[Any], outputs: Mapping[str, Any], most: int) -> list[_Sample]:
-    images = _kept(batch[0], most)
-    count = len(batch[0])
-    labels = _of_samples(batch[1] if len(batch) > 1 else None, count)
-    predictions = _of_samples(_predictions(labels, outputs), count)
-    columns = [
-        [None] * len(images) if tensor is None else list(_kept(tensor, most)) for tensor in (labels, predictions)
-    ]
-    return [_Sample(*sample) for sample in zip(images, *columns, strict=True)]
+def _samples_of(batch: Sequence[Any], outputs: Mapping[str, Any], most: int) -> list[_Sample]:
+    """Return the first samples of a batch, at most `most`."""
+    targets = batch[1] if len(batch) > 1 else None
+    columns = [_first(value, len(batch[0]), most) for value in (batch[0], targets, _predictions(targets, outputs))]
+    return list(zip(*columns, strict=True))
 
 
-def _kept(tensor: Tensor, most: int) -> Tensor:
-    """Copy the first entries to the host; a view would keep the whole batch alive."""
-    return tensor[:most].detach().to("cpu", copy=True)
+def _first(value: Any, count: int, most: int) -> list[Any]:
+    """Return the first entries on the host; None for each if the value is not a tensor with one entry per sample.
+
+    A view of the tensor would keep the whole batch alive.
+    """
+    if not isinstance(value, Tensor) or not value.ndim or len(value) != count:
+        return [None] * min(most, count)
+    return list(value[:most].detach().to("cpu", copy=True))
 
 
-def _of_samples(value: Any, count: int) -> Tensor | None:
-    """Return the value if it is a tensor with one entry for each of `count` samples."""
-    return value.detach() if isinstance(value, Tensor) and value.ndim and len(value) == count else None
-
-
-def _predictions(labels: Tensor | None, outputs: Mapping[str, Any]) -> Any:
-    found = outputs.get("predictions")
-    if found is not None:
-        return found
+def _predictions(targets: Any, outputs: Mapping[str, Any]) -> Any:
+    if outputs.get("predictions") is not None:
+        return outputs["predictions"]
     found = outputs.get("outputs")
-    of_classes = labels is not None and labels.ndim == 1 and not labels.is_floating_point()
+    of_classes = isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point()
     return found.argmax(1) if of_classes and isinstance(found, Tensor) and found.ndim == 2 else found
 
 
-def _text(value: Tensor, classes: Any) -> str:
+def _tile(pixels: Tensor, label: Tensor | None, prediction: Tensor | None, classes: Any) -> Tile:
+    return Tile(pixels, _text(label, classes), _text(prediction, classes), _is_right(label, prediction))
+
+
+def _is_right(label: Tensor | None, prediction: Tensor | None) -> bool | None:
+    """Return whether the prediction is right; None if the two are not classes."""
+    if label is None or prediction is None or label.is_floating_point() or prediction.is_floating_point():
+        return None
+    if not label.numel() == prediction.numel() <= _LONGEST:
+        return None
+    return label.flatten().equal(prediction.flatten().to(label))
+
+
+def _text(value: Tensor | None, classes: Any) -> str | None:
     """Return the name of a class, or numbers."""
+    if value is None:
+        return None
     if value.numel() > _LONGEST:
         return "x".join(str(length) for length in value.shape)
-    values = value.flatten()[:_NUMBERS].tolist()
-    if value.numel() != 1:
-        return ", ".join(number(one) for one in values) + (", …" if value.numel() > _NUMBERS else "")
-    (one,) = values
-    name = _name(classes, one) if isinstance(one, int) else None
-    return number(one) if name is None else name
+    values = value.flatten().tolist()
+    if len(values) != 1:
+        return ", ".join(number(one) for one in values[:_NUMBERS]) + (", …" if len(values) > _NUMBERS else "")
+    name = _name(classes, values[0]) if isinstance(values[0], int) else None
+    return number(values[0]) if name is None else name
 
 
 def _name(classes: Any, index: int) -> str | None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 
 from hydraloop.engine.engine import Engine
-from hydraloop.errors import UserError
 from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import WANDB
@@ -66,11 +65,16 @@ class WandbLoggerHook(TrackerHook):
         background: bool = False,
         interval: int = 1,
     ) -> None:
-        if mode not in _MODES:
-            raise UserError(f"there is no mode {mode!r}", key="mode", remedy=f"Use one of {', '.join(_MODES)}.")
+        check_choice(_MODES, mode=mode)
         check_choice(CHECKPOINTS, checkpoints=checkpoints)
-        names = {"project": project, "entity": entity, "group": group, "job_type": job_type}
-        names |= {"notes": notes, "name": name}
+        names = {
+            "project": project,
+            "entity": entity,
+            "group": group,
+            "job_type": job_type,
+            "notes": notes,
+            "name": name,
+        }
         labels: str | Sequence[str] = os.environ.get(NAMES["tags"], "") if tags is None else tags
         labels = labels.split(",") if isinstance(labels, str) else labels
         options = {

@@ -113,13 +113,14 @@ class EMAHookConf(HookConf):
     gamma: Optional[float] = None
     """Optimizer steps in which `momentum_annealing` and `exp_momentum` approach `momentum`, above 0; for these two
     only. Null: OpenMMLab's 100 and 2000."""
-    warm_up: int = 100
-    """`linear_momentum` begins with the share 1 / `warm_up` and grows to `momentum` if that is larger. At least 1; for
-    this type only. MMDetection's default."""
+    warm_up_steps: int = 100
+    """`linear_momentum` begins with the share 1 / `warm_up_steps` and grows to `momentum` if that is larger. At least
+    1; for this type only. MMDetection's default."""
     weight: Any = None
     """A custom formula, a node with `_target_`: a function of the number of updates that returns the share of the new
     weights; or a function of the average and the weights, called for each tensor, that returns the new average. It
-    replaces `ema_type`, `momentum`, `warmup`, `gamma` and `warm_up`. Null: their formulas, which are the usual ones."""
+    replaces `ema_type`, `momentum`, `warmup`, `gamma` and `warm_up_steps`. Null: their formulas, which are the usual
+    ones."""
 
 
 @dataclass

@@ -284,6 +284,7 @@ def test_a_stopped_run_is_stopped_when_it_is_resumed(
         (*STOPPING[1], {"stopping_threshold": None}),
         (*STOPPING[1], {"stopping_threshold": 0.9}),
         (*STOPPING[2], {"check_finite": False}),
+        ({"patience": 2}, [0.5, inf], {"check_finite": False}),
         (*STOPPING[3], {"min_delta": 0.1}),
     ],
 )

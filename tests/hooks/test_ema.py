@@ -421,12 +421,14 @@ def test_an_average_that_is_missing_is_an_error_unless_told_otherwise(tmp_path: 
         ({"begin_iter": 5, "begin_epoch": 2}, "begin_iter"),
         ({"begin_iter": 5, "by_epoch": True}, "begin_iter"),
         ({"ema_type": "exp_momentum", "gamma": 0}, "gamma"),
-        ({"ema_type": "linear_momentum", "warm_up": 0}, "warm_up"),
-        ({"ema_type": "linear_momentum", "warm_up": float("nan")}, "warm_up"),
+        ({"ema_type": "linear_momentum", "warm_up_steps": 0}, "warm_up_steps"),
+        ({"ema_type": "linear_momentum", "warm_up_steps": float("nan")}, "warm_up_steps"),
         ({"gamma": 7}, "gamma"),  # of other types: they would have no effect
         ({"ema_type": "linear_momentum", "gamma": 7}, "gamma"),
-        ({"warm_up": 5000}, "warm_up"),
-        ({"ema_type": "exp_momentum", "warm_up": 5}, "warm_up"),
+        ({"warm_up_steps": 5000}, "warm_up_steps"),
+        ({"ema_type": "exp_momentum", "warm_up_steps": 5}, "warm_up_steps"),
+        ({"ema_type": "stochastic", "momentum": 0.1}, "momentum"),
+        ({"ema_type": "momentum_annealing", "warmup": False}, "warmup"),
     ],
 )
 def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[str, Any], key: str) -> None:
@@ -436,9 +438,14 @@ def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[st
     assert error.value.remedy
 
 
-def test_an_error_about_warm_up_mentions_warmup() -> None:
-    with pytest.raises(UserError, match="`warmup`"):
-        EMAHook(warm_up=5000)
+def test_the_earlier_name_of_an_option_is_refused_with_the_new_one() -> None:
+    with pytest.raises(UserError, match=r"^warm_up: EMAHook takes no argument 'warm_up'\n  Use warm_up_steps\.$"):
+        EMAHook(warm_up=5)  # type: ignore[call-arg]
+
+
+def test_an_option_of_another_type_is_refused_with_the_types_that_have_it() -> None:
+    with pytest.raises(UserError, match=r"^gamma: .*\n  Leave it out, or use momentum_annealing or exp_momentum\.$"):
+        EMAHook(gamma=7)
 
 
 @pytest.mark.parametrize("options", [{"interval": 2.5}, {"begin_iter": 2.5}, {"begin_epoch": 2.5, "by_epoch": True}])

@@ -19,9 +19,9 @@ from torch import Tensor
 
 import hydraloop
 from hydraloop.errors import UserError
-from hydraloop.hooks.ema.averaging import DEFAULT_GAMMA, EMA_TYPES
+from hydraloop.hooks.ema.formulas import FORMULAS
 from hydraloop.hooks.ema.hook import EMAHook
-from hydraloop.hooks.shared.building import build_hooks
+from hydraloop.hooks.shared.build_from_config import build_hooks
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY
 from tests.hooks.test_ema import Recorder, check
@@ -73,11 +73,11 @@ def exp_momentum(momentum: float, gamma: float) -> Rule:
     return rule
 
 
-def linear_momentum(momentum: float, warm_up: int) -> Rule:
-    """MMDetection: min(self.momentum**self.interval, (1 + x) / (warm_up + x)), here without the power."""
+def linear_momentum(momentum: float, warm_up_steps: int) -> Rule:
+    """MMDetection: min(self.momentum**self.interval, (1 + x) / (warm_up_steps + x)), here without the power."""
 
     def rule(average: Tensor, new: Tensor, steps: int) -> Tensor:
-        share = min(momentum, (1 + steps) / (warm_up + steps))
+        share = min(momentum, (1 + steps) / (warm_up_steps + steps))
         return (1 - share) * average + share * new
 
     return rule
@@ -106,7 +106,7 @@ RULES: list[tuple[dict[str, Any], Rule]] = [
     ({"ema_type": "exp_momentum", "momentum": 0.1, "gamma": 5}, exp_momentum(0.1, 5)),
     ({"ema_type": "linear_momentum"}, linear_momentum(0.0002, 100)),
     ({"ema_type": "linear_momentum", "momentum": 0.05}, linear_momentum(0.05, 100)),
-    ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up": 4}, linear_momentum(0.5, 4)),
+    ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up_steps": 4}, linear_momentum(0.5, 4)),
 ]
 
 
@@ -137,7 +137,7 @@ def test_each_type_is_its_rule(tmp_path: Path, options: dict[str, Any], rule: Ru
             ({"ema_type": "stochastic"}, stochastic(4)),
             ({"ema_type": "momentum_annealing", "gamma": 10}, momentum_annealing(0.0002, 10)),
             ({"ema_type": "exp_momentum", "gamma": 10}, exp_momentum(0.0002, 10)),
-            ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up": 8}, linear_momentum(0.5, 8)),
+            ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up_steps": 8}, linear_momentum(0.5, 8)),
         ]
     ),
 )
@@ -148,16 +148,16 @@ def test_with_an_interval_steps_count_and_not_updates(tmp_path: Path, options: d
 
 
 def test_all_types_are_here_and_their_averages_differ(tmp_path: Path) -> None:
-    assert {options.get("ema_type", "exponential") for options, _ in RULES} == set(EMA_TYPES)
-    own = {"linear_momentum": {"warm_up": 5}}
-    every = [averaged(tmp_path / name, ema_type=name, momentum=0.3, **own.get(name, {})) for name in EMA_TYPES]
+    assert {options.get("ema_type", "exponential") for options, _ in RULES} == set(FORMULAS)
+    own: dict[str, dict[str, Any]] = {"stochastic": {}, "linear_momentum": {"momentum": 0.3, "warm_up_steps": 5}}
+    every = [averaged(tmp_path / name, ema_type=name, **own.get(name, {"momentum": 0.3})) for name in FORMULAS]
     found = [averages["0.weight"] for averages, _ in every]
     for index, one in enumerate(found):
         assert not any(torch.allclose(one, other, rtol=1e-4) for other in found[:index])
 
 
 def test_gamma_is_the_types_own_by_default(tmp_path: Path) -> None:
-    for name, gamma in DEFAULT_GAMMA.items():
+    for name, gamma in {"momentum_annealing": 100.0, "exp_momentum": 2000.0}.items():
         default, _ = averaged(tmp_path / name, ema_type=name)
         given, _ = averaged(tmp_path / f"{name}_given", ema_type=name, gamma=gamma)
         other, _ = averaged(tmp_path / f"{name}_other", ema_type=name, gamma=gamma / 10)

@@ -140,10 +140,27 @@ def test_a_train_record_has_everything_in_order(tmp_path: Path) -> None:
     engine.train()
     train = next(record for record in _lines(tmp_path) if record["mode"] == "train")
     assert list(train) == [
-        "mode", "epoch", "iteration", "lr", "momentum", "eta", "time", "data_time", "memory", "loss",
+        "mode", "epoch", "iteration", "lr", "momentum", "eta", "time", "data_time", "samples_per_second", "memory",
+        "loss",
     ]  # fmt: skip
     assert 1 < train["memory"] < 1e6
     assert 0 < train["data_time"] < train["time"]
+
+
+def test_samples_per_second_are_the_samples_since_the_last_record_by_their_time(tmp_path: Path) -> None:
+    """The batches have several sizes. The second run is resumed between two records."""
+    sizes = (2, 4, 6, 8, 10)
+
+    def train(**settings: Any) -> None:
+        batches = [(torch.ones(size, 3), torch.ones(size, 2)) for size in sizes]
+        hooks = {"timer": IterTimerHook(), "logger": LoggerHook(interval=4), "checkpoint": CheckpointHook()}
+        engine_of(tmp_path, hooks, train=batches, val=False, **settings).train()
+
+    train(max_epochs=1)
+    train(max_epochs=3, resume=tmp_path / "checkpoints" / "epoch_1.pth")
+    found = [(record["iteration"], record["samples_per_second"] * record["time"]) for record in _lines(tmp_path)]
+    means = [sum(sizes[:4]) / 4, sum(sizes[:3]) / 3, (8 + 10 + 2 + 4) / 4]
+    assert found == [(4, pytest.approx(means[0])), (8, pytest.approx(means[1])), (12, pytest.approx(means[2]))]
 
 
 def test_the_rest_of_an_epoch_gets_its_record_if_asked(tmp_path: Path) -> None:
@@ -165,9 +182,9 @@ def test_lines_for_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     messages = [record for record in caplog.records if record.name == "hydraloop.hooks.logger"]
     header, *lines = (" ".join(record.getMessage().split()) for record in messages)
     assert len(lines) == len(_lines(tmp_path)) == 5
-    assert header == "epoch iter lr eta time data memory loss"
+    assert header == "epoch iter lr eta time data samples/s memory loss"
     span = r"[\d.]+(?:µs|ms|s)"
-    assert re.fullmatch(rf"train 1/2 7/14 1\.0e-02 0:00:0\d {span} {span} \d+MiB \d\.\d+", lines[0])
+    assert re.fullmatch(rf"train 1/2 7/14 1\.0e-02 0:00:0\d {span} {span} \d+ \d+MiB \d\.\d+", lines[0])
     assert re.fullmatch(r"val 1/2 7/14 \d\.\d+ best", lines[1])
     assert lines[-1].startswith("test 2/2 14/14 ")
     styles = [getattr(record, "style", None) for record in messages]
@@ -486,6 +503,7 @@ def test_other_ranks_take_part_and_write_nothing(tmp_path: Path) -> None:
     assert "metrics.jsonl" in main[0]
     assert main[2] != other[2]
     assert main[1][0]["loss"] == pytest.approx((sum(main[2][:7]) + sum(other[2][:7])) / 14)
+    assert main[1][0]["samples_per_second"] == pytest.approx(2 * 4 / main[1][0]["time"]), "those of both ranks"
 
 
 class Counted(Task):

@@ -153,7 +153,7 @@ def result_of(engine: Engine) -> dict[str, Any]:
     del saved["meta"]
     for name in ("rollbacks", "left_out"):
         saved["hooks"].get("rollback", {}).pop(name, None)
-    times = {"timestamp", "time", "data_time", "eta", "memory"}
+    times = {"timestamp", "time", "data_time", "samples_per_second", "eta", "memory"}
     lines = [json.loads(line) for line in (engine.run_dir / "metrics.jsonl").read_text().splitlines()]
     records = [{name: value for name, value in record.items() if name not in times} for record in lines]
     return {

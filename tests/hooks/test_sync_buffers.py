@@ -15,7 +15,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import SyncBuffersHook, SyncNormHook
-from hydraloop.hooks.shared.over_ranks import average_over_ranks
+from hydraloop.hooks.shared.buffer_averages import average_over_ranks
 from hydraloop.tasks import Regression
 from tests.helpers import HostSyncs
 from tests.hooks.tiny_runs import load

@@ -23,14 +23,14 @@ from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.hooks.shared import pictures
-from hydraloop.hooks.shared.pictures import Tile, grid
-from hydraloop.hooks.visualization import VisualizationHook, _Sample
+from hydraloop.hooks.shared import image_grid
+from hydraloop.hooks.shared.image_grid import Tile, grid
+from hydraloop.hooks.visualization import VisualizationHook, _tile
 from hydraloop.tasks import Classification, Regression, Task
 from tests.helpers import HostSyncs, failing, logged
 from tests.ranks import on_ranks
 
-GREEN, RED, GREY = pictures._GREEN, pictures._RED, pictures._GREY
+GREEN, RED, GREY = image_grid._GREEN, image_grid._RED, image_grid._GREY
 WIDTH = 16 * 8 + 18
 """Of an 8x8 image's tile, enlarged 16 times."""
 
@@ -235,8 +235,8 @@ def test_a_name_too_long_for_its_tile_is_shortened() -> None:
     pixels = torch.zeros(1, 8, 8, dtype=torch.uint8)
     tiles = [Tile(pixels, "a" * 200, "b" * 200, True)]
     assert grid(tiles, "t", size=128).size[0] == WIDTH
-    assert pictures._cut("short", 100) == "short"
-    assert pictures._cut("a" * 200, 100).endswith("a…")
+    assert image_grid._cut("short", 100) == "short"
+    assert image_grid._cut("a" * 200, 100).endswith("a…")
     long_title = grid(tiles, "t" * 100, size=128)
     assert long_title.width > WIDTH
     assert (20, 20, 20) in _colours(long_title.crop((WIDTH, 0, long_title.width, 29)))
@@ -297,7 +297,7 @@ def test_the_size_of_an_image(tmp_path: Path) -> None:
     pixels = torch.zeros(3, 40, 80, dtype=torch.uint8)
 
     def size(limit: int) -> tuple[int, int]:
-        image = pictures._scaled(pixels, limit)
+        image = image_grid._scaled(pixels, limit)
         return image.size
 
     assert size(200) == (160, 80), "the largest whole number"
@@ -353,7 +353,7 @@ def test_what_is_the_same_in_another_shape_and_maps_of_classes() -> None:
     image, one = torch.zeros(1, 8, 8, dtype=torch.uint8), torch.tensor(1)
 
     def tile(label: Tensor, prediction: Tensor) -> tuple[str | None, bool | None]:
-        drawn = _Sample(image, label, prediction).tile(image, ["zero", "one"])
+        drawn = _tile(image, label, prediction, ["zero", "one"])
         return drawn.prediction, drawn.right
 
     assert tile(torch.tensor([1]), one) == ("one", True)
@@ -447,10 +447,10 @@ def test_only_copies_of_the_drawn_images_are_kept(tmp_path: Path) -> None:
     hook.after_val_iter(engine, 0, batch, outputs)
     for tensor in (*batch, *outputs.values()):
         tensor.zero_()  # a loader may reuse the memory of a batch
-    (sample,) = hook._samples[""]
-    assert sample.image.equal(_images(1)[0])
-    assert (sample.label, sample.prediction) == (1, 1)
-    assert sample.image.untyped_storage().nbytes() == 8 * 8 * 4
+    ((image, label, prediction),) = hook._samples[""]
+    assert image.equal(_images(1)[0])
+    assert (label, prediction) == (1, 1)
+    assert image.untyped_storage().nbytes() == 8 * 8 * 4
 
 
 def test_an_evaluation_that_failed_leaves_nothing_for_the_next(tmp_path: Path) -> None:

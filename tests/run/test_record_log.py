@@ -133,7 +133,7 @@ def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_speed_has_its_own_place_and_objects_their_mode(tmp_path: Path) -> None:
-    speed = {"eta": 1.0, "time": 0.1, "data_time": 0.2, "memory": 3.0}
+    speed = {"eta": 1.0, "time": 0.1, "data_time": 0.2, "samples_per_second": 640.0, "memory": 3.0}
     log = RecordLog(tmp_path / "m.jsonl")
     log.append({"mode": "train", "epoch": 1, "iteration": 1, **speed, "loss": 2.0})
     shows = {"kind": "image", "name": "predictions", "path": "media/a.png"}

@@ -10,6 +10,11 @@ def number(value: object) -> str:
     return f"{value:#.4g}".rstrip(".") if 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
 
 
+def rate(per_second: float) -> str:
+    """Return a rate with at least 3 significant digits and no exponent: `0.54`, `23.1`, `1254`."""
+    return f"{per_second:.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
 def duration(seconds: float) -> str:
     """Return seconds in a fitting unit: `85µs`, `4.2ms`, `302ms`, `1.23s`, `0:04:10`."""
     if seconds < 1e-3:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hydraloop.engine.report.formats import clock, duration, number
+from hydraloop.engine.report.formats import clock, duration, number, rate
 
 _ROWS = 20
 """Lines after which the header is repeated: it then stays visible in a terminal of 24 lines."""
@@ -18,6 +18,7 @@ _MEASURES: dict[str, tuple[str, int, Callable[[Any], str]]] = {
     "eta": ("eta", 7, clock),
     "time": ("time", 7, duration),
     "data_time": ("data", 7, duration),
+    "samples_per_second": ("samples/s", 9, rate),
     "memory": ("memory", 7, lambda value: f"{value:.0f}MiB" if value < 10_000 else f"{value / 1024:.1f}GiB"),
     "mfu": ("mfu", 5, lambda value: f"{value:.1%}"),
     "skipped": ("skipped", 7, str),

@@ -17,7 +17,7 @@ from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.mount_points import Priority
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
-from hydraloop.engine.report.formats import duration, number
+from hydraloop.engine.report.formats import duration, number, rate
 from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
 from hydraloop.engine.report.optimizer_table import format_optimizer
 from hydraloop.engine.report.timing import Timing
@@ -145,9 +145,11 @@ class Report:
         rows, parts = {}, []
         timing: Timing | None = self._messages.read("timing")
         if timing is not None:
+            samples = self._progress.samples / self._progress.iteration
             rows["speed"] = (
-                f"{1 / timing.mean:.3g} iterations/s: mean {duration(timing.mean)}, p50 {duration(timing.p50)}, "
-                f"p90 {duration(timing.p90)}, max {duration(timing.max)}"
+                f"{rate(samples / timing.mean)} samples/s, {1 / timing.mean:.3g} iterations/s\n"
+                f"mean {duration(timing.mean)}, p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, "
+                f"max {duration(timing.max)}"
             )
             parts.append(f"{timing.data_share * timing.total / run:.0%} waiting for data")
         cells = sorted(((cell[0], name) for name, cell in self._calls.seconds.items()), reverse=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.out_dir import in_file_name
-from hydraloop.hooks.shared.monitoring import check_metric, check_rule, higher_is_better
+from hydraloop.hooks.shared.monitoring import RULES, check_metric, higher_is_better
+from hydraloop.hooks.shared.option_checks import check_choice
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -33,7 +34,7 @@ class SaveBest:
         self._greater_keys = greater_keys
         self._less_keys = less_keys
         for each in self._rules:
-            check_rule(each)
+            check_choice(RULES, rule=each)
         if not isinstance(rule, str | None) and len(self._rules) not in (1, len(self.names)):
             raise UserError(
                 f"{len(self._rules)} rules for {len(self.names)} metrics in save_best",

@@ -21,7 +21,7 @@ class BestFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class FileRecords:
     """The files of a run. A change returns new records, so that a failed write can restore the previous ones."""
 
     best: Mapping[str, BestFile] = field(default_factory=dict)
@@ -33,26 +33,26 @@ class Records:
     last_saved: int = 0
     """The iteration of the newest regular file."""
 
-    def with_regular(self, path: Path, iteration: int) -> Records:
+    def with_regular(self, path: Path, iteration: int) -> FileRecords:
         """Add a regular file, the newest."""
         kept = (*(other for other in self.kept if other != path), path)
         return replace(self, kept=kept, last_saved=iteration)
 
-    def with_best(self, better: Mapping[str, BestFile]) -> Records:
+    def with_best(self, better: Mapping[str, BestFile]) -> FileRecords:
         """Replace the best files of some metrics."""
         before = tuple(self.best[name].path for name in better if name in self.best)
         return replace(self, best={**self.best, **better}, replaced=(*self.replaced, *before))
 
-    def as_main_finds_them(self, distributed: Distributed) -> tuple[Records, dict[str, BestFile]]:
+    def as_main_finds_them(self, distributed: Distributed) -> tuple[FileRecords, dict[str, BestFile]]:
         """Return the records with the best files that exist on rank 0, and the missing ones; equal on all ranks."""
-        mine = {
+        found = {
             name: [best.path.is_file(), best.value, best.iteration, str(best.path)] for name, best in self.best.items()
         }
-        told: dict[str, list[Any]] = distributed.from_main(mine)
-        found = {name: BestFile(value, at, Path(path)) for name, (_, value, at, path) in told.items()}
-        there = {name: best for name, best in found.items() if told[name][0]}
-        gone = {name: best for name, best in found.items() if name not in there}
-        return replace(self, best=there), gone
+        on_main: dict[str, list[Any]] = distributed.from_main(found)
+        best = {name: BestFile(value, at, Path(path)) for name, (_, value, at, path) in on_main.items()}
+        existing = {name: file for name, file in best.items() if on_main[name][0]}
+        missing = {name: file for name, file in best.items() if name not in existing}
+        return replace(self, best=existing), missing
 
     def state(self, folder: CheckpointFolder) -> dict[str, Any]:
         """Return plain values, with paths as the folder names them."""
@@ -67,7 +67,7 @@ class Records:
         }
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], folder: CheckpointFolder, names: Collection[str]) -> Records:
+    def of(cls, state: Mapping[str, Any], folder: CheckpointFolder, names: Collection[str]) -> FileRecords:
         """Restore records from a `state`, with the best files of these metrics, even if the files do not exist."""
         return cls(
             best={

@@ -16,7 +16,7 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.settings import seconds_of
 from hydraloop.hooks.checkpoint.best_metrics import SaveBest
-from hydraloop.hooks.checkpoint.file_records import BestFile, Records
+from hydraloop.hooks.checkpoint.file_records import BestFile, FileRecords
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder, in_file_name
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
 from hydraloop.hooks.shared.monitoring import check_validated, is_better
@@ -95,9 +95,8 @@ class CheckpointHook(Hook):
         self._seconds = seconds_of(time_interval, "time_interval")
         self._next_save = math.inf
         """When a checkpoint is requested because of `time_interval` (`perf_counter`)."""
-        self._timed = time_interval is not None
-        by_iter = self._timed or not by_epoch
-        self.idle_points = (*(() if by_iter else ("after_train_iter",)), *(() if by_epoch else ("after_train_epoch",)))
+        unused = {"after_train_iter": by_epoch and time_interval is None, "after_train_epoch": not by_epoch}
+        self.idle_points = [point for point, is_unused in unused.items() if is_unused]
         self.max_keep_ckpts = max_keep_ckpts
         self.published_keys = [str(entry) for entry in published_keys or ()]
         self.save_last = save_last
@@ -118,10 +117,10 @@ class CheckpointHook(Hook):
         self._every = Every(interval, save_begin)
         self._higher: dict[str, bool] = {}
         """By monitored metric, in the order of `save_best`."""
-        self._records = Records()
+        self._records = FileRecords()
         self._unwritten: dict[str, float] = {}
         """Best values of the resumed iteration whose files were not written before the run was killed."""
-        self._settled: CheckpointFolder | None = None
+        self._folder: CheckpointFolder | None = None
         self._resumed: Path | None = None
         """The file that the run was resumed from, until the first optimizer step."""
         self._training = self._saving_best = False
@@ -134,11 +133,11 @@ class CheckpointHook(Hook):
         if self._higher:
             engine.messages.provide("monitor", lambda: next(iter(self._higher.items())))
         default, resume = engine.run_dir / "checkpoints", engine.settings.resume
-        self._settled = CheckpointFolder(
+        self._folder = CheckpointFolder(
             default if self.out_dir is None else self.out_dir, resumed_beside=None if resume is None else resume.parent
         )
         if engine.distributed.is_main:
-            self._folder.open(engine.run_dir, default, key=f"{self.key}.out_dir")
+            self.folder.open(engine.run_dir, default, key=f"{self.key}.out_dir")
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Report the best checkpoint of the earlier part of the run to the engine, if its file exists on rank 0."""
@@ -149,7 +148,7 @@ class CheckpointHook(Hook):
                 self._unwritten[name] = best.value
             elif not self._best_path(engine, name).is_file():  # else the validation that follows has replaced it
                 log.warning("%s: the best checkpoint, %s, is gone; the next validation counts as best", name, best.path)
-        self._tell_best(engine)
+        self._report_best(engine)
         self._resumed = engine.checkpoints.resumed_from
         self._next_save = perf_counter() + self._seconds  # a rollback forgets a request
 
@@ -158,7 +157,7 @@ class CheckpointHook(Hook):
         if self._higher:
             check_validated(engine, key=f"{self.key}.save_best")
         if engine.distributed.is_main:
-            self._folder.remove_unfinished()
+            self.folder.remove_unfinished()
         self._training = True
         self._next_save = perf_counter() + self._seconds
         if self._unwritten:
@@ -179,7 +178,7 @@ class CheckpointHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Request the iteration's checkpoint, at the interval, or at the end of the time interval on this rank."""
-        if self._timed and perf_counter() >= self._next_save:
+        if perf_counter() >= self._next_save:
             self._next_save = math.inf
             engine.request_checkpoint(f"{self.name}: by time", self._write_regular, self)
         if self.by_epoch:
@@ -194,14 +193,12 @@ class CheckpointHook(Hook):
             return
         if self._saving_best:  # one that could not be written is not the best
             engine.checkpoints.settle()
-        missing = [name for name in self._higher if name not in metrics]
-        if missing:
-            log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, ", ".join(missing))
         better: dict[str, float] = {}
         for name, higher in self._higher.items():
             best = self._records.best.get(name)
-            than = None if best is None else best.value
-            if name in metrics and is_better(metrics[name], than, higher=higher):
+            if name not in metrics:
+                log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, name)
+            elif is_better(metrics[name], None if best is None else best.value, higher=higher):
                 better[name] = metrics[name]
         if better:
             self._request(engine, "best", partial(self._write_best, better=better))
@@ -221,11 +218,11 @@ class CheckpointHook(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return best values and files, and the regular files; paths inside `out_dir` are relative to it."""
-        return self._records.state(self._folder)
+        return self._records.state(self.folder)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the best values and the files of the resumed run."""
-        self._records = Records.of(state, self._folder, self._higher)
+        self._records = FileRecords.of(state, self.folder, self._higher)
 
     # Writing: the engine calls these between two accumulation windows. ---------------------------------------------
 
@@ -234,48 +231,36 @@ class CheckpointHook(Hook):
 
     def _point_to_resumed(self, engine: Engine) -> None:
         if self._resumed is not None and engine.distributed.is_main:
-            self._folder.resume_from(self._resumed, engine.run_dir)
+            self.folder.resume_from(self._resumed, engine.run_dir)
             (engine.run_dir / RESULT_FILE).unlink(missing_ok=True)  # of an earlier attempt; this one may be killed
         self._resumed = None
 
     def _write_regular(self, engine: Engine) -> None:
         engine.checkpoints.settle()
         self._next_save = perf_counter() + self._seconds
-        path, before = self._folder.path / f"{self._stem(engine)}{SUFFIX}", self._records
+        before = self._records
         if engine.progress.iteration == before.last_saved:  # asked for by `interval` and by `time_interval`
             return
+        path = self.folder.path / f"{self._stem(engine)}{SUFFIX}"
         # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
         self._records = saved = before.with_regular(path, engine.progress.iteration)
         surplus = 0 if self.max_keep_ckpts is None else max(0, len(saved.kept) - self.max_keep_ckpts)
         after = replace(saved, kept=saved.kept[surplus:])
-
-        def done(written: bool) -> None:
-            self._records = after if written else before
-
-        self._save(engine, path, done, last=True, delete=saved.kept[:surplus], keep=after)
+        self._save(engine, path, before, after, last=True, delete=saved.kept[:surplus])
 
     def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
-        engine.checkpoints.settle()
-        at, before = engine.progress.iteration, self._records
-        found = {name: BestFile(value, at, self._best_path(engine, name)) for name, value in better.items()}
-        complete: dict[str, BestFile] = {}
-
-        def done(written: bool, name: str) -> None:
-            self._saving_best = False
-            if written:
-                complete[name] = found[name]
-                log.debug("best %s until now: %.4g, saved as %s", name, found[name].value, found[name].path.name)
-            self._records = replace(before.with_best(complete), replaced=()) if complete else before
-            self._tell_best(engine)
-
+        iteration = engine.progress.iteration
+        found = {name: BestFile(value, iteration, self._best_path(engine, name)) for name, value in better.items()}
         for name, best in found.items():
-            engine.checkpoints.settle()
-            self._records = before.with_best(found)  # part of each file, so that the run can be resumed from any
+            engine.checkpoints.settle()  # then the records have the files that are complete
+            before = self._records
+            unwritten = {other: file for other, file in found.items() if before.best.get(other) != file}
+            self._records = before.with_best(unwritten)  # part of each file, so that the run can be resumed from any
             self._saving_best = True
-            keep = before.with_best({**complete, name: best})
+            after = before.with_best({name: best})
             # A regular file of this iteration remains the last one.
-            last = at > before.last_saved
-            self._save(engine, best.path, partial(done, name=name), last=last, delete=keep.replaced, keep=keep)
+            last = iteration > before.last_saved
+            self._save(engine, best.path, before, replace(after, replaced=()), last=last, delete=after.replaced)
 
     def _publish(self, engine: Engine) -> None:
         engine.checkpoints.settle()
@@ -292,15 +277,29 @@ class CheckpointHook(Hook):
         self,
         engine: Engine,
         path: Path,
-        done: Callable[[bool], object],
+        before: FileRecords,
+        after: FileRecords,
         *,
         last: bool,
         delete: Sequence[Path],
-        keep: Records,
     ) -> None:
-        """Save, then delete files and their published files, except a metric's best: two can share a file name."""
-        in_use = {path, *(best.path for best in keep.best.values())}
+        """Save a file, then delete others.
+
+        Args:
+            path: the file.
+            before: the records if it could not be written.
+            after: the records once it is written. Their best files are not deleted: two metrics can share a file name.
+            last: whether later starts resume from this file.
+            delete: files that are deleted, with their published files.
+        """
+        in_use = {path, *(best.path for best in after.best.values())}
         unused = [other for other in delete if other not in in_use]
+
+        def done(written: bool) -> None:
+            self._saving_best = False
+            self._records = after if written else before
+            self._report_best(engine)
+
         try:
             engine.save_checkpoint(
                 path,
@@ -316,14 +315,10 @@ class CheckpointHook(Hook):
             raise
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> CheckpointFolder:
         """The folder of the checkpoints, from before_run on."""
-        return self._folder.path
-
-    @property
-    def _folder(self) -> CheckpointFolder:
-        assert self._settled is not None, "set in before_run"
-        return self._settled
+        assert self._folder is not None, "set in before_run"
+        return self._folder
 
     def _stem(self, engine: Engine) -> str:
         """Return `epoch_5`, or `iter_500` by iteration and if an epoch was cut off."""
@@ -333,10 +328,10 @@ class CheckpointHook(Hook):
         return f"iter_{progress.iteration}"
 
     def _best_path(self, engine: Engine, name: str) -> Path:
-        return self._folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
+        return self.folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
 
-    def _tell_best(self, engine: Engine) -> None:
+    def _report_best(self, engine: Engine) -> None:
         first = next(iter(self._higher), "")
-        if first in self._records.best:
-            best = self._records.best[first]
+        best = self._records.best.get(first)
+        if best is not None:
             engine.evaluator.report_best(Best(first, best.value, best.iteration, str(best.path)))

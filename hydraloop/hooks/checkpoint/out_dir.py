@@ -100,8 +100,6 @@ class CheckpointFolder:
 
     def relative(self, path: Path) -> str:
         """Return a file's name for a checkpoint's state: relative if it is in the folder, so that both can be moved."""
-        if path.parent == self.path:  # the usual file, in a fraction of the time: a run may keep many
-            return path.name
         return str(path.relative_to(self.path)) if path.is_relative_to(self.path) else str(path.resolve())
 
     def locate(self, name: str) -> Path:

@@ -10,19 +10,23 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
-from hydraloop.hooks.ema.averaging import DEFAULT_WARM_UP, Averaged, weighting
-from hydraloop.hooks.ema.formula import Formula
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.hooks.ema.averaging import AveragedTensors
+from hydraloop.hooks.ema.custom_formula import CustomFormula
+from hydraloop.hooks.ema.formulas import MOMENTUM, WARM_UP_STEPS, formula_of
+from hydraloop.hooks.shared.option_checks import RefusesOldNames, check_at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_DEFAULTS: dict[str, Any] = {"momentum": MOMENTUM, "warmup": True, "gamma": None, "warm_up_steps": WARM_UP_STEPS}
+"""Of the options of formulas. A formula may have another default."""
 
-class EMAHook(Hook):
+
+class EMAHook(RefusesOldNames, Hook):
     """Averages the weights over optimizer steps and evaluates on the average; training is unchanged.
 
     The first update copies the weights. Each further update moves the average towards them, with a weight that depends
-    on `ema_type` (`averaging.py` has the formulas and sources), or by a custom formula, `weight` (`formula.py` has its
+    on `ema_type` (`formulas.py` has a class for each), or by a custom formula, `weight` (`custom_formula.py` has its
     forms). Before the first update, and with `weights=raw`, validation and test use the raw weights. After it, the
     average is copied into the model's parameters (which keep their identity) for each evaluation, and the raw weights
     are always restored. A step that fp16 skips is not an update.
@@ -43,7 +47,7 @@ class EMAHook(Hook):
         self,
         *,
         ema_type: str = "exponential",
-        momentum: float = 0.0002,
+        momentum: float = MOMENTUM,
         warmup: bool = True,
         interval: int = 1,
         by_epoch: bool = False,
@@ -51,84 +55,73 @@ class EMAHook(Hook):
         begin_iter: int = 0,
         update_buffers: bool = False,
         gamma: float | None = None,
-        warm_up: int = DEFAULT_WARM_UP,
+        warm_up_steps: int = WARM_UP_STEPS,
         weight: Callable[..., Any] | None = None,
     ) -> None:
         check_at_least(1, interval=interval)
-        check_at_least(0, begin_epoch=begin_epoch, begin_iter=begin_iter)
-        if begin_iter and (begin_epoch or by_epoch):
-            raise UserError(
-                "begin_iter counts optimizer steps and cannot be combined with begin_epoch or by_epoch",
-                key="begin_iter",
-                remedy="Set only begin_epoch, or only begin_iter with by_epoch=false.",
-            )
-        self.update_buffers = update_buffers
+        _check_begin(begin_iter, begin_epoch, by_epoch)
+        options = {"momentum": momentum, "warmup": warmup, "gamma": gamma, "warm_up_steps": warm_up_steps}
+        changed = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
+        self._formula = formula_of(ema_type, changed)
+        self._custom = None if weight is None else CustomFormula(weight)
+        replaced = [*changed] if ema_type == "exponential" else ["ema_type", *changed]
+        if weight is not None and replaced:
+            also = ", ".join(replaced)
+            raise UserError(f"replaces {also}, which is set, too", key="weight", remedy=f"Leave out {also} or weight.")
         self.updates = 0
         """Number of updates, including the first copy."""
-        self._weight = weighting(
-            ema_type, momentum=momentum, warmup=warmup, gamma=gamma, warm_up=warm_up, interval=interval
-        )
-        self._formula = None if weight is None else Formula(weight)
-        replaced = {
-            "ema_type": ema_type != "exponential",
-            "momentum": momentum != 0.0002,
-            "warmup": not warmup,
-            "gamma": gamma is not None,
-            "warm_up": warm_up != DEFAULT_WARM_UP,
-        }
-        if weight is not None and any(replaced.values()):
-            also = ", ".join(name for name, is_set in replaced.items() if is_set)
-            raise UserError(f"replaces {also}, which is set, too", key="weight", remedy=f"Leave out {also} or weight.")
-        self._by_epoch = by_epoch
-        self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
-        self._every = Every(interval, begin_epoch if by_epoch else begin_iter)
-        self._begin_epoch = begin_epoch
-        self._begins_in_epoch = begin_epoch > 1 and not by_epoch
-        self._begin: int | None = None
-        """The first optimizer step of `begin_epoch`; None until that epoch begins."""
+        self._averages = AveragedTensors(buffers=update_buffers)
         self._strict = True
-        self._averaged: Averaged | None = None
+        self._interval = interval
+        self._by_epoch = by_epoch
+        self._first_epoch = begin_epoch
+        self._waits_for_epoch = begin_epoch > 1 and not by_epoch
+        """Whether the first update is at an optimizer step that is known only when `begin_epoch` begins."""
+        self._every: Every | None = None
+        """The optimizer steps (epochs with `by_epoch`) of the updates; None until `begin_epoch` begins."""
+        if not self._waits_for_epoch:
+            self._every = Every(interval, begin_epoch if by_epoch else begin_iter)
+        self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
 
     # The run. ------------------------------------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
         """Find the tensors to average; a checkpoint that is loaded next may contain averages."""
-        if self._averaged is None:  # an engine that trains again keeps its averages
-            self._averaged = Averaged(engine.model, buffers=self.update_buffers)
+        self._averages.follow(engine.model)
         self._strict = engine.settings.resume_strict
 
     def before_train(self, engine: Engine) -> None:
         """Reject options with which there would be no average."""
         if engine.progress.iteration or not engine.max_iters:  # a resumed run was checked at its start
             return
-        every = self._every
         last = engine.max_iters // engine.epoch_length if self._by_epoch else _steps(engine, engine.max_iters)
-        if self._begins_in_epoch:
-            every = Every(every.interval, _steps(engine, (self._begin_epoch - 1) * engine.epoch_length) + 1)
-        if not every.due(last, done=0):
-            option = "begin_epoch" if self._begin_epoch else "begin_iter" if self._every.begin else "interval"
-            unit = "epochs" if self._by_epoch else "optimizer steps"
-            raise UserError(
-                f"training ends after {last} {unit}, before the first update of the average",
-                key=f"{self.key}.{option}",
-                remedy="Lower it, train for longer, or leave the hook out.",
-            )
+        every = self._every
+        if every is None:
+            every = Every(self._interval, _steps(engine, (self._first_epoch - 1) * engine.epoch_length) + 1)
+        if every.due(last, done=0):
+            return
+        option = "begin_epoch" if self._first_epoch else "begin_iter" if every.begin else "interval"
+        unit = "epochs" if self._by_epoch else "optimizer steps"
+        raise UserError(
+            f"training ends after {last} {unit}, before the first update of the average",
+            key=f"{self.key}.{option}",
+            remedy="Lower it, train for longer, or leave the hook out.",
+        )
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Find storages that were replaced between epochs; start the interval in `begin_epoch`."""
-        self._of_model.rebind()
-        if self._begins_in_epoch and self._begin is None and engine.progress.epoch + 1 >= self._begin_epoch:
-            self._begin_at(engine.progress.optimizer_step + 1)
+        """Find storages that were replaced between epochs; count the interval from the first step of `begin_epoch`."""
+        self._averages.rebind()
+        if self._every is None and engine.progress.epoch + 1 >= self._first_epoch:
+            self._every = Every(self._interval, engine.progress.optimizer_step + 1)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        if not engine.stepped:
-            return
-        progress = engine.progress
-        if self._every.due(progress.optimizer_step) and progress.epoch + 1 >= self._begin_epoch:
+        """Update the average after an optimizer step."""
+        if engine.stepped and self._every is not None and self._every.due(engine.progress.optimizer_step):
             self._update()
 
     def after_train_epoch(self, engine: Engine) -> None:
-        if self._every.due(engine.progress.epoch):
+        """Update the average at the end of an epoch, with `by_epoch`."""
+        if self._every is not None and self._every.due(engine.progress.epoch):
             self._update()
 
     def before_val_epoch(self, engine: Engine) -> None:
@@ -149,15 +142,15 @@ class EMAHook(Hook):
 
         `sync_norm` and `sync_buffers` use it to average over the ranks.
         """
-        return None if self._averaged is None else self._averaged.average_of(tensor)
+        return self._averages.average_of(tensor)
 
     # State. --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages by the model's state-dict keys, the number of updates, and the first optimizer step of
         `begin_epoch` (None before it)."""
-        averaged = {} if self._averaged is None else self._averaged.state_dict()
-        return {"averaged": averaged, "updates": self.updates, "begin": self._begin}
+        begin = self._every.begin if self._waits_for_epoch and self._every is not None else None
+        return {"averaged": self._averages.state_dict(), "updates": self.updates, "begin": begin}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the averages of a checkpoint; the model already has its raw weights.
@@ -166,29 +159,20 @@ class EMAHook(Hook):
             UserError: an average is missing or unknown, unless `resume_strict=false`.
         """
         self.updates = state["updates"]
-        if self._begins_in_epoch:
-            self._begin_at(state.get("begin"))  # not in older checkpoints
-        self._of_model.load_state_dict(state["averaged"], strict=self._strict, key=self.key)
+        if self._waits_for_epoch:
+            begin = state.get("begin")  # not in older checkpoints
+            self._every = None if begin is None else Every(self._interval, begin)
+        self._averages.load_state_dict(state["averaged"], strict=self._strict, key=self.key)
 
     # Within. -------------------------------------------------------------------------------------------------------
 
-    @property
-    def _of_model(self) -> Averaged:
-        assert self._averaged is not None, "set in before_run"
-        return self._averaged
-
-    def _begin_at(self, step: int | None) -> None:
-        self._begin = step
-        self._every = Every(self._every.interval, step or 0)
-
     def _update(self) -> None:
-        averaged = self._of_model
-        if not self.updates:
-            averaged.start()
-        elif self._formula is None:
-            averaged.update(self._weight(self.updates))
+        if self.updates == 0:
+            self._averages.start()
+        elif self._custom is not None:
+            self._custom.update(self._averages, self.updates, key=f"{self.key}.weight")
         else:
-            self._formula.update(averaged, self.updates, key=f"{self.key}.weight")
+            self._averages.update(self._formula.share(self.updates, self.updates * self._interval))
         self.updates += 1
 
     @contextmanager
@@ -196,7 +180,7 @@ class EMAHook(Hook):
         if not self.updates or engine.evaluator.tested_checkpoint is not None or engine.settings.weights == "raw":
             yield
             return
-        with self._of_model.swapped_in():
+        with self._averages.swapped_in():
             yield
 
 
@@ -204,3 +188,13 @@ def _steps(engine: Engine, iterations: int) -> int:
     """Return the optimizer steps in the first `iterations`; an epoch's last accumulation window may be short."""
     epochs, rest = divmod(iterations, engine.epoch_length)
     return epochs * -(-engine.epoch_length // engine.accumulate) + -(-rest // engine.accumulate)
+
+
+def _check_begin(begin_iter: int, begin_epoch: int, by_epoch: bool) -> None:
+    check_at_least(0, begin_epoch=begin_epoch, begin_iter=begin_iter)
+    if begin_iter and (begin_epoch or by_epoch):
+        raise UserError(
+            "begin_iter counts optimizer steps and cannot be combined with begin_epoch or by_epoch",
+            key="begin_iter",
+            remedy="Set only begin_epoch, or only begin_iter with by_epoch=false.",
+        )

@@ -9,6 +9,9 @@ from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.run.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
 
+RULES = ("greater", "less")
+"""Values of the option `rule`."""
+
 
 def check_metric(name: str, engine: Engine, *, key: str) -> None:
     """Reject a metric that no validation of this run reports as a number."""
@@ -42,12 +45,6 @@ def check_validated(engine: Engine, *, key: str, instead: str | None = None) -> 
             key=key,
             remedy=f"Set data.val and engine.val_interval=1, or {instead or f'set {key}=null'}.",
         )
-
-
-def check_rule(rule: str | None) -> None:
-    """Reject a rule other than `greater` and `less`."""
-    if rule is not None and rule not in ("greater", "less"):
-        raise UserError(f"there is no rule {rule!r}", key="rule", remedy="Use greater, less, or null to derive it.")
 
 
 def direction(
@@ -108,7 +105,7 @@ def higher_is_better(
         return rule == "greater"
     found = direction(name, engine, greater_keys=greater_keys, less_keys=less_keys)
     if found is None:
-        raise unknown_direction(name, key=f"{key}.rule", choices=("greater", "less"))
+        raise unknown_direction(name, key=f"{key}.rule", choices=RULES)
     return found
 
 

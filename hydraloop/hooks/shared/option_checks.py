@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hydraloop.errors import UserError, suggestion
+from typing import Any, Self
+
+from hydraloop.errors import RENAMED, UserError, suggestion
 
 CHECKPOINTS = ("best", "last", "all")
 """Values of the option `checkpoints` of trackers."""
@@ -33,3 +35,12 @@ def check_choice(choices: tuple[str, ...], **options: str | None) -> None:
         if value is not None and value not in choices:
             remedy = suggestion(value, choices)
             raise UserError(f"{value!r} is not one of {', '.join(choices)}", key=name, remedy=remedy)
+
+
+class RefusesOldNames:
+    """Base of hooks with renamed options: an earlier name is an error with the new one, also in Python."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        for name in options.keys() & RENAMED.keys():
+            raise UserError(f"{cls.__name__} takes no argument {name!r}", key=name, remedy=f"Use {RENAMED[name]}.")
+        return super().__new__(cls)

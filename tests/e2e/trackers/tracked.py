@@ -21,7 +21,7 @@ serialised = load_script("benchmarks/wandb_file").records
 Points = dict[str, list[tuple[int, float]]]
 """Iterations and values in order, by name of the metric."""
 _NO_METRICS = ("mode", "epoch", "iteration", "timestamp")
-_SPEED = ("eta", "time", "data_time", "memory")
+_SPEED = ("eta", "time", "data_time", "samples_per_second", "memory")
 
 
 def points(run: Run, file: str = "metrics.jsonl") -> Points:

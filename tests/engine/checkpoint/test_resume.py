@@ -142,7 +142,7 @@ class Drawing(Dataset[tuple[Tensor, Tensor]]):
 def _records(run_dir: Path) -> list[dict[str, Any]]:
     """The records of training without times."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    times = {"time", "data_time", "eta", "timestamp", "memory"}
+    times = {"time", "data_time", "samples_per_second", "eta", "timestamp", "memory"}
     return [{name: value for name, value in line.items() if name not in times} for line in lines]
 
 

@@ -8,7 +8,8 @@ from hydraloop.engine.report.record_table import RecordTable
 
 TRAIN: dict[str, Any] = {
     "mode": "train", "epoch": 1, "iteration": 10, "lr": 0.00097, "momentum": 0.9, "eta": 93784.0, "time": 0.0475,
-    "data_time": 0.000873, "memory": 273.4, "grad_norm": 1.25, "aux_loss": 1e-6, "loss": 1.98355,
+    "data_time": 0.000873, "samples_per_second": 1347.4, "memory": 273.4, "grad_norm": 1.25, "aux_loss": 1e-6,
+    "loss": 1.98355,
 }  # fmt: skip
 VAL: dict[str, Any] = {"mode": "val", "epoch": 1, "iteration": 20, "accuracy": 0.84358, "loss": 1.67617}
 
@@ -24,11 +25,12 @@ def _lines(table: RecordTable, *records: dict[str, Any]) -> list[str]:
 
 def test_numbers_are_below_their_header() -> None:
     assert _lines(RecordTable(20, 400, ["accuracy", "loss"]), TRAIN, VAL, {**TRAIN, "iteration": 200}) == [
-        "       epoch     iter       lr      eta     time     data   memory  grad_norm      loss  aux_loss  accuracy",
-        "train   1/20   10/400  9.7e-04 26:03:04   47.5ms    873µs   273MiB      1.250     1.984 1.000e-06",
-        "val     1/20   20/400                                                             1.676              0.8436"
-        "  best",
-        "train   1/20  200/400  9.7e-04 26:03:04   47.5ms    873µs   273MiB      1.250     1.984 1.000e-06",
+        "       epoch     iter       lr      eta     time     data  samples/s   memory  grad_norm      loss  aux_loss"
+        "  accuracy",
+        "train   1/20   10/400  9.7e-04 26:03:04   47.5ms    873µs       1347   273MiB      1.250     1.984 1.000e-06",
+        "val     1/20   20/400                                                                        1.676"
+        "              0.8436  best",
+        "train   1/20  200/400  9.7e-04 26:03:04   47.5ms    873µs       1347   273MiB      1.250     1.984 1.000e-06",
     ]
 
 
@@ -52,7 +54,7 @@ def test_a_new_column_repeats_the_header_and_counts_again() -> None:
     assert [index for index, line in enumerate(lines) if "epoch" in line] == [0, 4, 25]
     assert "skipped" not in lines[0]
     assert lines[4].split() == [
-        "epoch", "iter", "lr", "eta", "time", "data", "memory", "skipped", "grad_norm", "loss", "aux_loss",
+        "epoch", "iter", "lr", "eta", "time", "data", "samples/s", "memory", "skipped", "grad_norm", "loss", "aux_loss",
     ]  # fmt: skip
     assert lines[6].index("273MiB") < lines[6].index("1.250")
     assert len(lines[6]) == len(lines[5])

@@ -222,7 +222,8 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert os.path.join("run", "checkpoints", "epoch_2.pth") + " (the last)\n" in text
     assert rows["validation"] == f"loss {number(engine.metrics['loss'])}"
     assert rows["test"] == f"loss {number(engine.test_metrics['loss'])} (of the best checkpoint)"
-    assert rows["speed"] == "200 iterations/s: mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms"
+    assert rows["speed"] == "800 samples/s, 200 iterations/s"
+    assert "  mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms\n" in text
     engine.evaluator.restore_metrics({f"a_metric_{index}": index / 7 for index in range(9)})
     assert "0.1429, a_metric_2 0.2857,\n" in summary(engine)
     assert max(map(len, summary(engine).splitlines())) <= 80

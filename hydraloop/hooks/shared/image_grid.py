@@ -1,4 +1,4 @@
-"""Draw a grid of images with captions. Needs Pillow, which is imported when it draws."""
+"""Draws a grid of images with captions. Needs Pillow, which is imported when it draws."""
 
 from __future__ import annotations
 
@@ -60,16 +60,13 @@ def grid(tiles: Sequence[Tile], title: str, *, size: int) -> Image:
 
 
 def _scaled(pixels: Tensor, size: int) -> Image:
-    from PIL import Image
+    """Return the image, reduced to `size` or enlarged by the largest whole factor, without new colours."""
+    from PIL import Image, ImageOps
 
     array = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
     image = Image.fromarray(array.contiguous().numpy()).convert("RGB")
-    longer = max(image.size)
-    if longer > size:
-        reduced = (max(1, image.width * size // longer), max(1, image.height * size // longer))
-        return image.resize(reduced, Image.Resampling.LANCZOS)
-    times = size // longer
-    return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+    image.thumbnail((size, size), Image.Resampling.LANCZOS)  # only reduces
+    return ImageOps.scale(image, size // max(image.size), Image.Resampling.NEAREST)
 
 
 def _put(picture: Image, draw: ImageDraw, corner: tuple[int, int], width: int, tile: Tile, image: Image) -> None:

@@ -29,8 +29,11 @@ def average_over_ranks(tensors: Iterable[Tensor], ranks: Distributed) -> None:
     """Replace each tensor by its mean over all ranks; called on every rank with the same tensors. No host sync.
 
     One all-reduce per device, in float64: values that are equal on all ranks stay identical (in types shorter than
-    float64), and means of integers are exact, then rounded. Boolean tensors do not change.
+    float64), and means of integers are exact, then rounded. Boolean tensors do not change. With one rank, this does
+    nothing.
     """
+    if ranks.world_size == 1:
+        return
     by_device: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.dtype != torch.bool and tensor.numel():

@@ -15,7 +15,7 @@ from hydraloop.engine.loaders import Ordered
 
 
 @dataclass(slots=True)
-class Seen:
+class KeptLoss:
     """The loss of an iteration: one value of any shape, on its device."""
 
     iteration: int
@@ -31,7 +31,7 @@ class Seen:
     """This rank's share in the mean over the ranks, as in `Engine.loss_weights`."""
 
 
-def seen_in_backward(engine: Engine, batch_idx: int, outputs: Mapping[str, Any]) -> Seen:
+def loss_in_backward(engine: Engine, batch_idx: int, outputs: Mapping[str, Any]) -> KeptLoss:
     """Return the loss in `after_backward`; of a filler batch, whose loss may be NaN, it is 0. No host sync."""
     loss, weight = outputs["loss"], engine.stepper.loss_weights[f"{engine.step}/loss".lstrip("/")]
     if not engine.stepper.batch_samples:
@@ -39,32 +39,36 @@ def seen_in_backward(engine: Engine, batch_idx: int, outputs: Mapping[str, Any])
     if isinstance(weight, Tensor):
         weight = weight.clone()  # the task may reuse its storage
     iteration = engine.progress.iteration + 1  # the counters move after the step
-    return Seen(iteration, engine.progress.epoch, batch_idx, loss, engine.step, weight)
+    return KeptLoss(iteration, engine.progress.epoch, batch_idx, loss, engine.step, weight)
 
 
-def means_of(seen: Sequence[Seen], ranks: Distributed) -> list[float]:
+def means_of(kept: Sequence[KeptLoss], ranks: Distributed) -> list[float]:
     """Return the mean of each loss over the ranks, by weight. One host sync; with several ranks, one exchange between
     the hosts."""
-    losses = torch.stack([one.loss.reshape(()).double() for one in seen])
+    losses = torch.stack([one.loss.reshape(()).double() for one in kept])
     means: list[float]
     if ranks.world_size == 1:
         means = losses.tolist()
         return means
-    counts = [one.weight if isinstance(one.weight, Tensor) else None for one in seen]
     ones = torch.ones_like(losses[0])
-    on_device = [ones if count is None else count.reshape(()).to(ones) for count in counts]
+    on_device = [one.weight.reshape(()).to(ones) if isinstance(one.weight, Tensor) else ones for one in kept]
     losses, weights = torch.stack((losses, torch.stack(on_device))).cpu()
-    weights *= torch.tensor([1.0 if isinstance(one.weight, Tensor) else one.weight for one in seen])
+    weights *= torch.tensor([1.0 if isinstance(one.weight, Tensor) else one.weight for one in kept])
     totals, weights = ranks.sum(torch.stack((losses * weights, weights)))
     means = (totals / weights.clamp(min=1)).tolist()
     return means
 
 
-def samples_of(engine: Engine, seen: Seen) -> list[int] | None:
-    """Return the indices of this rank's samples in `data.train`; None if the loader does not know them."""
+def samples_of(engine: Engine, epoch: int, batch_idx: int) -> list[int] | None:
+    """Return the indices of this rank's samples in `data.train`; None if the loader does not know them.
+
+    Args:
+        epoch: of the batch, from 0.
+        batch_idx: in the epoch, from 0.
+    """
     loader: object = engine.loaders.train
     if not isinstance(loader, Ordered):
         return None
     # With `default_hooks.sampler_seed=null`, the loader's epoch is not set.
     follows = loader.epoch == engine.progress.epoch
-    return loader.indices_at(seen.batch_idx, seen.epoch if follows else loader.epoch)
+    return loader.indices_at(batch_idx, epoch if follows else loader.epoch)

@@ -38,10 +38,9 @@ def build_hooks(
             if node is None:
                 hooks.setdefault(str(name), None)  # a hook of the other group may have its name
                 continue
-            hook, priority, on_error = _build_hook(node, f"{group}.{name}", several=several)
-            hooks[str(name)] = hook
+            hook, priority, on_error = _build_hook(node, f"{group}.{name}")
+            hooks[str(name)], on_errors[str(name)] = hook, on_error
             slots.append(slot_of(str(name), hook, priority, is_default=group == "default_hooks"))
-            on_errors[str(name)] = on_error
     for name, hook in given.items():
         key = f"hooks.{name}"
         if hooks.get(name) is not None:
@@ -50,15 +49,17 @@ def build_hooks(
             problem = f"this {type(hook).__name__} has been given to an engine before, and has its state"
             raise UserError(problem, key=key, remedy="Make a new one for each engine.")
         hook.key, hooks[name], on_errors[name] = key, hook, hook.on_error
-        _check_policy(hook, hook.on_error, several=several)
         slots.append(slot_of(name, hook, None, is_default=False))
+    built = {name: hook for name, hook in hooks.items() if hook is not None}
+    if several:
+        _check_policies(built, on_errors)
     if cfg.engine.check_order:  # again: `runs_after` of a custom hook is known only now
-        keys = {name: hook.key for name, hook in hooks.items() if hook is not None}
-        check_order(in_order(slots), key_of=lambda name: keys[name])
+        check_order(in_order(slots), key_of=lambda name: built[name].key)
     return hooks, slots, on_errors
 
 
-def _build_hook(node: DictConfig, key: str, *, several: bool) -> tuple[Hook, int | str | None, OnError]:
+def _build_hook(node: DictConfig, key: str) -> tuple[Hook, int | str | None, OnError]:
+    """Return a hook, its priority (None: the default of its class) and its error policy."""
     options = cast(dict[Any, Any], OmegaConf.to_container(node, resolve=True))
     plain = OmegaConf.create({**options, "_convert_": "all"})  # here, so that `instantiate` makes no copy for it
     for option in getattr(OmegaConf.get_type(node), "functions", ()):
@@ -68,15 +69,14 @@ def _build_hook(node: DictConfig, key: str, *, several: bool) -> tuple[Hook, int
     hook: Hook = instantiate(plain, key)
     check_hook(hook, f"{key}._target_")
     hook.key = key
-    on_error = hook.on_error if on_error is None else on_error
-    _check_policy(hook, on_error, several=several)
-    return hook, priority, on_error
+    return hook, priority, hook.on_error if on_error is None else on_error
 
 
-def _check_policy(hook: Hook, on_error: OnError, *, several: bool) -> None:
-    if several and hook.collective and on_error != "raise":
-        raise UserError(
-            "this hook communicates with the other ranks: if it failed on one rank, they would wait for it forever",
-            key=f"{hook.key}.on_error",
-            remedy="Use raise.",
-        )
+def _check_policies(hooks: Mapping[str, Hook], on_errors: Mapping[str, OnError]) -> None:
+    for name, hook in hooks.items():
+        if hook.collective and on_errors[name] != "raise":
+            raise UserError(
+                "this hook communicates with the other ranks: if it failed on one rank, they would wait for it forever",
+                key=f"{hook.key}.on_error",
+                remedy="Use raise.",
+            )

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hydraloop.errors import UserError
-from hydraloop.hooks.ema.averaging import Averaged
+from hydraloop.hooks.ema.averaging import AveragedTensors
 
 
-class Formula:
+class CustomFormula:
     """A function in one of three forms, told apart by its number of required arguments.
 
     * `function(updates)` returns the share of the new weights, 0 .. 1. `updates` is the number of updates done, at
@@ -27,16 +27,17 @@ class Formula:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function, self._takes = function, _required(function)
-        if self._takes not in (1, 2, 3):
+        self._function = function
+        self._arguments = _required(function)
+        if self._arguments not in (1, 2, 3):
             raise UserError(
-                f"{_name(function)} takes {self._takes} arguments",
+                f"{_name(function)} takes {self._arguments} arguments",
                 key="weight",
                 remedy="Let it take (updates), (average, weights) or (average, weights, updates). If it returns such a "
                 "function, add _partial_: false.",
             )
 
-    def update(self, averaged: Averaged, updates: int, *, key: str) -> None:
+    def update(self, averaged: AveragedTensors, updates: int, *, key: str) -> None:
         """Move the averages. No host sync of its own.
 
         Args:
@@ -47,9 +48,11 @@ class Formula:
         Raises:
             UserError: the share is not a number from 0 to 1.
         """
-        if self._takes > 1:
-            more = [updates][: self._takes - 2]
-            averaged.replace(lambda average, weights: self._function(average, weights, *more))
+        if self._arguments == 3:
+            averaged.replace(lambda average, weights: self._function(average, weights, updates))
+            return
+        if self._arguments == 2:
+            averaged.replace(self._function)
             return
         share = self._function(updates)
         if not isinstance(share, int | float) or not 0 <= share <= 1:
