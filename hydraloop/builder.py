@@ -6,7 +6,6 @@ Each part is instantiated through the allowlist (`hydraloop/safety/`). Errors na
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,23 +20,21 @@ from hydraloop.engine.device.seeding import rng_state, seed_everything, use_dete
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.settings import Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.build_from_config import build_hooks
 from hydraloop.hooks.shared.selected_hooks import log_notices
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
-from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
+from hydraloop.optim.optimizers import build_optimizer
 from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.parts import NONE, Parts
 from hydraloop.run import directory as run_directory
-from hydraloop.run.config_yaml import masked_metadata, remember_config
+from hydraloop.run.config_yaml import remember_config
 from hydraloop.run.lock import RunLock
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.resume import Resumed, lock_of, settle_on_main
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.schemas.data import loader_options
-from hydraloop.schemas.optimizer import nodes
+from hydraloop.settings_from_config import settings_from_config
 from hydraloop.tasks.building import build_task, prepare_model
 from hydraloop.tracking.cursor import wait_for_followers
 from hydraloop.validate import check_strategy, check_trace_paths, validate
@@ -128,7 +125,7 @@ def assemble(
         initialise(task.model, Path(rules.pop("checkpoint")), Rules(**rules))
     channels_last = prepare_model(cfg, task, device, distributed)
     optimizer = build_optimizer(cfg, task.model, task, parts.optimizer) if trains else None
-    settings = _settings(cfg, checkpoint, parts, channels_last=channels_last)
+    settings = settings_from_config(cfg, checkpoint, parts, channels_last=channels_last)
     hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1, given=parts.hooks)
     schedules = {} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders, position)
     if not distributed.is_main:
@@ -148,23 +145,4 @@ def assemble(
         precision=precision,
         lock=lock,
         generators=rng_state(),
-    )
-
-
-def _settings(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:
-    options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.engine, resolve=True))
-    engine = {entry.name: options[entry.name] for entry in fields(Settings) if entry.name in options}
-    metadata = masked_metadata(cfg)
-    if "data.train" not in parts.names:
-        metadata["batch_size_per_rank"] = loader_options(cfg.data, "train")[0]["batch_size"]
-    return Settings(
-        **{**engine, "channels_last": channels_last},
-        resume=resume,
-        resume_strict=cfg.resume_strict,
-        optimizer_overrides=optimizer_overrides(cfg) if resume is not None else frozenset(),
-        every={name: node.get("every", 1) for name, node in nodes(cfg.optimizer).items()},
-        closures={name: node.get("closure") for name, node in nodes(cfg.optimizer).items()},
-        load_from=None if cfg.load_from is None else Path(cfg.load_from),
-        weights=cfg.weights,
-        metadata={**metadata, **parts.meta},
     )

@@ -13,17 +13,17 @@ from torch import nn, optim
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.checkpoint.checkpoints import Checkpoints
 from hydraloop.engine.checkpoint.rollback import with_rollbacks
+from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.deprecated_names import with_deprecated_names
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.seeding import set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
+from hydraloop.engine.evaluation.module_modes import begin_training
 from hydraloop.engine.evaluation.prediction import only_test_set, predict_batches
 from hydraloop.engine.hook_order import Slot, with_missing
 from hydraloop.engine.interruption.signals import preemptible
-from hydraloop.engine.loader_checks import check_lengths, check_trainable
 from hydraloop.engine.loaders import Loader, Loaders
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.mount_points import HookLike, Mode, OnError
@@ -31,7 +31,6 @@ from hydraloop.engine.outcome import Outcome
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.records.records import Records
-from hydraloop.engine.report.summary import Report
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Parts, make_run
 from hydraloop.engine.settings import Settings
@@ -96,14 +95,11 @@ class Engine:
             run, batches, progress, calls, self.messages, self.evaluator, self.loss_check, self.requests.wake
         )
         self.stepper = Stepper(run, loaders.train, progress, calls)
-        report = Report(run, batches, progress, calls, self.messages, self.evaluator, self.checkpoints)
         self.outcome = Outcome(
             run, batches, progress, calls, self.messages, self.requests, self.evaluator, self.checkpoints,
-            self.loss_check, report, lock, generators,
+            self.loss_check, lock, generators,
         )  # fmt: skip
         run.task.engine = self
-
-    # A run. ----------------------------------------------------------------------------------------------------------
 
     def train(self) -> Result:
         """Do the whole run, from before_run to after_run. Modules that are in eval mode now stay in it.
@@ -114,8 +110,9 @@ class Engine:
         """
         calls, requests, outcome, checkpoints = self.calls, self.requests, self.outcome, self.checkpoints
         with preemptible(requests, lambda: outcome.error is not None), outcome.locked(), outcome.around_run():
-            check_trainable(self.loaders, self.distributed)
+            self.batches.check_trainable(self.distributed)
             rng = checkpoints.load()  # after_load_checkpoint
+            begin_training(self.task, self.distributed)
             self.stepper.start()
             requests.start_clock()
             calls.at_position()
@@ -177,8 +174,6 @@ class Engine:
         if rng is not None:
             set_rng_state(rng)
 
-    # Evaluation. -----------------------------------------------------------------------------------------------------
-
     def validate(self) -> dict[str, float]:
         """Validate once, without training, from before_run to after_run. Return the metrics.
 
@@ -204,7 +199,7 @@ class Engine:
     def _evaluating(self, split: Literal["val", "test"]) -> Iterator[None]:
         check_evaluable(getattr(self.loaders, split), f"data.{split}")
         with self.outcome.around_run(trains=False):
-            check_lengths(self.loaders, self.distributed)
+            self.batches.check_lengths(self.distributed)
             self.checkpoints.load()
             yield
 

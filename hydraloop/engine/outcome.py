@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.checkpoint.checkpoints import Checkpoints
+from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.seeding import cudnn_benchmark, with_states
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.evaluation.sanity_step import check_validation
@@ -47,7 +47,6 @@ class Outcome:
         evaluator: the metrics.
         checkpoints: what was saved.
         loss_check: whether the run has diverged.
-        report: the text that is logged before and after.
         lock: of the run directory, to be held while the run trains; None: the caller holds it, or needs none.
         generators: the states of the run's random generators. None: it draws from the process's generators.
     """
@@ -63,13 +62,13 @@ class Outcome:
         evaluator: Evaluator,
         checkpoints: Checkpoints,
         loss_check: LossCheck,
-        report: Report,
         lock: RunLock | None,
         generators: dict[str, Any] | None,
     ) -> None:
         self._run, self._batches, self._progress, self._calls = run, batches, progress, calls
         self._messages, self._requests, self._evaluator = messages, requests, evaluator
-        self._checkpoints, self._loss_check, self.report = checkpoints, loss_check, report
+        self._checkpoints, self._loss_check = checkpoints, loss_check
+        self.report = Report(run, batches, progress, calls, messages, evaluator, checkpoints)
         self._lock, self._generators = lock, generators
         self._began_at = 0.0
         self.error: BaseException | None = None

@@ -14,9 +14,9 @@ from hydraloop.engine.argument_checks import check_task
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.mount_points import HookLike
+from hydraloop.engine.optimizers.optimizer_set import parts
+from hydraloop.engine.optimizers.parameter_groups import Group, describe
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.optimizer_set import parts
-from hydraloop.engine.steps.parameter_groups import Group, describe
 from hydraloop.errors import UserError
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hydraloop.engine.steps.optimizer_set import parts
+from hydraloop.engine.optimizers.optimizer_set import parts
 from hydraloop.errors import UserError, any_of, close_names
 
 _NOT_SCHEDULED = frozenset({"params", "max_lr", "min_lr", "max_momentum", "base_momentum"})

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from hydraloop.engine.argument_checks import refusing
 from hydraloop.engine.checkpoint.format import Position
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.optimizers.optimizer_set import parts
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.optimizer_set import parts
 from hydraloop.errors import UserError
 from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule import Schedule

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from hydraloop.engine.argument_checks import refusing
-from hydraloop.engine.steps.optimizer_set import parts
+from hydraloop.engine.optimizers.optimizer_set import parts
 from hydraloop.errors import UserError
 from hydraloop.optim.group_numbers import GroupNumber
 from hydraloop.optim.schedule import another_kind

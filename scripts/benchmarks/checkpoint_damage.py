@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from hydraloop.engine.checkpoint.checkpoints import stand_alone, write_file
 from hydraloop.engine.checkpoint.format import load, write
+from hydraloop.engine.checkpoints import stand_alone, write_file
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from hydraloop.engine.checkpoint.checkpoints import write_file
 from hydraloop.engine.checkpoint.saver import Saver
+from hydraloop.engine.checkpoints import write_file
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.hooks.checkpoint.hook import CheckpointHook

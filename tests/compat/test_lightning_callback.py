@@ -21,8 +21,8 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.safety.allowlist import ALLOWLIST

@@ -15,7 +15,7 @@ import torch
 from hydraloop.compat import MMEngineHook
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.engine.hook_order import mount_points_of, slot_of
-from hydraloop.engine.steps.optimizer_set import OptimizerSet
+from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.safety.allowlist import ALLOWLIST

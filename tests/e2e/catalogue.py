@@ -157,7 +157,7 @@ MECHANISM = (
         "`engine.messages`, one for each engine",
         "engine.max_epochs=1",
         tests="""
-        engine/test_messages.py::test_facts_are_read_when_somebody_asks
+        engine/records/test_messages.py::test_facts_are_read_when_somebody_asks
         test_means_over_floats_and_tensors_and_an_empty_window_afterwards
         e2e/test_predecessors.py::test_the_message_hub_has_runtime_infos_facts
         """,
@@ -170,7 +170,7 @@ MECHANISM = (
         "engine.max_epochs=1 engine.val_by_epoch=false engine.val_interval=8 engine.val_begin=5",
         tests="""
         e2e/test_predecessors.py::test_the_val_workflow_is_an_interval_and_reports_the_loss
-        engine/test_evaluation.py::test_validation_is_due_at_the_interval_and_at_the_end
+        engine/evaluation/test_evaluation.py::test_validation_is_due_at_the_interval_and_at_the_end
         test_the_loss_is_the_mean_over_samples_not_over_batches
         """,
     ),
@@ -564,7 +564,7 @@ CUSTOM_HOOKS = (
         "engine.max_epochs=2 distributed.nproc_per_node=2",
         "engine.max_epochs=2 engine.val_interval=2",
         tests="""
-        engine/test_evaluation.py::test_validation_is_due_at_the_interval_and_at_the_end
+        engine/evaluation/test_evaluation.py::test_validation_is_due_at_the_interval_and_at_the_end
         engine/distributed/test_process_group.py::test_evaluation_counts_every_sample_once
         data/test_rank_shares.py::test_every_rank_evaluates_a_data_set_smaller_than_the_world
         """,

@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim import SGD, Adagrad, AdamW, Muon
 
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.optim import build_schedules
 from tests.optim.scheduled import apply

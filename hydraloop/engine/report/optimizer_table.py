@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydraloop.engine.optimizers.parameter_groups import Group
 from hydraloop.engine.report.hook_table import COLUMNS
 from hydraloop.engine.run import Run
-from hydraloop.engine.steps.parameter_groups import Group
 
 _MOST_GROUPS = 12
 """Groups that are printed without `engine.verbose`."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.checkpoint.checkpoints import Checkpoints
+from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.mount_points import Priority

@@ -10,7 +10,6 @@ from torch import Tensor, optim
 
 from hydraloop.engine.batches import Window
 from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.evaluation.module_modes import begin_training
 from hydraloop.engine.loaders import Loader, share_of
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Run
@@ -62,11 +61,10 @@ class Stepper:
         filler."""
 
     def start(self) -> None:
-        """Begin to train: forget gradients and the open window of an earlier use, and set the modes of modules."""
+        """Begin to train: forget the gradients and the open window of an earlier use."""
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
         self._current_optimizer, self.step, self.window_closed = self._optimizer, "", True
-        begin_training(self._task, self._ranks)
 
     @property
     def optimizer(self) -> optim.Optimizer:

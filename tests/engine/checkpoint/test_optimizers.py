@@ -16,8 +16,8 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook

@@ -24,8 +24,8 @@ from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.hooks import (
     CheckpointHook,
     DistSamplerSeedHook,

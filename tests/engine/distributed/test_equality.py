@@ -15,8 +15,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Regression
 from tests.helpers import failing

@@ -19,10 +19,10 @@ from hydraloop.builder import build
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.report.formats import clock, duration, number
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import Terminated
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook

@@ -17,8 +17,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.optimizer_set import OptimizerSet
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Task

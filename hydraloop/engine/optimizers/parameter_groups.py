@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import nn, optim
 
-from hydraloop.engine.steps.optimizer_set import parts
+from hydraloop.engine.optimizers.optimizer_set import parts
 
 
 class Group(NamedTuple):

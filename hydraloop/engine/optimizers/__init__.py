@@ -1,0 +1,1 @@
+"""Optimizers: several as one, and the names of their parameters."""

@@ -1,0 +1,44 @@
+"""From the config to the options of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.engine.settings import Settings
+from hydraloop.optim.optimizers import optimizer_overrides
+from hydraloop.parts import Parts
+from hydraloop.run.config_yaml import masked_metadata
+from hydraloop.schemas.data import loader_options
+from hydraloop.schemas.optimizer import nodes
+
+
+def settings_from_config(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:
+    """Return the options of the engine, with those of other groups that the engine needs.
+
+    Args:
+        cfg: validated.
+        resume: the checkpoint where the run continues.
+        parts: finished objects, used instead of those that the config describes.
+        channels_last: whether images are stored channels last on the device.
+    """
+    options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.engine, resolve=True))
+    engine = {entry.name: options[entry.name] for entry in fields(Settings) if entry.name in options}
+    metadata = masked_metadata(cfg)
+    if "data.train" not in parts.names:
+        metadata["batch_size_per_rank"] = loader_options(cfg.data, "train")[0]["batch_size"]
+    return Settings(
+        **{**engine, "channels_last": channels_last},
+        resume=resume,
+        resume_strict=cfg.resume_strict,
+        optimizer_overrides=optimizer_overrides(cfg) if resume is not None else frozenset(),
+        every={name: node.get("every", 1) for name, node in nodes(cfg.optimizer).items()},
+        closures={name: node.get("closure") for name, node in nodes(cfg.optimizer).items()},
+        load_from=None if cfg.load_from is None else Path(cfg.load_from),
+        weights=cfg.weights,
+        metadata={**metadata, **parts.meta},
+    )
