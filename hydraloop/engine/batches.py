@@ -12,11 +12,15 @@ import torch
 from hydraloop.engine.device.batch_transfer import mover
 from hydraloop.engine.device.prefetch import prefetched, reads_ahead
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.loaders import Loader, Loaders, TrainLoader
+from hydraloop.engine.loaders import Loader, Loaders, TrainLoader, share_of
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.ready_loader import as_train_loader, check_ranks
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
+
+TermsOf = Callable[[int, Any], Any]
+"""From a batch's index in the epoch and the batch to the number of its terms on this rank: a number, a scalar tensor,
+or None if the task does not count it."""
 
 
 class Window:
@@ -24,23 +28,24 @@ class Window:
 
     Args:
         indices: of its batches in the epoch, at least one.
-        fetch: returns the batch of an index, on the device.
+        fetch: returns the batch of an index, on the device, and with the first batch the terms of the window.
     """
 
-    def __init__(self, indices: Sequence[int], fetch: Callable[[int], Any]) -> None:
+    def __init__(self, indices: Sequence[int], fetch: Callable[[int], tuple[Any, Any]]) -> None:
         self.indices = indices
+        self.terms: Any = None
+        """Terms of the loss of this rank in the whole window, if it was held on the host to count them; known when the
+        first batch is fetched."""
         self.first, self.last = indices[0], indices[-1]
         """Indices of its first batch, and of the one with which the optimizer steps."""
         self._fetch = fetch
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         for batch_idx in self.indices:
-            yield batch_idx, self._fetch(batch_idx)
-
-    def held(self) -> Window:
-        """Fetch all batches now. Return a window that has them; the memory of the device holds them together."""
-        batches = {batch_idx: self._fetch(batch_idx) for batch_idx in self.indices}
-        return Window(self.indices, batches.pop)
+            batch, terms = self._fetch(batch_idx)
+            if batch_idx == self.first:
+                self.terms = terms
+            yield batch_idx, batch
 
 
 class Batches:
@@ -51,6 +56,8 @@ class Batches:
         device: of the run.
         settings: `channels_last`, `prefetch`, `limit_train_batches`, `accumulate`.
         progress: of the run.
+        terms_of: counts the terms of a loss. If it is given, the batches of a window are held on the host until all
+            are there, and counted. None: they are moved to the device one by one.
     """
 
     loaders: Loaders
@@ -58,8 +65,15 @@ class Batches:
     train_loader: TrainLoader | None
     """`loaders.train`, in a `ResumableLoader` if it does not know its position."""
 
-    def __init__(self, loaders: Loaders, device: torch.device, settings: Settings, progress: Progress) -> None:
-        self._device, self._settings, self._progress = device, settings, progress
+    def __init__(
+        self,
+        loaders: Loaders,
+        device: torch.device,
+        settings: Settings,
+        progress: Progress,
+        terms_of: TermsOf | None = None,
+    ) -> None:
+        self._device, self._settings, self._progress, self._terms_of = device, settings, progress, terms_of
         self._move = mover(device, settings.channels_last)
         self.asked_at = 0.0
         """When training asked for its current batch (`perf_counter`)."""
@@ -132,22 +146,17 @@ class Batches:
             UserError: the loader yields more or fewer batches than its length, from which windows are planned.
         """
         progress = self._progress
-        left_out = progress.left_out.get(progress.epoch, ())
-        planned = (index for index in range(progress.batch_in_epoch, progress.epoch_length) if index not in left_out)
         batches = enumerate(self._rest_of_epoch(), start=progress.batch_in_epoch)
 
-        def fetch(batch_idx: int) -> Any:
+        def fetch(batch_idx: int) -> tuple[Any, Any]:
             self.asked_at = perf_counter()
-            for index, batch in batches:
+            for index, (batch, terms) in batches:
                 if index == batch_idx:
                     self.waited = perf_counter() - self.asked_at
-                    return batch
+                    return batch, terms
             raise self._wrong_length(str(progress.batch_in_epoch))
 
-        while progress.iteration < progress.max_iters:
-            indices = tuple(islice(planned, min(self._settings.accumulate, progress.max_iters - progress.iteration)))
-            if not indices:
-                break
+        for indices in self._planned():
             yield Window(indices, fetch)
         progress.skip_left_out()
         if progress.batch_in_epoch == progress.epoch_length:
@@ -155,12 +164,39 @@ class Batches:
                 if index >= progress.epoch_length:
                     raise self._wrong_length("more")
 
-    def _rest_of_epoch(self) -> Iterator[Any]:
+    def _planned(self) -> Iterator[tuple[int, ...]]:
+        """Yield the indices of the batches in each window."""
+        progress = self._progress
+        left_out, left = progress.left_out.get(progress.epoch, ()), progress.max_iters - progress.iteration
+        trained = (index for index in range(progress.batch_in_epoch, progress.epoch_length) if index not in left_out)
+        while indices := tuple(islice(trained, min(self._settings.accumulate, left))):
+            left -= len(indices)
+            yield indices
+
+    def _rest_of_epoch(self) -> Iterator[tuple[Any, Any]]:
+        """Yield each batch on the device, with the first one of a window the terms of the window."""
         loader, progress = self.train_loader, self._progress
         assert loader is not None  # check_trainable
         first = progress.batch_in_epoch
         left = progress.epoch_length - first if progress.epoch_length < len(loader) else None
-        yield from self.on_device(self.loaders.train, loader.begin(first, progress.iteration), left)
+        batches = loader.begin(first, progress.iteration)
+        if self._terms_of is None:
+            with_terms: Iterable[Any] = ((batch, None) for batch in batches)
+        else:
+            with_terms = self._counted(batches, first, self._terms_of)
+        yield from self.on_device(self.loaders.train, with_terms, left)
+
+    def _counted(self, batches: Iterable[Any], first: int, terms_of: TermsOf) -> Iterator[tuple[Any, Any]]:
+        """Yield each batch, with the first one of a window the terms of all its batches, which are held until then."""
+        rest = enumerate(batches, start=first)
+        for indices in self._planned():
+            held = list(islice(rest, indices[-1] + 1 - first))
+            first = indices[-1] + 1
+            terms = [terms_of(index, batch) for index, batch in held if index in indices]
+            total = None if None in terms else sum(terms)
+            for index, batch in held:
+                yield batch, total if index == indices[0] else None
+        yield from ((batch, None) for _, batch in rest)
 
     def _wrong_length(self, got: str) -> UserError:
         return UserError(
@@ -168,3 +204,22 @@ class Batches:
             key="data.train",
             remedy="Let __len__ of the data set (or loader) return the number that it yields.",
         )
+
+
+def term_counter(task: Any, loader: Loader | None) -> TermsOf | None:
+    """Return what counts the terms of a batch; None if the task has no method `count`, or has steps.
+
+    Args:
+        task: may have a method `count(batch)`.
+        loader: the train loader, which may know that a batch is a filler. Its terms do not count.
+    """
+    count, samples_at = getattr(type(task), "count", None), share_of(loader)
+    if not callable(count) or getattr(task, "steps", None):
+        return None
+
+    def terms_of(batch_idx: int, batch: Any) -> Any:
+        terms = count(task, batch)
+        is_filler = samples_at is not None and samples_at(batch_idx)[0] == 0
+        return terms * 0 if is_filler and terms is not None else terms
+
+    return terms_of

@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import nn, optim
 
-from hydraloop.engine.batches import Batches
+from hydraloop.engine.batches import Batches, term_counter
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoint.rollback import with_rollbacks
 from hydraloop.engine.checkpoints import Checkpoints
@@ -85,9 +85,11 @@ class Engine:
         self.progress = progress = Progress()
         self.messages = Messages()
         self.loss_check = LossCheck(run, progress)
-        self.batches = batches = Batches(loaders, run.device, run.settings, progress)
-        progress.set_length(run.settings, batches.epoch_length)
         self.calls = calls = CallTable(self, found, places, on_error, rank=run.ranks.rank)
+        holds = run.settings.accumulate > 1 and not calls.one_by_one("before_train_iter")  # hooks may change batches
+        terms_of = term_counter(run.task, loaders.train) if holds else None
+        self.batches = batches = Batches(loaders, run.device, run.settings, progress, terms_of)
+        progress.set_length(run.settings, batches.epoch_length)
         self.records = Records(run.run_dir, run.ranks, progress, calls)
         self.requests = Requests(run.settings, run.ranks, calls, progress, lambda: self.checkpoints)
         self.evaluator = Evaluator(run, batches, progress, calls, self.requests, self.records)

@@ -49,17 +49,9 @@ class Precision:
         """Return the task's `forward` or `evaluate` as this precision calls it; in fp32, unchanged."""
         return function
 
-    def backward(self, loss: Tensor, also: tuple[Tensor, Tensor] | None = None) -> None:
-        """Backpropagate a scalar `loss`, scaled if the precision needs it. No host sync.
-
-        Args:
-            also: a leaf and the gradient that it gets in the same pass, unscaled (`Window.tally_gradient`).
-        """
-        if also is None:
-            torch.autograd.backward(loss)
-        else:
-            leaf, gradient = also
-            torch.autograd.backward((loss, leaf), (None, gradient))
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate a scalar `loss`, scaled if the precision needs it. No host sync."""
+        torch.autograd.backward(loss)
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         """Bring gradients back to their true size, once before each `step`. No host sync."""
@@ -208,9 +200,9 @@ class FP16(Autocast):
             if self._unscaled:
                 self.load_state_dict(self.state_dict())
 
-    def backward(self, loss: Tensor, also: tuple[Tensor, Tensor] | None = None) -> None:
-        """Backpropagate the loss times the scale, and `also` unscaled. No host sync."""
-        super().backward(self._scaler.scale(loss), also)
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate the loss times the scale. No host sync."""
+        super().backward(self._scaler.scale(loss))
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         """Divide the gradients by the scale and look for overflows, once before each `step`. No host sync.

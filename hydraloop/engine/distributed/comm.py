@@ -39,8 +39,6 @@ class Distributed:
     """Iterations between two exchanges of the requests of hooks."""
     orphaned: bool = False
     """Whether this rank failed after the process that started it had ended, which is then the cause."""
-    tally: Tensor | None = None
-    """A parameter `[1]` whose gradient is averaged together with the model's (see `ddp.py`), or None."""
 
     @property
     def is_main(self) -> bool:

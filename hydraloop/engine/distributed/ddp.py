@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from hydraloop.engine.distributed.buckets import broadcast, in_buckets
 from hydraloop.errors import UserError
@@ -20,38 +20,30 @@ _FEW = 5
 
 def wrap_in_ddp(
     task: nn.Module,
-    device: torch.device,
     *,
     bucket_cap_mb: float | None,
     find_unused_parameters: bool,
     sync: bool = True,
-) -> tuple[Any, Tensor | None]:
-    """Wrap the task in DDP.
+) -> nn.Module:
+    """Return the task in DDP.
 
     Args:
         sync: whether all ranks get rank 0's parameters and buffers.
-
-    Returns:
-        The wrapped task, and `Distributed.tally`: a parameter `[1]` whose gradient is averaged with the model's. It is
-        None with `find_unused_parameters`, because no forward pass uses it.
     """
-    wrapped, tally = task, None
-    if not find_unused_parameters:
-        wrapped = with_tally = _WithTally(task, device)
-        tally = with_tally.tally
     ddp: Any = _DDP
     if sync:  # before torch 2.13, DDP does this only together with doing it in every forward
         broadcast(task.buffers())
     # `before_evaluation` makes them equal again. torch 2.13 has renamed the option.
     new = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
-    return ddp(
-        wrapped,
+    wrapped: nn.Module = ddp(
+        task,
         **{"forward_sync_buffers" if new else "broadcast_buffers": False},
         init_sync=sync,
         bucket_cap_mb=bucket_cap_mb,
         find_unused_parameters=find_unused_parameters,
         gradient_as_bucket_view=True,  # saves a copy of all gradients
-    ), tally
+    )
+    return wrapped
 
 
 class _DDP(nn.parallel.DistributedDataParallel):
@@ -70,7 +62,7 @@ class _DDP(nn.parallel.DistributedDataParallel):
             if found is None:
                 raise
             trained = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
-            names = [trained[int(index)].removeprefix("task.") for index in found[1].split()]
+            names = [trained[int(index)] for index in found[1].split()]
             raise unused_error(names, "the loss") from error
 
 
@@ -93,17 +85,3 @@ def average(parameters: Iterable[nn.Parameter]) -> None:
             parameter.grad = torch.zeros_like(parameter)
         gradients.append(parameter.grad)
     in_buckets(gradients, lambda flat: dist.all_reduce(flat.div_(dist.get_world_size())))
-
-
-class _WithTally(nn.Module):
-    """A task with one more parameter. DDP averages its gradient with the others, so that summing the number of samples
-    (or tokens) over the ranks needs no separate collective."""
-
-    def __init__(self, task: nn.Module, device: torch.device) -> None:
-        super().__init__()
-        self.task = task
-        self.tally = nn.Parameter(torch.zeros(1, device=device))
-
-    def forward(self, batch: Any) -> Any:
-        """Return what the task returns."""
-        return self.task(batch)

@@ -146,11 +146,10 @@ class ProcessGroup(Distributed):
             return task
         options = self._options
         if again:  # DDP is in a reference cycle: free the old one and its buckets before the new one is made
-            self._ddp = self.tally = None
+            self._ddp = None
             gc.collect()
-        self._ddp, self.tally = wrap_in_ddp(
+        self._ddp = wrap_in_ddp(
             task,
-            self._device,
             bucket_cap_mb=options.bucket_cap_mb,
             find_unused_parameters=options.find_unused_parameters,
             sync=not again,

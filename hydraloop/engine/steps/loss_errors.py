@@ -23,6 +23,24 @@ def wrong_loss_error(loss: object) -> UserError:
     return UserError(f"the loss is a {type(loss).__name__}, not a tensor", key="task", remedy=remedy)
 
 
+def counted_mean_error() -> UserError:
+    """Return the error of a task that counts the terms of its loss and returns their mean."""
+    return UserError(
+        "the task has a method count, and its loss is a mean over an unknown number of terms",
+        key="task",
+        remedy='Return the sum of the losses and the number of count, {"loss": (sum, count)}, or remove count.',
+    )
+
+
+def wrong_count_error(counted: float, returned: float) -> UserError:
+    """Return the error of a task whose count is not that of its loss."""
+    return UserError(
+        f"count returned {counted:g} for the first batches, and forward returned losses of {returned:g} terms",
+        key="task",
+        remedy="Return the same number from count as with the loss, or remove count.",
+    )
+
+
 def no_gradient_error(step: str) -> UserError:
     """Return the error of a step whose loss depends on no parameter of its optimizer."""
     return UserError(

@@ -5,19 +5,18 @@ The gradient of a window is that of the mean loss over all its terms (samples, t
     gradient of  sum of the losses of all terms / number of all terms
 
 Each rank backpropagates the losses of its own batches, and DDP or FSDP2 averages the gradients of the ranks. So the sum
-of the losses of a batch is multiplied by `ranks / D`, where D is the number of all terms, if it is known before the
-first backward: from the loader, which knows the samples of all ranks (`samples_at`), or from the task (`count`), whose
-counts are summed over the ranks (as torchtitan does).
+of the losses of a batch is multiplied by `ranks / D`, where D is the number of all terms, known before the first
+backward: from the loader, which knows the samples of all ranks (`samples_at`), or from the task (`count`), whose counts
+are summed over the ranks (as torchtitan does).
 
-A task may return its number of terms only with its loss. Then D is a guess, equal on all ranks, and when the window
-closes, the gradients are multiplied by D / number. The ranks sum the number together with the gradients
-(`Distributed.tally`).
+A task may return its number of terms only with its loss. Then D is a guess, equal on all ranks. The number is summed
+over the ranks during the last backward, and the gradients are multiplied by D / number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, optim
@@ -25,7 +24,7 @@ from torch import Tensor, optim
 from hydraloop.engine.device.batch_transfer import copies_without_blocking
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.fsdp import local
-from hydraloop.engine.steps.loss_errors import wrong_loss_error
+from hydraloop.engine.steps.loss_errors import counted_mean_error, wrong_count_error, wrong_loss_error
 
 SamplesAt = Callable[[int], tuple[int, int]]
 """From a batch's index in the epoch to (its samples on this rank, its samples on all ranks)."""
@@ -56,6 +55,11 @@ def mean_and_weight(loss: Tensor | SumAndCount, samples: int) -> tuple[Tensor, f
     return mean, count.detach() if isinstance(count, Tensor) else count
 
 
+def _at_least_one(terms: Any) -> float | Tensor:
+    """Return a number of terms, a scalar, as a divisor."""
+    return terms.detach().reshape(()).clamp(min=1) if isinstance(terms, Tensor) else max(terms, 1)
+
+
 class LossWeighting:
     """The weights of the losses in one window after the other.
 
@@ -76,35 +80,36 @@ class LossWeighting:
         """Samples of all ranks in it; without `samples_at`, as if each rank had as many as this one."""
         self._is_first = True  # whether the next batch begins a window
         self._divisor: float | Tensor = 1.0  # D
-        self._divisor_is_known = False
+        self._known: Literal["samples", "terms"] | None = None  # what D is a number of; None: it is a guess
         self._unit = 0.0  # guess of the terms of a rank in an iteration, a power of two
-        self._count: Any = 0  # terms of this rank in the window, if the ranks have to sum them
         self._samples = 0  # of this rank in the window
-        self._counts_terms = False  # whether the task has returned numbers of terms
-        self._sum = Pending()
+        self._terms: Any = None  # of this rank in the window, if D is not their number
+        self._summed = Pending()  # the sum of the terms over the ranks
+        self._counted: Any = None  # terms of this rank in the first window that the task has counted
+        self._returned: Any = 0  # those that it has returned with the losses of that window
+        self._is_checked = False  # whether both are the same
 
-    def begin_window(self, indices: Sequence[int], count: Any = None) -> None:
+    def begin_window(self, indices: Sequence[int], terms: Any = None) -> None:
         """Begin a window, before its first forward.
 
         Args:
             indices: of its batches in the epoch.
-            count: terms of this rank in the window, a number or a scalar tensor, if the task counts them. They are
-                summed over the ranks: one all-reduce on the device, no host sync.
+            terms: of this rank in the window, a number or a scalar tensor, if the task counts them. They are summed
+                over the ranks: one all-reduce on the device, no host sync.
         """
-        self._is_first, self._count, self._samples, self._counts_terms = True, 0, 0, False
-        self._divisor_is_known = True
-        if count is not None:
-            self._divisor = self._sum_over_ranks(count)
+        self._is_first, self._samples, self._terms = True, 0, None
+        if terms is not None:
+            self._known, self._divisor = "terms", self._sum_over_ranks(terms)
+            self._counted, self._returned = terms, 0
         elif self._samples_at is not None:
-            self._divisor = float(sum(self._samples_at(index)[1] for index in indices))
+            self._known, self._divisor = "samples", float(sum(self._samples_at(index)[1] for index in indices))
         else:
-            self._divisor_is_known = False
+            self._known = None
 
-    def _sum_over_ranks(self, count: Any) -> float | Tensor:
+    def _sum_over_ranks(self, terms: Any) -> float | Tensor:
         if self._ranks.world_size == 1:
-            return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
-        total = self._ranks.sum(self._as_tensor(count))
-        return total.clamp(min=1).reshape(())
+            return _at_least_one(terms)
+        return _at_least_one(self._ranks.sum(self._as_tensor(terms)))
 
     def begin_batch(self, batch_idx: int, samples: int) -> None:
         """Count a batch of this rank before its forward.
@@ -117,72 +122,68 @@ class LossWeighting:
             self.samples, self.samples_of_all = samples, samples * self._ranks.world_size
         else:
             self.samples, self.samples_of_all = self._samples_at(batch_idx)
-        if self._is_first and not self._divisor_is_known:
+        if self._is_first and self._known is None:
             self._divisor = float(samples * self._length or self._divisor)  # without samples, that of the last window
         self._is_first = False
         self._samples += self.samples
 
-    def weigh(self, loss: Tensor | SumAndCount, count: Any = None) -> Tensor:
+    def weigh(self, loss: Tensor | SumAndCount) -> Tensor:
         """Return the loss to backpropagate.
 
-        No host sync, except for a pair without `count` in the very first iteration.
+        No host sync, except for a pair that is not counted, in the very first iteration.
 
         Args:
-            loss: the mean over the terms of the batch, or their sum and number.
-            count: terms of the batch, if `begin_window` got those of the window.
+            loss: the mean over the samples of the batch, or the sum over its terms and their number.
+
+        Raises:
+            UserError: the task has counted the terms, and the loss is not a pair.
         """
         ranks = self._ranks.world_size
         if isinstance(loss, Tensor):
-            if count is not None:
-                factor: float | Tensor = count * (ranks if self.samples else 0) / self._divisor
-                return loss * factor
-            if not self._divisor_is_known and ranks > 1:
-                self._add_terms(self.samples)
+            if self._known == "terms":
+                raise counted_mean_error()
+            if self._known is None and ranks > 1:
+                self._guess_divisor(self.samples)
             weight = self.samples * ranks / self._divisor
             return loss if weight == 1.0 else loss * weight
-        total, number = loss
-        if count is None:
-            self._add_terms(number if self.samples else number * 0)  # a filler batch counts as 0
+        total, terms = loss
+        terms = terms if self.samples else terms * 0  # a filler batch counts as 0
+        if self._known != "terms":
+            self._guess_divisor(terms)
+        elif not self._is_checked:
+            self._returned = self._returned + terms
         return total * ((ranks if self.samples else 0) / self._divisor)
 
-    def _add_terms(self, count: Any) -> None:
-        """Add to the terms of the window, for which D is a guess."""
+    def _guess_divisor(self, terms: Any) -> None:
+        """Add the terms of a batch to those of the window, and let D be a guess of their number."""
         if not self._unit:  # to multiply and divide by a power of two loses no bit
-            self._unit = self._ranks.from_main(2.0 ** round(max(float(count), 1.0)).bit_length())
+            self._unit = self._ranks.from_main(2.0 ** round(max(float(terms), 1.0)).bit_length())
         self._divisor = self._unit * self._ranks.world_size * self._length
-        self._count = self._count + count
-        self._counts_terms = True
+        self._terms = terms if self._terms is None else self._terms + terms
 
-    def tally_gradient(self) -> tuple[Tensor, Tensor] | None:
-        """Return the tally and its gradient, for the backward that closes the window; None if it is not needed.
-
-        Without a tally (FSDP2), start to sum the number of terms over the ranks.
-        """
-        tally = self._ranks.tally
-        if self._ranks.world_size == 1 or (tally is None and not self._counts_terms):
-            return None
-        count = self._as_tensor(self._count)
-        if tally is not None:
-            return tally, count
-        self._count = count
-        self._sum = self._ranks.start_sum(self._count)
-        return None
+    def close_window(self) -> None:
+        """Before the backward that closes a window, start to sum the terms over the ranks, if D is a guess."""
+        if self._terms is not None and self._ranks.world_size > 1:
+            self._terms = self._as_tensor(self._terms)
+            self._summed = self._ranks.start_sum(self._terms)
 
     def correct(self, optimizer: optim.Optimizer) -> None:
-        """Multiply the gradients of a closing window by D / number of terms, if D was a guess. No host sync."""
-        tally = self._ranks.tally
-        if self._counts_terms:
-            count = self._count
-            if tally is not None and tally.grad is not None:
-                count = tally.grad * self._ranks.world_size
-            elif self._ranks.world_size > 1:
-                self._sum.wait()
-            number = count.reshape(()).clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
-            self._multiply(optimizer, self._divisor / number)
-        elif not self._divisor_is_known and self._samples != self._divisor:
+        """Multiply the gradients of a closed window by D / number of terms, if D was a guess.
+
+        No host sync, except after the first window whose terms the task has counted.
+
+        Raises:
+            UserError: the task has counted other terms in that window than it has returned with the losses.
+        """
+        if self._known == "terms" and not self._is_checked:
+            self._is_checked = True
+            if float(self._counted) != float(self._returned):
+                raise wrong_count_error(float(self._counted), float(self._returned))
+        if self._terms is not None:
+            self._summed.wait()
+            self._multiply(optimizer, self._divisor / _at_least_one(self._terms))
+        elif self._known is None and self._samples != self._divisor:
             self._multiply(optimizer, self._divisor / max(self._samples, 1))
-        if tally is not None:
-            tally.grad = None
 
     def _as_tensor(self, count: Any) -> Tensor:
         """Return a count as a float tensor `[1]` on the device."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
-from hydraloop.engine.batches import Window
+from hydraloop.engine.batches import Window, term_counter
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.loaders import Loader, share_of
 from hydraloop.engine.progress import Progress
@@ -37,15 +36,17 @@ class Stepper:
         self.accumulate = run.settings.accumulate
         """Iterations in an optimizer step."""
         self._steps: TaskSteps | None = steps_of(run)
-        if self._steps is not None:
+        self._is_wrapped = run.trained_by is not None and self._steps is None
+        if not (self._is_wrapped or self._ranks.sharded):
             self._ranks.start_equal(self._task)
-        wrapped = self._task if self._steps else self._ranks.wrap(self._task)
-        self._forward = self._precision.forward(wrapped)
+        self._forward = self._precision.forward(self._ranks.wrap(self._task) if self._is_wrapped else self._task)
         self._weighting: LossWeighting | None = None
         if self.accumulate > 1 or self._ranks.world_size > 1:
             self._weighting = LossWeighting(self.accumulate, self._ranks, run.device, share_of(loader))
         self._closure: Closure | None = None if run.trained_by is None else closure_of(run)
         self._optimizer = self._current_optimizer = run.trained_by
+        self._terms_of = term_counter(self._task, loader)
+        self._window: Window | None = None
         self._has_iterated = False
         self.step = ""
         """The name of the task's step that is being done, if the task has steps."""
@@ -75,15 +76,14 @@ class Stepper:
     def rewrap(self) -> None:
         """Wrap the task again after `requires_grad` of parameters has changed, on every rank.
 
-        DDP averages only the gradients of parameters that required them when it wrapped the task. A task with steps
-        is not wrapped.
+        DDP averages only the gradients of parameters that required them when it wrapped the task.
 
         Raises:
             RuntimeError: called inside an accumulation window, whose gradients would be lost.
         """
         if not self.window_closed:
             raise RuntimeError("call rewrap between two accumulation windows")
-        if self._steps is None:
+        if self._is_wrapped:
             self._forward = self._task  # so that `wrap` can free the old wrapper
             self._forward = self._precision.forward(self._ranks.wrap(self._task, again=True))
 
@@ -100,7 +100,8 @@ class Stepper:
             outputs = self._do_steps(self._steps, batch_idx, batch)
         else:
             if batch_idx == window.first:
-                self._begin_window(window.indices)
+                self._window = window
+                self._begin_window(batch)
             self.window_closed = batch_idx == window.last
             outputs = self._forward_backward(batch_idx, batch)
             self._calls.after_backward(batch_idx, batch, outputs)
@@ -112,6 +113,17 @@ class Stepper:
             self._ranks.first_step_done()
         return outputs
 
+    def _begin_window(self, batch: Any) -> None:
+        """Begin the window with its first batch, after hooks may have changed it."""
+        if self._weighting is None:
+            return
+        window = self._window
+        assert window is not None
+        terms = window.terms
+        if terms is None and self._terms_of is not None and len(window.indices) == 1:
+            terms = self._terms_of(window.first, batch)
+        self._weighting.begin_window(window.indices, terms)
+
     def _do_steps(self, steps: TaskSteps, batch_idx: int, batch: Any) -> Outputs:
         """Do the steps of the task that run in this iteration: for each, forward, backward and the optimizer step."""
         outputs: Outputs = {}
@@ -119,7 +131,8 @@ class Stepper:
         self.stepped, self.batch_samples = False, self._task.num_samples(batch)
         for step in steps.due(self._progress.iteration + 1):
             self.step, self._current_optimizer = step.name, step.optimizer
-            self._begin_window((batch_idx,))
+            if self._weighting is not None:
+                self._weighting.begin_window((batch_idx,))
             # The forward pass must not see that the others require gradients, or its backward would compute them.
             with without_gradients(step.others):
                 of_step = self._forward_backward(batch_idx, batch)
@@ -132,10 +145,6 @@ class Stepper:
         self.step, self._current_optimizer = "", self._optimizer
         outputs["loss"], self.loss_weights["loss"] = total, self.batch_samples
         return outputs
-
-    def _begin_window(self, indices: Sequence[int]) -> None:
-        if self._weighting is not None:
-            self._weighting.begin_window(indices)
 
     def _forward_backward(self, batch_idx: int, batch: Any) -> Outputs:
         """Add the gradients of a batch to those of its window."""
@@ -154,7 +163,9 @@ class Stepper:
             self._precision.backward(mean)
         else:
             weighted = weighting.weigh(loss)
-            self._precision.backward(weighted, weighting.tally_gradient() if self.window_closed else None)
+            if self.window_closed:
+                weighting.close_window()
+            self._precision.backward(weighted)
         outputs["loss"] = mean.detach()
         return outputs
 
@@ -183,7 +194,7 @@ class Stepper:
 
         def again() -> Tensor:
             optimizer.zero_grad()
-            self._begin_window((batch_idx,))
+            self._begin_window(batch)
             repeated = self._forward_backward(batch_idx, batch)
             self._finish_gradients(batch_idx, batch, repeated)
             return self._mean_over_ranks(repeated["loss"])

@@ -412,14 +412,6 @@ def test_several_backwards_share_one_unscale() -> None:
     assert not precision.step(optimizer)
 
 
-def test_what_rides_along_is_not_scaled() -> None:
-    for precision in (Precision(), FP16(CPU, init_scale=64)):
-        model, leaf = linear(), nn.Parameter(torch.zeros(1))
-        precision.backward(model(torch.ones(4, 3)).sum(), (leaf, torch.tensor([3.0])))
-        assert torch.equal(leaf.grad, torch.tensor([3.0]))  # type: ignore[arg-type]
-        assert model.bias.grad is not None
-
-
 def test_a_step_without_gradients_is_taken_as_in_fp32() -> None:
     model, precision = linear(), FP16(CPU)
     optimizer = optim.SGD(model.parameters(), lr=0.1)

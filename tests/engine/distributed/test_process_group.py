@@ -50,12 +50,10 @@ def _so_far() -> int:
     return int(group._get_sequence_number_for_group())
 
 
-def collectives(distributed: Distributed, accumulate: int, pairs: bool, run_dir: str) -> tuple[int, int]:
+def collectives(distributed: Distributed, accumulate: int, kind: type[Regression], run_dir: str) -> tuple[int, int]:
     """Optimizer steps and collectives."""
     torch.manual_seed(0)
-    task = (Pairs if pairs else Regression)(
-        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), nn.MSELoss()
-    )
+    task = kind(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), nn.MSELoss())
     loader = build_loader(
         dataset(80), shuffle=True, batch_size=2, rank=distributed.rank, world_size=distributed.world_size
     )
@@ -68,7 +66,7 @@ def collectives(distributed: Distributed, accumulate: int, pairs: bool, run_dir:
         run_dir=Path(run_dir),
         distributed=distributed,
     )
-    engine.requests.next_exchange = 10**9  # exchanges among the hosts have another test
+    engine.requests._next_exchange = 10**9  # exchanges among the hosts have another test
     engine.train()
     return counted.steps, counted.collectives
 
@@ -82,14 +80,14 @@ class Pairs(Regression):
         return {"loss": (loss * len(batch[0]), torch.tensor(len(batch[0])))}
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(("kind", "each"), [(Regression, 1), (Pairs, 2)])
 @pytest.mark.parametrize(("accumulate", "expected"), [(1, 12), (3, 4)])
-def test_exactly_one_all_reduce_for_each_optimizer_step(
-    accumulate: int, expected: int, pairs: bool, tmp_path: Path
+def test_one_all_reduce_for_each_optimizer_step_and_one_for_its_number_of_terms(
+    accumulate: int, expected: int, kind: type[Regression], each: int, tmp_path: Path
 ) -> None:
-    for steps, reduced in on_ranks(2, collectives, accumulate, pairs, str(tmp_path)):
+    for steps, reduced in on_ranks(2, collectives, accumulate, kind, str(tmp_path)):
         assert steps == expected
-        assert reduced == expected
+        assert reduced == each * expected
 
 
 # Buffers and evaluation. ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
 from hydraloop.tasks import Task
 from tests.helpers import Batch, at, batches, make_engine, tiny_task
 
@@ -89,7 +90,17 @@ class Total(Task):
         return {"loss": (nn.functional.mse_loss(self.model(inputs), targets, reduction="sum"), len(inputs))}
 
 
-@pytest.mark.parametrize("kind", [Task, Total])
+class Counted(Total):
+    """A task that counts the terms of its loss before the forward pass."""
+
+    def forward(self, batch: Batch) -> dict[str, Any]:
+        return super().forward(batch)
+
+    def count(self, batch: Batch) -> int:
+        return len(batch[0])
+
+
+@pytest.mark.parametrize("kind", [Task, Total, Counted])
 @pytest.mark.parametrize("empty", [[0], [1], [2], [0, 1], [0, 1, 2, 3], []])
 def test_batches_without_samples_count_for_nothing(tmp_path: Path, empty: list[int], kind: type[Task]) -> None:
     train = [batches(1, 0 if index in empty else 2 + index, seed=index)[0] for index in range(4)]
@@ -153,3 +164,81 @@ def test_a_validation_due_inside_a_window_waits_for_its_end(tmp_path: Path) -> N
         tmp_path, {"look": look}, train=batches(18), val=batches(1), accumulate=3, val_by_epoch=False, val_interval=4
     ).train()
     assert at_iterations == [6, 9, 12, 18], "4 is due at 6, 8 at 9, 12 at 12, 16 and the end at 18"
+
+
+# Terms that the task counts before the forward pass. -----------------------------------------------------------------
+
+
+class Crops(Hook):
+    """Leaves the first two samples of each batch, before the forward pass."""
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        batch[:] = [part[:2] for part in batch]
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_terms_are_counted_after_a_hook_has_changed_the_batch(tmp_path: Path, accumulate: int) -> None:
+    train = [list(batch) for batch in batches(3)]
+    engine = make_engine(
+        tmp_path, {"crops": Crops()}, train=train, task=Counted(tiny_task().model), accumulate=accumulate, lr=0.05
+    )
+    engine.train()
+    cropped = [(inputs[:2], targets[:2]) for inputs, targets in batches(3)]
+    expected = make_engine(tmp_path, train=cropped, task=Total(tiny_task().model), accumulate=accumulate, lr=0.05)
+    expected.train()
+    for one, other in zip(engine.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
+
+
+def test_the_batches_of_a_window_are_counted_before_its_first_forward(tmp_path: Path) -> None:
+    trace: list[str] = []
+
+    class Tells(Counted):
+        def forward(self, batch: Batch) -> dict[str, Any]:
+            trace.append(f"forward {len(batch[0])}")
+            return super().forward(batch)
+
+        def count(self, batch: Batch) -> int:
+            trace.append(f"count {len(batch[0])}")
+            return len(batch[0])
+
+    train = [batches(1, size)[0] for size in (4, 3, 2, 1)]
+    make_engine(tmp_path, train=train, task=Tells(tiny_task().model), accumulate=3).train()
+    assert trace == [
+        "count 4", "count 3", "count 2", "forward 4", "forward 3", "forward 2", "count 1", "forward 1",
+    ]  # fmt: skip
+
+
+class Wrong(Counted):
+    """Counts one term too many."""
+
+    def forward(self, batch: Batch) -> dict[str, Any]:
+        return super().forward(batch)
+
+    def count(self, batch: Batch) -> int:
+        return len(batch[0]) + 1
+
+
+class Mean(Counted):
+    """Returns the mean over the terms that it counts."""
+
+    def forward(self, batch: Batch) -> dict[str, Any]:
+        return Task.forward(self, batch)
+
+    def count(self, batch: Batch) -> int:
+        return len(batch[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (Wrong, "count returned 10 for the first batches, and forward returned losses of 8 terms"),
+        (Mean, "the task has a method count, and its loss is a mean over an unknown number of terms"),
+    ],
+)
+def test_a_count_that_is_not_that_of_the_loss_is_refused(tmp_path: Path, kind: type[Task], problem: str) -> None:
+    engine = make_engine(tmp_path, train=batches(4), task=kind(tiny_task().model, nn.MSELoss()), accumulate=2)
+    with pytest.raises(UserError, match=problem) as caught:
+        engine.train()
+    assert caught.value.key == "task"
+    assert engine.progress.optimizer_step == 0
