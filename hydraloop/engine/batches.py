@@ -18,34 +18,13 @@ from hydraloop.engine.ready_loader import as_train_loader, check_ranks
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 
-TermsOf = Callable[[int, Any], Any]
+Count = Callable[[int, Any], Any]
 """From a batch's index in the epoch and the batch to the number of its terms on this rank: a number, a scalar tensor,
 or None if the task does not count it."""
 
 
-class Window:
-    """The batches of one optimizer step. Iterate once: it yields `(batch_idx, batch)`, fetched one by one.
-
-    Args:
-        indices: of its batches in the epoch, at least one.
-        fetch: returns the batch of an index, on the device, and with the first batch the terms of the window.
-    """
-
-    def __init__(self, indices: Sequence[int], fetch: Callable[[int], tuple[Any, Any]]) -> None:
-        self.indices = indices
-        self.terms: Any = None
-        """Terms of the loss of this rank in the whole window, if it was held on the host to count them; known when the
-        first batch is fetched."""
-        self.first, self.last = indices[0], indices[-1]
-        """Indices of its first batch, and of the one with which the optimizer steps."""
-        self._fetch = fetch
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        for batch_idx in self.indices:
-            batch, terms = self._fetch(batch_idx)
-            if batch_idx == self.first:
-                self.terms = terms
-            yield batch_idx, batch
+Window = Sequence[int]
+"""The batches of one optimizer step, by their indices in the epoch; at least one."""
 
 
 class Batches:
@@ -56,8 +35,9 @@ class Batches:
         device: of the run.
         settings: `channels_last`, `prefetch`, `limit_train_batches`, `accumulate`.
         progress: of the run.
-        terms_of: counts the terms of a loss. If it is given, the batches of a window are held on the host until all
-            are there, and counted. None: they are moved to the device one by one.
+        count: counts the terms of the loss of a batch; None: they are not known before its forward pass.
+        holds: whether the batches of a window are held on the host until all are there, and counted. False: they are
+            moved to the device one by one, and counted only if the window has one batch.
     """
 
     loaders: Loaders
@@ -71,9 +51,15 @@ class Batches:
         device: torch.device,
         settings: Settings,
         progress: Progress,
-        terms_of: TermsOf | None = None,
+        count: Count | None = None,
+        *,
+        holds: bool = False,
     ) -> None:
-        self._device, self._settings, self._progress, self._terms_of = device, settings, progress, terms_of
+        self._device, self._settings, self._progress = device, settings, progress
+        self._count, self._holds = count, holds
+        self._rest: Iterator[tuple[int, Any]] = iter(())
+        self._terms: dict[int, Any] = {}
+        self._has_asked = False
         self._move = mover(device, settings.channels_last)
         self.asked_at = 0.0
         """When training asked for its current batch (`perf_counter`)."""
@@ -140,63 +126,77 @@ class Batches:
         """Yield the windows from the position of the run to the end of the epoch, or of the run.
 
         A window has `accumulate` batches; the last one of an epoch, and of the run, may have fewer. Batches that are
-        left out are loaded and dropped.
+        left out are loaded and dropped. Call `fetch` for each batch.
 
         Raises:
-            UserError: the loader yields more or fewer batches than its length, from which windows are planned.
+            UserError: the loader yields more batches than its length, from which windows are planned.
         """
         progress = self._progress
-        batches = enumerate(self._rest_of_epoch(), start=progress.batch_in_epoch)
+        self.asked_at, self._has_asked = perf_counter(), True
+        self._rest = enumerate(self._rest_of_epoch(), start=progress.batch_in_epoch)
+        try:
+            yield from self._planned()
+            progress.skip_left_out()
+            if progress.batch_in_epoch == progress.epoch_length:
+                for index, _ in self._rest:  # to its end, where workers end
+                    if index >= progress.epoch_length:
+                        raise self._wrong_length("more")
+        finally:
+            self._rest = iter(())
 
-        def fetch(batch_idx: int) -> tuple[Any, Any]:
+    def fetch(self, batch_idx: int) -> Any:
+        """Return a batch of a window, on the device, and measure how long it takes to arrive.
+
+        Raises:
+            UserError: the loader yields fewer batches than its length.
+        """
+        if not self._has_asked:  # the first batch was asked for in `windows`, where workers start
             self.asked_at = perf_counter()
-            for index, (batch, terms) in batches:
-                if index == batch_idx:
-                    self.waited = perf_counter() - self.asked_at
-                    return batch, terms
-            raise self._wrong_length(str(progress.batch_in_epoch))
+        self._has_asked = False
+        for index, batch in self._rest:
+            if index == batch_idx:
+                self.waited = perf_counter() - self.asked_at
+                return batch
+        raise self._wrong_length(str(self._progress.batch_in_epoch))
 
-        for indices in self._planned():
-            yield Window(indices, fetch)
-        progress.skip_left_out()
-        if progress.batch_in_epoch == progress.epoch_length:
-            for index, _ in batches:  # to its end, where workers end
-                if index >= progress.epoch_length:
-                    raise self._wrong_length("more")
+    def terms_of(self, window: Window, batch: Any) -> Any:
+        """Return the terms of the loss of this rank in a window, once its first batch is fetched; None: not known."""
+        if self._count is not None and len(window) == 1 and not self._holds:
+            return self._count(window[0], batch)
+        return self._terms.pop(window[0], None)
 
-    def _planned(self) -> Iterator[tuple[int, ...]]:
+    def _planned(self) -> Iterator[Window]:
         """Yield the indices of the batches in each window."""
-        progress = self._progress
-        left_out, left = progress.left_out.get(progress.epoch, ()), progress.max_iters - progress.iteration
-        trained = (index for index in range(progress.batch_in_epoch, progress.epoch_length) if index not in left_out)
-        while indices := tuple(islice(trained, min(self._settings.accumulate, left))):
-            left -= len(indices)
-            yield indices
+        progress, accumulate = self._progress, self._settings.accumulate
+        left_out = progress.left_out.get(progress.epoch, ())
+        trained: Sequence[int] = range(progress.batch_in_epoch, progress.epoch_length)
+        if left_out:
+            trained = [index for index in trained if index not in left_out]
+        trained = trained[: progress.max_iters - progress.iteration]
+        for start in range(0, len(trained), accumulate):
+            yield trained[start : start + accumulate]
 
-    def _rest_of_epoch(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each batch on the device, with the first one of a window the terms of the window."""
+    def _rest_of_epoch(self) -> Iterator[Any]:
+        """Return the batches from the position of the run on, on the device."""
         loader, progress = self.train_loader, self._progress
         assert loader is not None  # check_trainable
         first = progress.batch_in_epoch
         left = progress.epoch_length - first if progress.epoch_length < len(loader) else None
         batches = loader.begin(first, progress.iteration)
-        if self._terms_of is None:
-            with_terms: Iterable[Any] = ((batch, None) for batch in batches)
-        else:
-            with_terms = self._counted(batches, first, self._terms_of)
-        yield from self.on_device(self.loaders.train, with_terms, left)
+        if self._count is not None and self._holds:
+            batches = self._counted(batches, first, self._count)
+        return self.on_device(self.loaders.train, batches, left)
 
-    def _counted(self, batches: Iterable[Any], first: int, terms_of: TermsOf) -> Iterator[tuple[Any, Any]]:
-        """Yield each batch, with the first one of a window the terms of all its batches, which are held until then."""
+    def _counted(self, batches: Iterable[Any], first: int, count: Count) -> Iterator[Any]:
+        """Yield the batches. Those of a window are held until all are there, and counted."""
         rest = enumerate(batches, start=first)
         for indices in self._planned():
             held = list(islice(rest, indices[-1] + 1 - first))
             first = indices[-1] + 1
-            terms = [terms_of(index, batch) for index, batch in held if index in indices]
-            total = None if None in terms else sum(terms)
-            for index, batch in held:
-                yield batch, total if index == indices[0] else None
-        yield from ((batch, None) for _, batch in rest)
+            counted = [count(index, batch) for index, batch in held if index in indices]
+            self._terms[indices[0]] = None if None in counted else sum(counted)
+            yield from (batch for _, batch in held)
+        yield from (batch for _, batch in rest)
 
     def _wrong_length(self, got: str) -> UserError:
         return UserError(
@@ -206,7 +206,7 @@ class Batches:
         )
 
 
-def term_counter(task: Any, loader: Loader | None) -> TermsOf | None:
+def term_counter(task: Any, loader: Loader | None) -> Count | None:
     """Return what counts the terms of a batch; None if the task has no method `count`, or has steps.
 
     Args:
@@ -217,9 +217,9 @@ def term_counter(task: Any, loader: Loader | None) -> TermsOf | None:
     if not callable(count) or getattr(task, "steps", None):
         return None
 
-    def terms_of(batch_idx: int, batch: Any) -> Any:
+    def count_own(batch_idx: int, batch: Any) -> Any:
         terms = count(task, batch)
         is_filler = samples_at is not None and samples_at(batch_idx)[0] == 0
         return terms * 0 if is_filler and terms is not None else terms
 
-    return terms_of
+    return count_own

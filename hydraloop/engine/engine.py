@@ -87,8 +87,8 @@ class Engine:
         self.loss_check = LossCheck(run, progress)
         self.calls = calls = CallTable(self, found, places, on_error, rank=run.ranks.rank)
         holds = run.settings.accumulate > 1 and not calls.one_by_one("before_train_iter")  # hooks may change batches
-        terms_of = term_counter(run.task, loaders.train) if holds else None
-        self.batches = batches = Batches(loaders, run.device, run.settings, progress, terms_of)
+        count = term_counter(run.task, loaders.train)
+        self.batches = batches = Batches(loaders, run.device, run.settings, progress, count, holds=holds)
         progress.set_length(run.settings, batches.epoch_length)
         self.records = Records(run.run_dir, run.ranks, progress, calls)
         self.requests = Requests(run.settings, run.ranks, calls, progress, lambda: self.checkpoints)
@@ -96,7 +96,7 @@ class Engine:
         self.checkpoints = Checkpoints(
             run, batches, progress, calls, self.messages, self.evaluator, self.loss_check, self.requests.wake
         )
-        self.stepper = Stepper(run, loaders.train, progress, calls)
+        self.stepper = Stepper(run, batches, progress, calls)
         self.outcome = Outcome(
             run, batches, progress, calls, self.messages, self.requests, self.evaluator, self.checkpoints,
             self.loss_check, lock, generators,
@@ -150,20 +150,23 @@ class Engine:
 
     def _train_epoch(self) -> None:
         """Train for the rest of an epoch, or until training ends or stops."""
-        calls, progress, stepper, requests = self.calls, self.progress, self.stepper, self.requests
-        for window in self.batches.windows():
-            for batch_idx, batch in window:
+        calls, batches, stepper = self.calls, self.batches, self.stepper
+        progress, requests = self.progress, self.requests
+        by_epoch = self.settings.val_by_epoch
+        for window in batches.windows():  # one optimizer step
+            for batch_idx in window:
+                batch = batches.fetch(batch_idx)
                 calls.before_train_iter(batch_idx, batch)
                 outputs = stepper.iterate(window, batch_idx, batch)  # forward, backward; at its end, optimizer step
                 calls.after_train_iter(batch_idx, batch, outputs)
-            requests.check_clock()
             if progress.batch_in_epoch == progress.epoch_length:
                 continue  # requests and validation wait for the end of the epoch
             requests.act_in_epoch()
-            if not self.settings.val_by_epoch:
+            if not by_epoch:
                 self.evaluator.validate_if_due()
-            if self.stopping:
+            if requests.stop_reason is not None:
                 break
+        requests.check_clock()
         progress.complete_epoch()
 
     def _go_back(self, checkpoint: Path) -> None:

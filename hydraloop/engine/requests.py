@@ -173,7 +173,7 @@ class Requests:
         self.preemptible = False
 
     def check_clock(self) -> None:
-        """Between two windows, ask for a stop after `max_time`, and for a preemption after `requeue_after`."""
+        """Ask for a stop after `max_time`, and for a preemption after `requeue_after`."""
         if perf_counter() <= self._deadline:
             return
         if self._deadline == self._requeue_at:
@@ -216,6 +216,7 @@ class Requests:
 
     def act_in_epoch(self) -> None:
         """Inside an epoch, between windows: act on what is agreed; at each interval, send the flag."""
+        self.check_clock()
         iteration = self._progress.iteration
         if iteration >= self._next_exchange:
             self._exchange(iteration)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, optim
 
-from hydraloop.engine.batches import Window, term_counter
+from hydraloop.engine.batches import Batches, Window
 from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.loaders import Loader, share_of
+from hydraloop.engine.loaders import share_of
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.closure import Closure, closure_of
@@ -25,12 +25,12 @@ class Stepper:
 
     Args:
         run: the parts of the run.
-        loader: the train loader.
+        batches: of training, which know the terms of their losses.
         progress: of the run.
         calls: after_backward and before_optimizer_step are called.
     """
 
-    def __init__(self, run: Run, loader: Loader | None, progress: Progress, calls: CallTable) -> None:
+    def __init__(self, run: Run, batches: Batches, progress: Progress, calls: CallTable) -> None:
         self._task, self._ranks, self._precision = run.task, run.ranks, run.precision
         self._progress, self._calls = progress, calls
         self.accumulate = run.settings.accumulate
@@ -42,11 +42,12 @@ class Stepper:
         self._forward = self._precision.forward(self._ranks.wrap(self._task) if self._is_wrapped else self._task)
         self._weighting: LossWeighting | None = None
         if self.accumulate > 1 or self._ranks.world_size > 1:
-            self._weighting = LossWeighting(self.accumulate, self._ranks, run.device, share_of(loader))
+            self._weighting = LossWeighting(self.accumulate, self._ranks, run.device, share_of(batches.loaders.train))
         self._closure: Closure | None = None if run.trained_by is None else closure_of(run)
-        self._optimizer = self._current_optimizer = run.trained_by
-        self._terms_of = term_counter(self._task, loader)
-        self._window: Window | None = None
+        self._all = cast("optim.Optimizer", run.trained_by)  # None if the engine only evaluates, and never steps
+        self.optimizer = self._all
+        """The optimizer whose gradients are computed; outside of the steps of a task, all of them as one."""
+        self._batches = batches
         self._has_iterated = False
         self.step = ""
         """The name of the task's step that is being done, if the task has steps."""
@@ -63,15 +64,9 @@ class Stepper:
 
     def start(self) -> None:
         """Begin to train: forget the gradients and the open window of an earlier use."""
-        if self._optimizer is not None:
-            self._optimizer.zero_grad(set_to_none=True)
-        self._current_optimizer, self.step, self.window_closed = self._optimizer, "", True
-
-    @property
-    def optimizer(self) -> optim.Optimizer:
-        """The optimizer whose gradients are computed; outside of the steps of a task, all of them as one."""
-        assert self._current_optimizer is not None, "Outcome.locked refuses to train without one"
-        return self._current_optimizer
+        if self._all is not None:
+            self._all.zero_grad(set_to_none=True)
+        self.optimizer, self.step, self.window_closed = self._all, "", True
 
     def rewrap(self) -> None:
         """Wrap the task again after `requires_grad` of parameters has changed, on every rank.
@@ -96,33 +91,22 @@ class Stepper:
             What the task returned, with `loss` detached. With steps of the task, `<step>/<name>` of each step, and as
             `loss` the sum of the losses.
         """
+        weighting = self._weighting
         if self._steps is not None:
             outputs = self._do_steps(self._steps, batch_idx, batch)
         else:
-            if batch_idx == window.first:
-                self._window = window
-                self._begin_window(batch)
-            self.window_closed = batch_idx == window.last
+            if weighting is not None and batch_idx == window[0]:
+                weighting.begin_window(window, self._batches.terms_of(window, batch))
+            self.window_closed = batch_idx == window[-1]
             outputs = self._forward_backward(batch_idx, batch)
             self._calls.after_backward(batch_idx, batch, outputs)
             self.stepped = self.window_closed and self._step(batch_idx, batch, outputs)
-        samples = self.batch_samples if self._weighting is None else self._weighting.samples_of_all
+        samples = self.batch_samples if weighting is None else weighting.samples_of_all
         self._progress.complete_iteration(batch_idx, samples, stepped=self.stepped)
         if not self._has_iterated:
             self._has_iterated = True
             self._ranks.first_step_done()
         return outputs
-
-    def _begin_window(self, batch: Any) -> None:
-        """Begin the window with its first batch, after hooks may have changed it."""
-        if self._weighting is None:
-            return
-        window = self._window
-        assert window is not None
-        terms = window.terms
-        if terms is None and self._terms_of is not None and len(window.indices) == 1:
-            terms = self._terms_of(window.first, batch)
-        self._weighting.begin_window(window.indices, terms)
 
     def _do_steps(self, steps: TaskSteps, batch_idx: int, batch: Any) -> Outputs:
         """Do the steps of the task that run in this iteration: for each, forward, backward and the optimizer step."""
@@ -130,7 +114,7 @@ class Stepper:
         total: Any = 0.0
         self.stepped, self.batch_samples = False, self._task.num_samples(batch)
         for step in steps.due(self._progress.iteration + 1):
-            self.step, self._current_optimizer = step.name, step.optimizer
+            self.step, self.optimizer = step.name, step.optimizer
             if self._weighting is not None:
                 self._weighting.begin_window((batch_idx,))
             # The forward pass must not see that the others require gradients, or its backward would compute them.
@@ -142,7 +126,7 @@ class Stepper:
             self.stepped |= self._step(batch_idx, batch, of_step)
             outputs.update((f"{step.name}/{name}", value) for name, value in of_step.items())
             total = total + of_step["loss"]
-        self.step, self._current_optimizer = "", self._optimizer
+        self.step, self.optimizer = "", self._all
         outputs["loss"], self.loss_weights["loss"] = total, self.batch_samples
         return outputs
 
@@ -155,7 +139,10 @@ class Stepper:
             self.batch_samples = weighting.samples
             self._ranks.sync_gradients(self.window_closed)
         outputs: Outputs = self._forward(batch, step=step) if step else self._forward(batch)
-        loss = _loss_in(outputs, self._task, step)
+        try:
+            loss: Tensor | SumAndCount = outputs["loss"]
+        except (KeyError, TypeError, IndexError):
+            raise no_loss_error(self._task, outputs, step) from None
         mean, self.loss_weights[f"{step}/loss" if step else "loss"] = mean_and_weight(loss, self.batch_samples)
         if step and not mean.requires_grad:
             raise no_gradient_error(step)
@@ -171,35 +158,36 @@ class Stepper:
 
     def _step(self, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
         """Close the window: unscale, weight, clip (a hook), step. Return whether the step was taken."""
-        optimizer = self._finish_gradients(batch_idx, batch, outputs)
-        taken = self._step_with_closure(batch_idx, batch, outputs) if self._closure else self._precision.step(optimizer)
-        for group in optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
+        self._finish_gradients(batch_idx, batch, outputs)
+        if self._closure is None:
+            taken = self._precision.step(self.optimizer)
+        else:
+            taken = self._step_with_closure(self._closure, batch_idx, batch, outputs)
+        for group in self.optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
             for parameter in group["params"]:
                 parameter.grad = None
         return taken
 
-    def _finish_gradients(self, batch_idx: int, batch: Any, outputs: Outputs) -> optim.Optimizer:
-        """Bring the gradients to the form in which the optimizer, which is returned, uses them."""
-        optimizer = self.optimizer
-        self._precision.unscale(optimizer)
+    def _finish_gradients(self, batch_idx: int, batch: Any, outputs: Outputs) -> None:
+        """Bring the gradients to the form in which the optimizer uses them."""
+        self._precision.unscale(self.optimizer)
         if self._weighting is not None:
-            self._weighting.correct(optimizer)
+            self._weighting.correct(self.optimizer)
         self._calls.before_optimizer_step(batch_idx, batch, outputs)
-        return optimizer
 
-    def _step_with_closure(self, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
+    def _step_with_closure(self, closure: Closure, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
         """Take a step of an optimizer that computes losses and gradients itself. It always takes the step."""
-        assert self._closure is not None
         optimizer, logged, weight = self.optimizer, dict(self._task.logged), self.loss_weights["loss"]
 
         def again() -> Tensor:
             optimizer.zero_grad()
-            self._begin_window(batch)
+            if self._weighting is not None:
+                self._weighting.begin_window((batch_idx,), self._batches.terms_of((batch_idx,), batch))
             repeated = self._forward_backward(batch_idx, batch)
             self._finish_gradients(batch_idx, batch, repeated)
             return self._mean_over_ranks(repeated["loss"])
 
-        self._closure.step(self._mean_over_ranks(outputs["loss"]), again)
+        closure.step(self._mean_over_ranks(outputs["loss"]), again)
         # Records have the values of the iteration's own forward. Hooks hold the dict.
         self._task.logged.clear()
         self._task.logged.update(logged)
@@ -214,11 +202,3 @@ class Stepper:
         count = torch.as_tensor(self.loss_weights["loss"], dtype=mean.dtype, device=mean.device).reshape(())
         total, count = self._ranks.sum(torch.stack((mean * count, count)))
         return mean_of((total, count))
-
-
-def _loss_in(outputs: Any, task: Any, step: str) -> Tensor | SumAndCount:
-    try:
-        loss: Tensor | SumAndCount = outputs["loss"]
-    except (KeyError, TypeError, IndexError):
-        raise no_loss_error(task, outputs, step) from None
-    return loss
