@@ -142,7 +142,11 @@ class Batches:
                     if index >= progress.epoch_length:
                         raise self._wrong_length("more")
         finally:
-            self._rest = iter(())
+            self.end()
+
+    def end(self) -> None:
+        """Drop the rest of the epoch, also after an error, whose traceback would keep it with its workers."""
+        self._rest = iter(())
 
     def fetch(self, batch_idx: int) -> Any:
         """Return a batch of a window, on the device, and measure how long it takes to arrive.
@@ -153,11 +157,13 @@ class Batches:
         if not self._has_asked:  # the first batch was asked for in `windows`, where workers start
             self.asked_at = perf_counter()
         self._has_asked = False
+        yielded = self._progress.batch_in_epoch
         for index, batch in self._rest:
             if index == batch_idx:
                 self.waited = perf_counter() - self.asked_at
                 return batch
-        raise self._wrong_length(str(self._progress.batch_in_epoch))
+            yielded = index + 1  # this one is left out
+        raise self._wrong_length(str(yielded))
 
     def terms_of(self, window: Window, batch: Any) -> Any:
         """Return the terms of the loss of this rank in a window, once its first batch is fetched; None: not known."""

@@ -8,7 +8,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-import torch
 from torch import nn, optim
 
 from hydraloop.engine.batches import Batches, term_counter
@@ -16,9 +15,7 @@ from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoint.rollback import with_rollbacks
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.deprecated_names import with_deprecated_names
-from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.seeding import set_rng_state
-from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.evaluation.module_modes import begin_training
 from hydraloop.engine.evaluation.prediction import only_test_set, predict_batches
@@ -33,7 +30,6 @@ from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Parts, make_run
-from hydraloop.engine.settings import Settings
 from hydraloop.engine.steps.stepper import Stepper
 from hydraloop.run.lock import RunLock
 from hydraloop.run.result import Best, Result
@@ -82,6 +78,8 @@ class Engine:
         trains = parts.get("optimizer") is not None and loaders.train is not None
         found, places = with_missing(hooks or {}, slots, trains=trains, scheduled=bool(parts.get("schedules")))
         self.run = run = make_run(hooks=found, **parts)
+        self.task, self.settings, self.device = run.task, run.settings, run.device
+        self.distributed, self.precision = run.ranks, run.precision
         self.progress = progress = Progress()
         self.messages = Messages()
         self.loss_check = LossCheck(run, progress)
@@ -151,8 +149,7 @@ class Engine:
     def _train_epoch(self) -> None:
         """Train for the rest of an epoch, or until training ends or stops."""
         calls, batches, stepper = self.calls, self.batches, self.stepper
-        progress, requests = self.progress, self.requests
-        by_epoch = self.settings.val_by_epoch
+        progress, requests, by_epoch = self.progress, self.requests, self.settings.val_by_epoch
         for window in batches.windows():  # one optimizer step
             for batch_idx in window:
                 batch = batches.fetch(batch_idx)
@@ -224,18 +221,13 @@ class Engine:
 
     # What hooks read, and what they ask for. docs/reference/hooks.md describes these names. -------------------------
 
-    task: Any = _of("run.task")
     model: nn.Module = _of("run.model")
     optimizer: optim.Optimizer = _of("run.optimizer")
     optimizers: dict[str, optim.Optimizer] = _of("run.optimizers")
     hooks: Mapping[str, Any] = _of("run.hooks")
-    settings: Settings = _of("run.settings")
     loaders: Loaders = _of("batches.loaders")
     run_dir: Path = _of("run.run_dir")
     seed: int = _of("run.seed")
-    device: torch.device = _of("run.device")
-    distributed: Distributed = _of("run.ranks")
-    precision: Precision = _of("run.precision")
     accumulate: int = _of("stepper.accumulate")
     step: str = _of("stepper.step")
     stepped: bool = _of("stepper.stepped")

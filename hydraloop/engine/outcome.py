@@ -142,6 +142,7 @@ class Outcome:
                     if trains:
                         self._put_result()
         finally:
+            self._batches.end()
             for loader in self._batches.loaders.by_key().values():
                 end_workers(loader)
             if run.ranks.is_main and run.precision.skipped and self._progress.optimizer_step == 0:

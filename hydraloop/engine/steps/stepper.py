@@ -158,7 +158,10 @@ class Stepper:
 
     def _step(self, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
         """Close the window: unscale, weight, clip (a hook), step. Return whether the step was taken."""
-        self._finish_gradients(batch_idx, batch, outputs)
+        self._precision.unscale(self.optimizer)
+        if self._weighting is not None:
+            self._weighting.correct(self.optimizer)
+        self._calls.before_optimizer_step(batch_idx, batch, outputs)
         if self._closure is None:
             taken = self._precision.step(self.optimizer)
         else:
@@ -167,13 +170,6 @@ class Stepper:
             for parameter in group["params"]:
                 parameter.grad = None
         return taken
-
-    def _finish_gradients(self, batch_idx: int, batch: Any, outputs: Outputs) -> None:
-        """Bring the gradients to the form in which the optimizer uses them."""
-        self._precision.unscale(self.optimizer)
-        if self._weighting is not None:
-            self._weighting.correct(self.optimizer)
-        self._calls.before_optimizer_step(batch_idx, batch, outputs)
 
     def _step_with_closure(self, closure: Closure, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
         """Take a step of an optimizer that computes losses and gradients itself. It always takes the step."""
@@ -184,7 +180,9 @@ class Stepper:
             if self._weighting is not None:
                 self._weighting.begin_window((batch_idx,), self._batches.terms_of((batch_idx,), batch))
             repeated = self._forward_backward(batch_idx, batch)
-            self._finish_gradients(batch_idx, batch, repeated)
+            if self._weighting is not None:
+                self._weighting.correct(optimizer)
+            self._calls.before_optimizer_step(batch_idx, batch, repeated)
             return self._mean_over_ranks(repeated["loss"])
 
         closure.step(self._mean_over_ranks(outputs["loss"]), again)
