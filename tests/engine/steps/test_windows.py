@@ -21,7 +21,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook
 from hydraloop.tasks import Task
 from tests.data.streams import stream_loader
-from tests.helpers import Batch, Recorder, at, batches, differences, make_engine, tiny_task
+from tests.helpers import Batch, Recorder, at, batches, differences, failing, make_engine, tiny_task
 
 SIZES = [4, 2, 1, 3, 4, 2, 4]
 """Samples of each batch of an epoch: its windows have 3, 3 and 1 batches."""
@@ -273,6 +273,16 @@ def test_a_loader_that_ends_too_early_leaves_no_step_of_the_open_window(tmp_path
     assert trace[-3:] == ["on_exception", *END]
 
 
+def test_left_out_batches_count_as_yielded(tmp_path: Path) -> None:
+    torch.save(tiny_task().model.state_dict(), tmp_path / "weights.pth")
+    trace = Trace()
+    leave = at("after_load_checkpoint", lambda engine: engine.progress.leave_out({0: [3, 4, 5]}))
+    source = Source(_epoch()[:5], trace, length=7)
+    engine = _engine(tmp_path, {"leave": leave}, trace=trace, train=source, load_from=tmp_path / "weights.pth")
+    with pytest.raises(UserError, match="the loader has a length of 7 batches and yielded 5"):
+        engine.train()
+
+
 def test_a_loader_that_does_not_end_is_refused_after_its_last_window(tmp_path: Path) -> None:
     trace, found = Trace(), _epoch()
     engine = _engine(tmp_path, trace=trace, train=Source(found, trace, length=5))
@@ -413,3 +423,13 @@ def test_workers_end_with_an_epoch_and_with_a_stop_inside_it(tmp_path: Path, sto
         hooks["stop"] = at("after_train_iter", lambda engine: engine.request_stop("enough"))
     _engine(tmp_path, hooks, train=_with_workers()).train()
     assert seen == [1, 0]
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_workers_end_with_an_error_inside_a_window(tmp_path: Path) -> None:
+    before = set(multiprocessing.active_children())
+    engine = _engine(tmp_path, {"failing": failing("after_train_iter", nth=4)}, train=_with_workers())
+    with pytest.raises(RuntimeError, match="on purpose") as caught:
+        engine.train()
+    assert set(multiprocessing.active_children()) <= before
+    assert caught.traceback, "it was not the end of the traceback that ended them"
