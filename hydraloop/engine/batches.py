@@ -41,7 +41,7 @@ class Batches:
     """
 
     loaders: Loaders
-    """The loaders. Others of the same lengths may be set between two runs (`use`)."""
+    """The loaders `train`, `val` and `test`. `use` replaces them between two runs by loaders of the same lengths."""
     train_loader: TrainLoader | None
     """`loaders.train`, in a `ResumableLoader` if it does not know its position."""
 

@@ -70,11 +70,11 @@ class Checkpoints:
         self.loaded = False
         """Whether `resume` has been done, and after_load_checkpoint called, which happens once for each engine."""
         self.resumed_from: Path | None = None
-        """The checkpoint whose state was restored last: that of `resume`, or after a rollback an earlier one."""
+        """The checkpoint whose state was restored last, by `resume` or by a rollback; None if no state was restored."""
         self.last_checkpoint: Path | None = None
-        """The last file that this process has written."""
+        """The last file that this process has written; None before the first."""
         self.saved_iteration = 0
-        """The iteration of that file, or of the checkpoint whose state was restored since."""
+        """The iteration of `last_checkpoint`, or of the checkpoint whose state was restored since."""
         self.unwritten: Path | None = None
         """A checkpoint that is newer than `last_checkpoint` and could not be written."""
         self.git: dict[str, str | bool] = {}

@@ -72,13 +72,13 @@ class Outcome:
         self._lock, self._generators = lock, generators
         self._began_at = 0.0
         self.error: BaseException | None = None
-        """The error that ends the run, from on_exception on."""
+        """The error that ends the run, set before on_exception; None without an error."""
         self.result: Result | None = None
-        """The contents of `result.json`, between after_train and after_run."""
+        """The contents of `result.json`, set before after_run; None until then."""
 
     @property
     def seconds(self) -> float:
-        """The time since the run has begun [s]."""
+        """The time since the run began [s]."""
         return perf_counter() - self._began_at
 
     @contextmanager

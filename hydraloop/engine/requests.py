@@ -50,7 +50,7 @@ class Saves(Protocol):
 
 
 class Requests:
-    """The requests of a run.
+    """The requests of hooks, signals and clocks: a stop, a preemption, checkpoints. All ranks act together.
 
     Args:
         settings: `max_time` and `requeue_after`.

@@ -44,15 +44,15 @@ class Run:
     settings: Settings
     """The options of the engine."""
     run_dir: Path
-    """The directory for the run's files."""
+    """The directory of the run's files."""
     seed: int
-    """The seed of the run."""
+    """The seed of the run, the same on all ranks."""
     device: torch.device
     """The device of this rank."""
     ranks: Distributed
-    """The ranks that train together."""
+    """The ranks that train together: `rank`, `world_size`, `is_main`, and communication between ranks."""
     precision: Precision
-    """fp32, tf32, bf16 or fp16."""
+    """The precision (fp32, tf32, bf16 or fp16): autocast and the scaling of the loss."""
 
     @property
     def model(self) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from hydraloop.engine.deprecated_names import NEW_NAMES
+from hydraloop.engine.engine import Engine
+from tests.helpers import make_engine
 from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +65,31 @@ def test_every_schedule_and_every_option_of_a_group_is_there(docs: Any) -> None:
         assert f"| `{option}` | `" in options
 
 
+def _names(table: str) -> list[str]:
+    """Return the names in the first column: `engine.task`, `engine.progress.epoch`."""
+    return re.findall(r"^\| `engine\.([\w.]+)", table, re.M)
+
+
+def test_every_public_name_of_the_engine_has_its_row(docs: Any, tmp_path: Path) -> None:
+    """A hook is written with this page: a name that is not there is not found, and another name fails in a run."""
+    engine = make_engine(tmp_path)
+    names = {name for name in vars(Engine) if not name.startswith("_")} - NEW_NAMES.keys()
+    assert sorted(_names(docs.engine_tables())) == sorted(names)
+    assert sorted(_names(docs.part_table())) == sorted(name for name in vars(engine) if not name.startswith("_"))
+
+
+def test_every_name_of_a_part_exists_and_hooks_can_call_the_methods(docs: Any, tmp_path: Path) -> None:
+    engine, names = make_engine(tmp_path), _names(docs.part_names())
+    for part, name in (path.split(".") for path in names):
+        assert getattr(engine, part) is not None
+        assert hasattr(getattr(engine, part), name), f"{part}.{name}"
+    assert {f"{part}.{name}" for part, methods in docs.METHODS.items() for name in methods} <= set(names)
+
+
+def test_every_deprecated_name_has_its_row(docs: Any) -> None:
+    assert _names(docs.deprecated_table()) == list(NEW_NAMES)
+
+
 def test_a_page_that_is_out_of_date_is_noticed(docs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     all_options = docs.options()
     monkeypatch.setattr(docs, "options", lambda: all_options[:-1])
@@ -70,7 +99,7 @@ def test_a_page_that_is_out_of_date_is_noticed(docs: Any, monkeypatch: pytest.Mo
 def test_a_page_without_the_marks_is_an_error(docs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "hooks.md").write_text("# Hooks\n", encoding="utf-8")
     monkeypatch.setattr(docs, "REFERENCE", tmp_path)
-    with pytest.raises(ValueError, match="has no <!-- table"):
+    with pytest.raises(ValueError, match="has no <!-- engine"):
         list(docs.wanted())
 
 

@@ -34,7 +34,7 @@ class Preempted(BaseException):
 
 
 class Evaluator:
-    """Evaluates the task of a run.
+    """Validates and tests the task of a run, and keeps the metrics.
 
     Args:
         run: the parts of the run.
@@ -54,11 +54,11 @@ class Evaluator:
         self._evaluate_batch = run.precision.forward(run.task.evaluate)
         self._contexts: ExitStack | None = None
         self.metrics: dict[str, float] = {}
-        """The metrics of the last validation."""
+        """The metrics of the last validation by name; empty before the first."""
         self.test_metrics: dict[str, float] = {}
-        """The metrics of the last test."""
+        """The metrics of the last test by name; empty before the first."""
         self.best: Best | None = None
-        """The best validation (`report_best`); the test uses its checkpoint."""
+        """The best validation (`report_best`), whose checkpoint is tested; None if no hook has reported one."""
         loaders = batches.loaders
         self._data_sets = tuple(sets_of(loaders.test if loaders.val is None else loaders.val)) or ("",)
         self.metric_names: tuple[str, ...] = tuple(
@@ -71,11 +71,11 @@ class Evaluator:
         self.names_are_known = False
         """Whether the sanity step has seen the names."""
         self.data_set = ""
-        """The name of the data set that is being evaluated, if there are several."""
+        """The name of the data set that is being evaluated; empty if there is only one, and between evaluations."""
         self.length = 0
         """The number of batches of the current or last evaluation."""
         self.tested_checkpoint: Path | None = None
-        """During a test, the file whose weights are tested."""
+        """During a test, the file whose weights are tested. None: the current weights."""
 
     # What hooks and other parts ask for. -----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ _TIMES = frozenset({"time", "data_time"})
 
 
 class Messages:
-    """The messages of one engine.
+    """Facts and scalars that hooks tell each other.
 
     A fact is a function that is called when it is read, so it costs nothing in other iterations. A scalar is added in
     every iteration; a record takes the mean (`means`).

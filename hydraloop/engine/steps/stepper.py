@@ -21,7 +21,7 @@ Outputs = dict[str, Any]
 
 
 class Stepper:
-    """Trains a task on its batches.
+    """Trains a task on its batches: forward, backward and the optimizer step.
 
     Args:
         run: the parts of the run.
@@ -50,7 +50,7 @@ class Stepper:
         self._batches = batches
         self._has_iterated = False
         self.step = ""
-        """The name of the task's step that is being done, if the task has steps."""
+        """The name of the task's step that is being done; empty outside of steps."""
         self.stepped = False
         """Whether an optimizer stepped in the iteration just completed."""
         self.window_closed = True
