@@ -48,15 +48,25 @@ def with_deprecated_names(cls: _Class) -> _Class:
     """Give a class the deprecated attributes."""
     for old, new in NEW_NAMES.items():
         setattr(cls, old, property(_reader(old, new)))
+    cls.loaders = cls.loaders.setter(_use_loaders)  # type: ignore[attr-defined]  # a class with this property
     return cls
+
+
+def _use_loaders(engine: Any, loaders: Any) -> None:
+    _warn("loaders = …", "batches.use(…)")
+    engine.batches.use(loaders)
 
 
 def _reader(old: str, new: str) -> Any:
     read = attrgetter(new)
 
     def warn_and_read(engine: Any) -> Any:
-        text = f"engine.{old} is deprecated and ends with the next release: use engine.{new}"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        _warn(old, new)
         return read(engine)
 
     return warn_and_read
+
+
+def _warn(old: str, new: str) -> None:
+    text = f"engine.{old} is deprecated and ends with the next release: use engine.{new}"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)  # the caller of the property

@@ -207,7 +207,8 @@ def _train_record(engine: Engine, means: dict[str, float], batch: Any, samples: 
     if "time" in record:
         record["samples_per_second"] = samples / record["time"]
     record["memory"] = peak_memory(engine.device)
-    if "time" in record and (flops := engine.task.flops(batch)) is not None:
+    has_peak = engine.settings.peak_tflops is not None or engine.device.type != "cpu"
+    if has_peak and "time" in record and (flops := engine.task.flops(batch)) is not None:
         peak = engine.settings.peak_tflops or peak_tflops(engine.device, engine.precision.name)
         if peak is not None:
             record["mfu"] = flops / (record["time"] * peak * 1e12)

@@ -40,9 +40,10 @@ class Task(nn.Module):
 
     The engine calls `count` in training, after `before_train_iter`, which may change the batch. It sums the counts of
     an accumulation window over all ranks before the first backward pass of the window, and divides each loss by the
-    sum. If only `forward` returns a count, the engine corrects the gradients at the end of the window instead. `count`
-    is not called in evaluations, and not for a task with `steps`. A class that overrides `forward` does not inherit
-    `count`, because its loss may have other terms.
+    sum. With `engine.accumulate`, it holds the batches of a window in host memory until all are counted; if a hook uses
+    `before_train_iter`, they are not held and not counted. If only `forward` returns a count, the engine corrects the
+    gradients at the end of the window instead. `count` is not called in evaluations, and not for a task with `steps`.
+    A class that overrides `forward` does not inherit `count`, because its loss may have other terms.
 
     Args:
         model: its parameters are trained. Checkpoints have its state dict, and in a separate entry the other state of

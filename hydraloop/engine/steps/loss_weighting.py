@@ -102,7 +102,8 @@ class LossWeighting:
             self._known, self._divisor = "terms", self._sum_over_ranks(terms)
             self._counted, self._returned = terms, 0
         elif self._samples_at is not None:
-            self._known, self._divisor = "samples", float(sum(self._samples_at(index)[1] for index in indices))
+            samples = sum(self._samples_at(index)[1] for index in indices)
+            self._known, self._divisor = "samples", float(max(samples, 1))
         else:
             self._known = None
 

@@ -48,6 +48,7 @@ class Stepper:
         self.optimizer = self._all
         """The optimizer whose gradients are computed; outside of the steps of a task, all of them as one."""
         self._batches = batches
+        self._closes = True  # whether the batch is the last of its window
         self._has_iterated = False
         self.step = ""
         """The name of the task's step that is being done; empty outside of steps."""
@@ -97,10 +98,11 @@ class Stepper:
         else:
             if weighting is not None and batch_idx == window[0]:
                 weighting.begin_window(window, self._batches.terms_of(window, batch))
-            self.window_closed = batch_idx == window[-1]
+            self._closes = batch_idx == window[-1]
             outputs = self._forward_backward(batch_idx, batch)
             self._calls.after_backward(batch_idx, batch, outputs)
-            self.stepped = self.window_closed and self._step(batch_idx, batch, outputs)
+            self.stepped = self._closes and self._step(batch_idx, batch, outputs)
+            self.window_closed = self._closes
         samples = self.batch_samples if weighting is None else weighting.samples_of_all
         self._progress.complete_iteration(batch_idx, samples, stepped=self.stepped)
         if not self._has_iterated:
@@ -137,7 +139,7 @@ class Stepper:
         if weighting is not None:
             weighting.begin_batch(batch_idx, self.batch_samples)
             self.batch_samples = weighting.samples
-            self._ranks.sync_gradients(self.window_closed)
+            self._ranks.sync_gradients(self._closes)
         outputs: Outputs = self._forward(batch, step=step) if step else self._forward(batch)
         try:
             loss: Tensor | SumAndCount = outputs["loss"]
@@ -150,7 +152,7 @@ class Stepper:
             self._precision.backward(mean)
         else:
             weighted = weighting.weigh(loss)
-            if self.window_closed:
+            if self._closes:
                 weighting.close_window()
             self._precision.backward(weighted)
         outputs["loss"] = mean.detach()
