@@ -198,21 +198,12 @@ def _class(file: str, name: str) -> ast.ClassDef:
 
 
 def _names_of_parts(engine: ast.ClassDef) -> dict[str, tuple[str, str]]:
-    """Return {name of the engine: (part, name in it)}: declared with `_of`, or a part of the run that is assigned."""
+    """Return {name of the engine: (part, name in it)} of the names that are declared with `_of`."""
     found = {}
-    for node in ast.walk(engine):
+    for node in engine.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
             part, _, attribute = ast.literal_eval(node.value.args[0]).partition(".")
             found[ast.unparse(node.target)] = (part, attribute)
-        elif (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Tuple)
-            and isinstance(node.value, ast.Tuple)
-        ):
-            for target, value in zip(node.targets[0].elts, node.value.elts, strict=True):
-                part, _, attribute = ast.unparse(value).partition(".")
-                if part == "run":  # self.task, … = run.task, …
-                    found[ast.unparse(target).removeprefix("self.")] = (part, attribute)
     return found
 
 

@@ -7,15 +7,13 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from hydraloop.engine.device.batch_transfer import mover
 from hydraloop.engine.device.prefetch import prefetched, reads_ahead
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders, TrainLoader, share_of
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.ready_loader import as_train_loader, check_ranks
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 
 Count = Callable[[int, Any], Any]
@@ -32,10 +30,8 @@ class Batches:
 
     Args:
         loaders: of batches.
-        device: of the run.
-        settings: `channels_last`, `prefetch`, `limit_train_batches`, `accumulate`.
+        run: its device, its settings, and its task, which may count the terms of a loss.
         progress: of the run.
-        count: counts the terms of the loss of a batch; None: they are not known before its forward pass.
         holds: whether the batches of a window are held on the host until all are there, and counted. False: they are
             moved to the device one by one, and counted only if the window has one batch.
     """
@@ -45,22 +41,13 @@ class Batches:
     train_loader: TrainLoader | None
     """`loaders.train`, in a `ResumableLoader` if it does not know its position."""
 
-    def __init__(
-        self,
-        loaders: Loaders,
-        device: torch.device,
-        settings: Settings,
-        progress: Progress,
-        count: Count | None = None,
-        *,
-        holds: bool = False,
-    ) -> None:
-        self._device, self._settings, self._progress = device, settings, progress
-        self._count, self._holds = count, holds
+    def __init__(self, loaders: Loaders, run: Run, progress: Progress, *, holds: bool = False) -> None:
+        self._task, self._device, self._settings, self._progress = run.task, run.device, run.settings, progress
+        self._holds = holds
         self._rest: Iterator[tuple[int, Any]] = iter(())
         self._terms: dict[int, Any] = {}
         self._has_asked = False
-        self._move = mover(device, settings.channels_last)
+        self._move = mover(run.device, run.settings.channels_last)
         self.asked_at = 0.0
         """When training asked for its current batch (`perf_counter`)."""
         self.waited = 0.0
@@ -71,6 +58,7 @@ class Batches:
         """Use these loaders from now on."""
         self.loaders = loaders
         self.train_loader = None if loaders.train is None else as_train_loader(loaders.train)
+        self._count = term_counter(self._task, loaders.train)
 
     def check_trainable(self, ranks: Distributed) -> None:
         """Refuse to train without a train loader, or with one that has no batch."""

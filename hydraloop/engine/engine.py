@@ -8,14 +8,17 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
+import torch
 from torch import nn, optim
 
-from hydraloop.engine.batches import Batches, term_counter
+from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoint.rollback import with_rollbacks
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.deprecated_names import with_deprecated_names
+from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.seeding import set_rng_state
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.evaluation.module_modes import begin_training
 from hydraloop.engine.evaluation.prediction import only_test_set, predict_batches
@@ -30,6 +33,7 @@ from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Parts, make_run
+from hydraloop.engine.settings import Settings
 from hydraloop.engine.steps.stepper import Stepper
 from hydraloop.run.lock import RunLock
 from hydraloop.run.result import Best, Result
@@ -78,15 +82,12 @@ class Engine:
         trains = parts.get("optimizer") is not None and loaders.train is not None
         found, places = with_missing(hooks or {}, slots, trains=trains, scheduled=bool(parts.get("schedules")))
         self.run = run = make_run(hooks=found, **parts)
-        self.task, self.settings, self.device = run.task, run.settings, run.device
-        self.distributed, self.precision = run.ranks, run.precision
         self.progress = progress = Progress()
         self.messages = Messages()
         self.loss_check = LossCheck(run, progress)
         self.calls = calls = CallTable(self, found, places, on_error, rank=run.ranks.rank)
         holds = run.settings.accumulate > 1 and not calls.one_by_one("before_train_iter")  # hooks may change batches
-        count = term_counter(run.task, loaders.train)
-        self.batches = batches = Batches(loaders, run.device, run.settings, progress, count, holds=holds)
+        self.batches = batches = Batches(loaders, run, progress, holds=holds)
         progress.set_length(run.settings, batches.epoch_length)
         self.records = Records(run.run_dir, run.ranks, progress, calls)
         self.requests = Requests(run.settings, run.ranks, calls, progress, lambda: self.checkpoints)
@@ -118,8 +119,7 @@ class Engine:
             calls.at_position()
             with outcome.closing("after_train"):
                 calls.before_train()
-                if rng is not None:  # last, so that no start-up code draws from the generators
-                    set_rng_state(rng)
+                set_rng_state(rng)  # last, so that no start-up code draws from the generators
                 with_rollbacks(requests.act, self._go_back)
                 with_rollbacks(self._train_epochs, self._go_back)
                 checkpoints.settle()
@@ -173,8 +173,7 @@ class Engine:
         self.evaluator.report_best(None)  # `checkpoint` reports that of the restored state
         rng = self.checkpoints.restore(checkpoint)  # after_load_checkpoint
         self.calls.at_position()
-        if rng is not None:
-            set_rng_state(rng)
+        set_rng_state(rng)
 
     def validate(self) -> dict[str, float]:
         """Validate once, without training, from before_run to after_run. Return the metrics.
@@ -221,13 +220,18 @@ class Engine:
 
     # What hooks read, and what they ask for. docs/reference/hooks.md describes these names. -------------------------
 
+    task: Any = _of("run.task")
     model: nn.Module = _of("run.model")
     optimizer: optim.Optimizer = _of("run.optimizer")
     optimizers: dict[str, optim.Optimizer] = _of("run.optimizers")
     hooks: Mapping[str, Any] = _of("run.hooks")
     loaders: Loaders = _of("batches.loaders")
+    settings: Settings = _of("run.settings")
     run_dir: Path = _of("run.run_dir")
     seed: int = _of("run.seed")
+    device: torch.device = _of("run.device")
+    distributed: Distributed = _of("run.ranks")
+    precision: Precision = _of("run.precision")
     accumulate: int = _of("stepper.accumulate")
     step: str = _of("stepper.step")
     stepped: bool = _of("stepper.stepped")

@@ -47,7 +47,7 @@ def sharded_config(*lines: str) -> DictConfig:
 
 
 def compiled_then_sharded(distributed: Distributed) -> list[Any]:
-    """Which modules are compiled when the model is sharded, and a gradient."""
+    """Return which modules are compiled when the model is sharded, and a gradient of the model."""
     task = Regression(network(), nn.MSELoss())
     prepare, found = distributed.prepare, []
 

@@ -158,7 +158,7 @@ class Staging:
     def __init__(self, limit: int | None = None, processes: int = 1) -> None:
         self._limit, self._processes = limit, processes
         self._kinds: list[_Kind] = []
-        """Of the last copy, in order. The next copy of the same kinds uses its buffers."""
+        """The kinds of the tensors in the last copy, in order. A copy of the same kinds uses the buffers again."""
         self._buffers: list[Tensor] = []
         self._events: list[torch.cuda.Event] = []
 

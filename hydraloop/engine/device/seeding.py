@@ -80,11 +80,13 @@ def rng_state() -> dict[str, Any]:
     return state
 
 
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore what `rng_state` returned, also in an older version.
+def set_rng_state(state: dict[str, Any] | None) -> None:
+    """Restore what `rng_state` returned, also in an older version. None: all generators keep their states.
 
     If the state of this process's accelerator is not there, a warning says so, and its generator keeps its state.
     """
+    if state is None:
+        return
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(_listed(keys)), gauss))
     torch.set_rng_state(state["torch"])

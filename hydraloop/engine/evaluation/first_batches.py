@@ -15,7 +15,7 @@ from hydraloop.engine.loaders import Ordered
 def first_batches(loader: Any, count: int) -> list[Any]:
     """Return up to `count` batches that a loader of a validation or test would make, without starting workers.
 
-    Those of a loader with indices have the first samples of its data set, so that no sampler is used. If it has
+    A loader with indices gives the first samples of its data set, so that no sampler is used. If the loader has
     workers, the samples are those of a copy: a data set may open files at its first sample, in each worker for itself.
 
     Returns:

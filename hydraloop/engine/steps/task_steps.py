@@ -23,7 +23,7 @@ class TaskStep(NamedTuple):
     own: dict[str, nn.Parameter]
     """The parameters of its optimizer, by their names in the task."""
     others: list[nn.Parameter]
-    """The other parameters of the task."""
+    """The parameters of the task that belong to other optimizers."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _DEFAULTS: dict[str, Any] = {"momentum": MOMENTUM, "warmup": True, "gamma": None, "warm_up_steps": WARM_UP_STEPS}
-"""Of the options of formulas. A formula may have another default."""
+"""The defaults of the options that formulas have. A formula may have another default."""
 
 
 class EMAHook(RefusesOldNames, Hook):
