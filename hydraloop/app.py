@@ -23,16 +23,16 @@ from hydraloop.cli.help import format_help, format_plan, show
 from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import Terminated, UserError, printable
 from hydraloop.launch import torchrun
-from hydraloop.launch.checks import check_options
+from hydraloop.launch.checks import check_debugger, check_options
 from hydraloop.launch.failure import Requeue
 from hydraloop.launch.termination import terminable
+from hydraloop.plan import Draft
 from hydraloop.run import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps.planning import SweepCommand, check_command
+from hydraloop.sweeps.planning import SweepDraft, check_command
 
 if TYPE_CHECKING:
-    from hydraloop.cli.command import Command
     from hydraloop.launch.jobs import Jobs
 
 
@@ -122,28 +122,31 @@ class _App:
                 return show(format_help(composer, " ".join(environment.command())))
             if args.dry_run:
                 return show(format_plan(check_command(args, composer).cfg))
+            draft: Draft | None = None
             if arguments.is_for_hydra(args):
                 check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])
                 overrides = args.overrides
             elif args.cfg is not None:
                 overrides = check_command(args, composer, trains=False).overrides
             else:
-                jobs = self._jobs()
-                command = check_command(args, composer, check_job=check_options)
+                draft = check_command(args, composer, check_job=check_options)
                 if args.pdb:
-                    jobs.use_debugger(command)
-                if not isinstance(command, SweepCommand):
-                    return self._run_once(jobs, command, name)
-                if command.plan.is_ours:
+                    self._use_debugger(draft)
+                if not isinstance(draft, SweepDraft):
+                    return self._run_once(draft, name)
+                if draft.plan.is_ours:
                     from hydraloop.sweeps import sweep
 
-                    sweep.run(command, jobs, name)
-        from hydraloop.cli import hydra_run
+                    sweep.run(draft, self._jobs(), name)
+        from hydraloop.cli import hydra_run  # which opens a composer itself
 
         flags = arguments.flags(argv, args, folder)
-        if arguments.is_for_hydra(args) or args.cfg is not None:
+        if draft is None:
             return hydra_run.show([*flags, *overrides], folder, name)
-        return jobs.run_sweep(command, flags, folder, name)
+        from hydraloop.tracking.sweeps import SweepTrackers
+
+        trackers = SweepTrackers(draft.axes, draft.plan.axes.count)
+        return self._jobs().run_sweep(draft, trackers, flags, folder, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""
@@ -151,20 +154,25 @@ class _App:
             return show(resume_command.HELP)
         environment.set_command([*environment.script(), *args.overrides[:2]])
         with opened(self.project, resume_command.BASE) as composer:
-            command = resume_command.check_resume(args, composer)
+            draft = resume_command.check_resume(args, composer)
             if args.dry_run:
-                return show(printable(format_plan(command.cfg)))
-            jobs = self._jobs()
+                return show(printable(format_plan(draft.cfg)))
             if args.pdb:
-                jobs.use_debugger(command)
-            return self._run_once(jobs, command, resume_command.BASE)
+                self._use_debugger(draft)
+            return self._run_once(draft, resume_command.BASE)
 
-    def _run_once(self, jobs: Jobs, command: Command, name: str) -> None:
-        if command.cfg.detach:
+    def _use_debugger(self, draft: Draft) -> None:
+        """Open the debugger after an error of the run, or refuse to."""
+        check_debugger(draft.cfg, is_sweep=isinstance(draft, SweepDraft))
+        self.reports.with_debugger = True
+
+    def _run_once(self, draft: Draft, name: str) -> None:
+        jobs = self._jobs()
+        if draft.cfg.detach:
             from hydraloop.sweeps.detach import detached
 
             jobs.on_start = detached().take_over
-        jobs.run_once(command, name)
+        jobs.run_once(draft, name)
 
     def _jobs(self) -> Jobs:
         from hydraloop.launch.jobs import Jobs

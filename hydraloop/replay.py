@@ -17,6 +17,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.builder import assemble
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.diff import described, records
 from hydraloop.cli.run_config import config_of
 from hydraloop.engine.checkpoint.format import Position, peek
@@ -39,7 +40,6 @@ from hydraloop.run.config_yaml import loaded, plain
 from hydraloop.run.directory import check_holds_run, checkpoint_folders
 from hydraloop.run.environment import versions
 from hydraloop.run.record_log import FILENAME, read_all
-from hydraloop.safety import typed_options
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import check_strategy, validate
 
@@ -102,7 +102,7 @@ class Replay:
         Args:
             trained_later: whether a checkpoint after the iteration is known, which tells how it was trained.
         """
-        cfg, meta, typed = self.cfg, self._meta, typed_options.keys_of(overrides)
+        cfg, meta, typed = self.cfg, self._meta, list(typed_keys(overrides))
         if "distributed.nproc_per_node" not in typed:  # of a run of torchrun, the config says 1
             cfg.distributed.nproc_per_node = meta.get("ranks_per_node", cfg.distributed.nproc_per_node)
         cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
@@ -114,7 +114,7 @@ class Replay:
             if not trained_later or before.get("hyperparameters") != meta.get("hyperparameters"):
                 # Typed when the run was resumed.
                 typed += [change.key for change in changes.differences(changes.config_of(before), plain(cfg))]
-        typed_options.remember(cfg, typed)
+        self._typed = typed
 
     def run(self, ranks: Distributed) -> str:
         """Step to the iteration, and on to the next record of the run; called on each rank. Returns JSON on rank 0.
@@ -140,7 +140,7 @@ class Replay:
                 else peek(start.path, key="run")
             )
             checkpoint = None if start is None else start.path
-            engine = assemble(cfg, ranks, folder, parts, checkpoint=checkpoint, position=position)
+            engine = assemble(cfg, ranks, folder, parts, self._typed, checkpoint=checkpoint, position=position)
             if iteration > engine.max_iters:
                 problem = f"the run has only {engine.max_iters} iterations"
                 raise UserError(problem, key="iteration", remedy=f"Use iteration={engine.max_iters} or less.")

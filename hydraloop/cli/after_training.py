@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.cli import exports, predictions
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.loading import find, load_found
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loader, sets_of
 from hydraloop.errors import UserError, suggestion
 from hydraloop.run.config_yaml import plain
-from hydraloop.safety.typed_options import keys_of
 
 _SPLITS = ("test", "val")
 
@@ -61,7 +61,7 @@ class Command:
         """Whether the command found a difference."""
         meta = self._found.saved.get("meta") or {}
         options = self.cfg.distributed
-        if "distributed.nproc_per_node" not in keys_of(request.overrides):  # of a run of torchrun, the config says 1
+        if "distributed.nproc_per_node" not in typed_keys(request.overrides):  # of a run of torchrun, the config says 1
             options.nproc_per_node = meta.get("ranks_per_node", options.nproc_per_node)
         if request.command == "export":
             options.nproc_per_node = 1

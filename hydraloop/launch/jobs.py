@@ -1,4 +1,4 @@
-"""Runs one job, or those of a sweep: determines the directory, trains, and reports errors. A job imports torch."""
+"""Runs one job, or those of a sweep: plans it, trains, and reports errors. A job imports torch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hydraloop.cli import hydra_run
-from hydraloop.cli.command import Command
 from hydraloop.cli.error_reports import Reports
-from hydraloop.cli.run_directories import settle_job, settle_run, settle_sweep
 from hydraloop.errors import Terminated, UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import elastic, torchrun
 from hydraloop.launch.failure import Ended, RankError, Requeue
-from hydraloop.launch.job import Job
+from hydraloop.launch.private import Private
 from hydraloop.launch.rank_training import Training
 from hydraloop.launch.termination import TerminationHandler
-from hydraloop.run import attempts
+from hydraloop.plan import Draft, RunPlan, plan_job, plan_run
 from hydraloop.run.result import ResultFile, has_diverged
-from hydraloop.run.resume import Resumed
 from hydraloop.run.uncollected import uncollected
-from hydraloop.safety import typed_options
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.tracking.sweeps import SweepTrackers
@@ -51,54 +47,49 @@ class Jobs:
     on_build: Callable[[int], None] = lambda iterations: None
     """Called before training with the iterations of the whole run, if one process trains."""
 
-    def use_debugger(self, command: Command) -> None:
-        """Open the debugger after an error of the run, or refuse to."""
-        launch_checks.check_debugger(command.cfg, is_sweep=command.is_sweep)
-        self.reports.with_debugger = True
-
-    def run_once(self, command: Command, name: str) -> None:
+    def run_once(self, draft: Draft, name: str) -> None:
         """Train once, in the directory that the config names. A composer has to be open. An error has been reported."""
-        launch_checks.check(command.cfg)
+        launch_checks.check(draft.cfg)
         with ExitStack() as locks:
-            checkpoint = settle_run(command, torchrun.earlier(command.cfg.resume), locks)
+            plan = plan_run(draft, locks, torchrun.earlier(draft.cfg.resume))
 
-            def job(cfg: DictConfig, run_dir: Path) -> float | None:
-                self.on_start(run_dir)
-                return self.train(cfg, run_dir, checkpoint, typed=command.typed)
+            def train(plan: RunPlan) -> float | None:
+                self.on_start(plan.run_dir)
+                return self.train(plan)
 
-            hydra_run.run_composed(job, command.cfg, name)
+            hydra_run.run_job(train, draft.cfg, plan, name)
 
-    def run_sweep(self, command: Command, flags: list[str], folder: Path, name: str) -> None:
+    def run_sweep(self, draft: Draft, trackers: SweepTrackers, flags: list[str], folder: Path, name: str) -> None:
         """Train the jobs of a sweep, as Hydra's sweeper and launcher run them. An error has been reported.
 
         Args:
+            trackers: of the sweep.
             flags: the arguments that are not overrides.
             folder: with the config files; `name` is that of the primary config.
         """
         launch_checks.check_single_run()
-        trackers = SweepTrackers(command.axes, command.jobs)
-        lines, typed = command.overrides, command.typed  # a launcher pickles the job, and cannot pickle the plan
+        lines, typed = draft.overrides, draft.typed  # a launcher pickles the job, and cannot pickle the draft
 
         def job(cfg: DictConfig, run_dir: Path) -> float | None:
             self._begin_process(lines)
             with ExitStack() as lock:
                 try:
                     launch_checks.check(cfg)
-                    sweep = hydra_run.sweep_dir()
-                    settle_job(run_dir, sweep, HydraConfig.get().job.num, lock, held=sweep)
+                    sweep, settings = hydra_run.sweep_dir(), HydraConfig.get()
+                    plan = plan_job(cfg, settings, run_dir, sweep, lock, typed=typed, held=sweep)
                 except UserError as error:
                     self.reports.start_job()
                     self.reports.end_job(error)
                     raise
                 try:
-                    return self.train(cfg, run_dir, None, typed=typed)
+                    return self.train(plan)
                 except Exception:
-                    if HydraConfig.get().sweeper._target_ in ACCEPT_NAN and has_diverged(run_dir):
+                    if settings.sweeper._target_ in ACCEPT_NAN and has_diverged(run_dir):
                         return math.nan
                     raise
 
         with ExitStack() as locks:
-            directory, overrides = settle_sweep(command, locks)
+            directory, overrides = hydra_run.settle_sweep(draft, locks)
             try:
                 trackers.begin(directory)
                 hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
@@ -115,12 +106,8 @@ class Jobs:
         ALLOWLIST.trust(self.trusted)
         remember_overrides(overrides)
 
-    def train(self, cfg: DictConfig, run_dir: Path, checkpoint: Path | None, *, typed: Sequence[str]) -> float | None:
-        """Train in this process, or in several, as Hydra's job. The directory is locked, and has Hydra's records.
-
-        Args:
-            checkpoint: where the run continues; None for a new run.
-            typed: the keys that the command line sets.
+    def train(self, plan: RunPlan) -> float | None:
+        """Train in this process, or in several.
 
         Returns:
             What a sweep optimizes: the best, else the last, validation.
@@ -129,9 +116,7 @@ class Jobs:
             BaseException: the error of the run. It is in `result.json`, and was shown by `reports`.
         """
         self.reports.start_job()
-        typed_options.remember(cfg, typed)
-        records = run_dir / (HydraConfig.get().output_subdir or "")
-        result = ResultFile(run_dir, records if attempts.is_attempt(records) else None)
+        result = ResultFile(plan.run_dir, plan.attempt)
 
         def close(ended: Ended) -> None:
             if ended.error is None:
@@ -147,45 +132,40 @@ class Jobs:
             if not ended.trained:
                 result.put_back()
 
-        if launch_checks.several(cfg):
-            ended = self._train_ranks(cfg, Resumed(run_dir, checkpoint), close)
+        if launch_checks.several(plan.cfg):
+            ended = self._train_ranks(plan, close)
             if isinstance(ended.error, RankError) and ended.error.was_killed and result.is_complete:
-                ended = Ended.with_result(run_dir)  # the rank was killed after that
+                ended = Ended.with_result(plan.run_dir)  # the rank was killed after that
             close(ended)
         else:
-            ended = _train_alone(cfg, Resumed(run_dir, checkpoint), close, self.on_build)
+            ended = _train_alone(plan, close, self.on_build)
         if ended.error not in self.reports.shown:  # the run has finished; a signal may have come at its end
             self.reports.end_job()
         if ended.error is not None:
             raise ended.error
         return ended.value
 
-    def _train_ranks(self, cfg: DictConfig, resumed: Resumed, close: Callable[[Ended], None]) -> Ended:
+    def _train_ranks(self, plan: RunPlan, close: Callable[[Ended], None]) -> Ended:
         """Train with the other ranks of the torchrun that this process is part of, or start the ranks."""
         try:
-            job = Job.of(cfg, resumed, folders=[self.project], trusted=self.trusted)
             if torchrun.is_several():
-                return self.leader.lead(job, job.public(cfg), close)
-            options = cfg.distributed
-            return elastic.launch(job, processes=options.nproc_per_node, max_restarts=options.max_restarts)
+                return self.leader.lead(plan, close)
+            options = plan.cfg.distributed
+            private = Private.of(plan, folders=[self.project], trusted=self.trusted)
+            return elastic.launch(plan, private, processes=options.nproc_per_node, max_restarts=options.max_restarts)
         except BaseException as error:
             return Ended(error=error, trained=False)
 
 
-def _train_alone(
-    cfg: DictConfig, resumed: Resumed, close: Callable[[Ended], None], on_build: Callable[[int], None]
-) -> Ended:
+def _train_alone(plan: RunPlan, close: Callable[[Ended], None], on_build: Callable[[int], None]) -> Ended:
     """Build and train in a single process. SIGTERM and SIGHUP end the run as Ctrl-C does, unless they preempt it.
 
     Args:
-        resumed: its directory, and where it continues.
         close: called once when the run has ended. If it has failed, or was interrupted or preempted, no signal
             interrupts this call. Called from another thread if the main thread does not return within
             `termination.GRACE` seconds after a signal.
     """
     training = Training()
-    run_dir = resumed.run_dir
-    assert run_dir is not None, "Hydra has made the directory"
 
     def last(number: int) -> None:
         result = None if training.engine is None else training.engine.result
@@ -199,18 +179,19 @@ def _train_alone(
     try:
         with uncollected():
             from hydraloop.builder import build  # imports torch
+            from hydraloop.engine.distributed.comm import Distributed
 
-        torchrun.remember(run_dir, resumed.checkpoint)
-        training.engine = build(cfg, run_dir=run_dir, resumed=resumed)
+        torchrun.remember(plan)
+        training.engine = build(plan, Distributed())
         on_build(training.engine.max_iters)
         training.engine.train()
-        ended = Ended.with_result(run_dir)
+        ended = Ended.with_result(plan.run_dir)
     except BaseException as error:
         training.is_over = True
         # After a preemption, the earlier handler of the signal may raise anything, and nothing has failed.
         result = training.engine.result if training.is_saving() else None
         saved = result is not None and result.status == "interrupted"
-        ended = Ended.with_result(run_dir) if saved else Ended(error=error, trained=training.has_trained())
+        ended = Ended.with_result(plan.run_dir) if saved else Ended(error=error, trained=training.has_trained())
         close(ended)
     else:
         close(ended)

@@ -13,11 +13,12 @@ from typing import NoReturn
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
 
 from hydraloop.cli import command as command_line
-from hydraloop.cli.command import Command
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
+from hydraloop.plan import Draft
 from hydraloop.run import code_patch, environment
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.secrets import remember_overrides
@@ -31,25 +32,25 @@ from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
-from hydraloop.sweeps.planning import Plan, SweepCommand
+from hydraloop.sweeps.planning import Plan, SweepDraft
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
 from hydraloop.tracking.sweeps import SweepTrackers
 from hydraloop.validate import hydra_config
 
 
-def run(command: SweepCommand, jobs: Jobs, name: str) -> NoReturn:
+def run(draft: SweepDraft, jobs: Jobs, name: str) -> NoReturn:
     """Run a sweep with our own executors, and exit. A composer has to be open.
 
     Args:
-        command: of a sweep.
+        draft: of the sweep.
         jobs: trains.
         name: of the primary config.
 
     Raises:
         UserError: the sweep cannot be started.
     """
-    plan = command.plan
+    plan = draft.plan
     launch_checks.check_single_run()
     shares = gpus.shares(plan.options, ranks=plan.ranks, device=plan.device)
     if plan.options.executor == "submitit":
@@ -57,15 +58,15 @@ def run(command: SweepCommand, jobs: Jobs, name: str) -> NoReturn:
     background = detached() if plan.master.detach else None
     hydra_versions.configure_log(plan.master.hydra.hydra_logging, plan.master.hydra.verbose)
     prepare_handlers()
-    named = "hydra.sweep.dir" in command.typed
+    named = "hydra.sweep.dir" in draft.typed
     directory, axes = resume.settle(
-        _path(command), _description(command, plan), plan, named=named, follows_links=command.follows_links
+        _path(draft), _description(draft, plan), plan, named=named, follows_links=draft.follows_links
     )
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     options, lines = plan.options, Lines(directory)
     executor = _executor(
-        SweepJob(directory, command, jobs, plan.grid), plan, spawned.Spawn(directory.path, command.overrides)
+        SweepJob(directory, draft, jobs, plan.grid), plan, spawned.Spawn(directory.path, draft.overrides)
     )
     controller = Controller(
         directory,
@@ -78,7 +79,7 @@ def run(command: SweepCommand, jobs: Jobs, name: str) -> NoReturn:
         stop_on_failure=options.on_failure == "stop",
         retry_failed=options.retry_failed,
     )
-    with _shown_to_others(controller, command, plan, name), watching(lines) as controller.watcher:
+    with _shown_to_others(controller, draft, name), watching(lines) as controller.watcher:
         if controller.left:
             executor.wait_ready()
         if background is not None:
@@ -93,11 +94,12 @@ def run_received(composer: Composer, jobs: Jobs) -> NoReturn:
     path, overrides, request = spawned.received()
     lines = list(request.lines)
     remember_overrides([*overrides, *lines])
-    grid = GridComposer(composer, command_line.compose_sweep(overrides, composer))
-    cfg = command_line.compose_job(lines, composer, typed=overrides, trains=True, compose=grid.compose)
+    typed = typed_keys(overrides)
+    grid = GridComposer(composer, command_line.compose_sweep(overrides, composer, typed))
+    cfg = command_line.compose_job(lines, composer, typed, trains=True, compose=grid.compose)
     directory = SweepDirectory.load(path)
     spawned.take(request)
-    sys.exit(SweepJob(directory, Command(overrides, cfg), jobs, grid).run(request))
+    sys.exit(SweepJob(directory, Draft(overrides=overrides, cfg=cfg, typed=typed), jobs, grid).run(request))
 
 
 def _executor(worker: SweepJob, plan: Plan, spawn: spawned.Spawn) -> Executor:
@@ -107,10 +109,10 @@ def _executor(worker: SweepJob, plan: Plan, spawn: spawned.Spawn) -> Executor:
 
 
 @contextmanager
-def _shown_to_others(controller: Controller, command: Command, plan: Plan, name: str) -> Iterator[None]:
+def _shown_to_others(controller: Controller, draft: SweepDraft, name: str) -> Iterator[None]:
     """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
-    directory = controller.directory
-    trackers = SweepTrackers(axes=command.axes, jobs=directory.description.axes.count)
+    directory, plan = controller.directory, draft.plan
+    trackers = SweepTrackers(axes=draft.axes, jobs=directory.description.axes.count)
     callbacks = Callbacks(plan.master)
     callbacks.on_multirun_start(config=plan.master, config_name=name)
     try:
@@ -130,17 +132,17 @@ def _shown_to_others(controller: Controller, command: Command, plan: Plan, name:
         callbacks.on_multirun_end(config=plan.master, config_name=name)
 
 
-def _path(command: Command) -> Path:
-    with hydra_config(command.cfg):
-        return Path(command.cfg.hydra.sweep.dir).absolute()
+def _path(draft: SweepDraft) -> Path:
+    with hydra_config(draft.cfg):
+        return Path(draft.cfg.hydra.sweep.dir).absolute()
 
 
-def _description(command: Command, plan: Plan) -> Description:
+def _description(draft: SweepDraft, plan: Plan) -> Description:
     return Description(
         uid=secrets.token_hex(8),
         created=time.time(),
         command=(*environment.command(), "-m"),
-        overrides=tuple(command.overrides),
+        overrides=tuple(draft.overrides),
         configs=plan.configs(plan.axes),
         subdir=plan.subdir,
         axes=plan.axes,

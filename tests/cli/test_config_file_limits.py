@@ -9,10 +9,10 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli import command
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.config_file_limits import ENVIRONMENT, check_limits
 from hydraloop.cli.hydra_targets import check_hydra
 from hydraloop.errors import UserError
-from hydraloop.safety.typed_options import keys_of
 from tests.config.composed import composer
 
 HARMFUL = [
@@ -51,7 +51,7 @@ def test_variables_that_training_needs_may_be_set() -> None:
 
 def test_a_typed_variable_may_be_set_and_brings_no_other_along() -> None:
     cfg = config(hydra__job__env_set={"PATH": "x", "CXX": "y"})
-    typed = keys_of(["++hydra.job.env_set={CXX: y}"])
+    typed = typed_keys(["++hydra.job.env_set={CXX: y}"])
     assert refused(cfg, typed).key == "hydra.job.env_set.PATH"
     check_limits(cfg, [*typed, "hydra.job.env_set.PATH"])
 
@@ -152,9 +152,9 @@ def test_composing_tells_what_is_typed_from_what_a_sweep_in_a_config_sets() -> N
         assert command.compose_job([line], opened).hydra.job.env_set == {"CXX": "c++"}
         with pytest.raises(UserError, match="environment variable"):
             command.compose_job([line], opened, typed=[])
-        command.compose_sweep([line], opened)
+        command.compose_sweep([line], opened, ["hydra.job.env_set.CXX"])
 
 
 def test_keys_that_overrides_set() -> None:
     lines = ["a.b=1", "+c={d: 1, e: {f: 2}}", "~g.h", "i=1,2", "++j=[{k: 1}]"]
-    assert keys_of(lines) == ["a.b", "c.d", "c.e.f", "i", "j"]
+    assert typed_keys(lines) == ("a.b", "c.d", "c.e.f", "i", "j")

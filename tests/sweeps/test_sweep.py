@@ -32,8 +32,8 @@ def _callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(loop: Controller, error: BaseException | None = None) -> None:
     """Run the jobs, or raise an error before the first one."""
-    command, plan = SimpleNamespace(axes=["seed"]), SimpleNamespace(master={})
-    with sweep._shown_to_others(loop, command, plan, "config"):  # type: ignore[arg-type]
+    draft = SimpleNamespace(axes=["seed"], plan=SimpleNamespace(master={}))
+    with sweep._shown_to_others(loop, draft, "config"):  # type: ignore[arg-type]
         if error is not None:
             raise error
         loop.run()
