@@ -21,6 +21,7 @@ from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan, show
 from hydraloop.cli.hydra_targets import check_search_path
+from hydraloop.commands.parser import listing
 from hydraloop.errors import Terminated, UserError, printable
 from hydraloop.launch import torchrun
 from hydraloop.launch.checks import check_options
@@ -119,7 +120,7 @@ class _App:
 
                 sweep.run_received(composer, self._jobs())
             if args.help:
-                return show(format_help(composer, " ".join(environment.command())))
+                return show(format_help(composer, " ".join(environment.command()), listing()))
             if args.dry_run:
                 return show(format_plan(check_command(args, composer).cfg))
             if arguments.is_for_hydra(args):

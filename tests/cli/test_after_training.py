@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hydraloop.cli.predictions import check_output, write
+from hydraloop.commands.finished_run import check_output
+from hydraloop.commands.predict import write
 from hydraloop.data import Digits
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.errors import UserError

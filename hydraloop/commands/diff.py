@@ -1,4 +1,4 @@
-"""`python -m hydraloop diff A B`: what differs between two runs. Imports torch only for a run without `result.json`."""
+"""`python -m hydraloop diff`: what differs between two runs. Imports torch only for a run without `result.json`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hydraloop.cli.error_reports import Reports
-from hydraloop.errors import UserError, printable
+from hydraloop.errors import printable
 from hydraloop.run import changes, code_patch, record_log
 from hydraloop.run.checkpoint_files import newest_intact
 from hydraloop.run.config_yaml import loaded, plain
@@ -28,19 +27,13 @@ _MOST = 3
 """Values of a record that are shown."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print the differences. Returns the exit code, as diff(1): 0 nothing differs, 1 something does, 2 a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hydraloop diff",
-        description="Print what differs between two runs: config, code, packages, results, and the first record that "
-        "differs. Exit code: 0 nothing differs, 1 something differs, 2 a mistake.",
-    )
-    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="a run directory, outputs/<date>/<run>")
-    try:
-        sections = compare(*parser.parse_args(argv).runs)
-    except UserError as error:
-        Reports(with_traceback=False).show(error)
-        return 2
+def run(args: argparse.Namespace) -> int:
+    """Print the differences. Returns the exit code, as diff(1): 0 nothing differs, 1 something does.
+
+    Raises:
+        UserError: see `compare`.
+    """
+    sections = compare(*args.directory)
     for name, lines in sections.items():
         for number, line in enumerate(lines):
             print(printable(f"{'' if number else name:<10}{line}"))
