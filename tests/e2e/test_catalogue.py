@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import pytest
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
 
 import hydraloop
+from hydraloop.hooks import CLASSES
+from hydraloop.schemas import stored
 from tests.e2e.projects import Done, Project, Run
 
 COMMANDS = (
@@ -140,8 +141,8 @@ def test_all_hooks_at_once_train_the_digits_in_the_order_they_ask_for(project: P
     runs_after = {
         name: earlier
         for group in ("default_hooks", "hooks")
-        for name in options(group)
-        for earlier in OmegaConf.get_type(ConfigStore.instance().load(f"{group}/{name}.yaml").node).runs_after
+        for name, schema in stored(group)
+        for earlier in CLASSES[schema._target_.removeprefix("hydraloop.hooks.")]["runs_after"]
     }
     assert runs_after
     for called in order.values():
