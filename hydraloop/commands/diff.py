@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,7 +18,7 @@ from hydraloop.run import changes, code_patch, record_log
 from hydraloop.run.checkpoint_files import newest_intact
 from hydraloop.run.config_yaml import loaded, plain
 from hydraloop.run.directory import check_holds_run, checkpoint_folders, config_file
-from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.run.result import Result
 
 _RESULTS = ("status", "error", "reason", "best", "progress", "val_metrics", "test_metrics")
 _TIMES = ("perf/", "/time", "/data_time", "/samples_per_second")
@@ -62,9 +62,8 @@ def compare(a: Path, b: Path) -> dict[str, list[str]]:
 
 def _outcome(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the entries `git` and `versions` of a run, and its results. A killed run has them in its checkpoint."""
-    try:
-        found: dict[str, Any] = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    result = Result.read(run_dir)
+    if result is None:
         last = newest_intact(*checkpoint_folders(run_dir))
         if last is None:
             return {}, {"status": "killed"}
@@ -73,10 +72,10 @@ def _outcome(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         saved = load(last, mmap=True, only=())
         meta = saved.get("meta") or {}
         return meta, {"status": "killed", "progress": saved.get("progress"), "val_metrics": meta.get("metrics")}
-    results = {name: found.get(name) for name in _RESULTS}
-    if results["best"]:
-        results["best"].pop("checkpoint")  # a path in the run
-    return found, results
+    found = cast(dict[str, Any], plain(asdict(result)))
+    if found["best"]:
+        del found["best"]["checkpoint"]  # a path in the run
+    return found, {name: found[name] for name in _RESULTS}
 
 
 def _between(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[changes.Change]:
