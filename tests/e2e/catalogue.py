@@ -390,7 +390,6 @@ CUSTOM_HOOKS = (
         "engine.max_epochs=1 hooks=[sync_buffers,sync_norm] distributed.nproc_per_node=2",
         tests="""
         hooks/test_sync_buffers.py::test_at_each_epochs_end_all_ranks_have_the_mean
-        test_without_the_hook_the_ranks_differ
         """,
     ),
     _row(
@@ -409,7 +408,7 @@ CUSTOM_HOOKS = (
         "`npu_profiler`",
         Command("hooks=[npu_profiler]", refused="torch_npu cannot be imported"),
         tests="""
-        hooks/test_npu_profiler.py::test_without_torch_npu_there_is_one_message_before_training
+        hooks/test_profiler_npu.py::test_without_torch_npu_there_is_one_message_before_training
         test_by_default_three_iterations_analysed
         """,
     ),
@@ -521,8 +520,8 @@ CUSTOM_HOOKS = (
         "`sync_norm`",
         "engine.max_epochs=1 hooks=[sync_buffers,sync_norm] distributed.nproc_per_node=2",
         tests="""
-        hooks/test_sync_norm.py::test_before_each_evaluation_all_ranks_have_the_mean
-        test_only_statistics_of_normalisation_layers_are_averaged
+        hooks/test_sync_buffers.py::test_statistics_of_layers_have_the_mean_before_each_evaluation
+        test_statistics_have_the_mean_before_a_test_where_nothing_was_validated
         """,
     ),
     _row(
