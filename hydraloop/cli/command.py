@@ -51,6 +51,7 @@ def compose_job(
     *,
     trains: bool = False,
     compose: Callable[[Sequence[str]], DictConfig] | None = None,
+    limits_files: bool = True,
 ) -> DictConfig:
     """Return the config of one job, with the node `hydra`, composed and checked.
 
@@ -58,6 +59,7 @@ def compose_job(
         typed: the keys that the user typed. A job of a sweep also has lines of a config file. None: those of `lines`.
         trains: as of `validate`.
         compose: a faster way to compose the job of a sweep. None: that of the composer.
+        limits_files: whether to refuse options of Hydra that a config file may not set.
 
     Raises:
         UserError: a mistake in the overrides, the config files, or the order of hooks.
@@ -65,7 +67,7 @@ def compose_job(
     _check_groups(arguments.parse(lines), composer)
     cfg = explained(compose or composer.compose, lines, composer)
     remember_names(cfg)
-    check_hydra_node(cfg, arguments.typed_keys(lines) if typed is None else typed)
+    check_hydra_node(cfg, arguments.typed_keys(lines) if typed is None else typed, limits_files=limits_files)
     validate(cfg, trains=trains)
     return cfg
 
@@ -99,10 +101,12 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         raise UserError(f"{shown} is not an option", key=group, remedy=remedy)
 
 
-def check_hydra_node(cfg: DictConfig, typed: Sequence[str]) -> None:
+def check_hydra_node(cfg: DictConfig, typed: Sequence[str], *, limits_files: bool = True) -> None:
     """Refuse what Hydra would call or write for a config, unless it is allowed or its key is `typed`."""
-    hydra_targets.check_hydra(cfg, typed)
-    config_file_limits.check_limits(cfg, typed)
+    hydra = config_file_limits.written(cfg, "hydra")
+    if limits_files:
+        config_file_limits.check_limits(hydra, typed)
+    hydra_targets.check_targets(hydra)
     for key in ("run", "sweep", "job.env_set"):  # the whole node would take 10 ms
         check_interpolations(OmegaConf.select(cfg.hydra, key), f"hydra.{key}.")
 

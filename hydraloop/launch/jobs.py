@@ -21,7 +21,7 @@ from hydraloop.launch.private import Private
 from hydraloop.launch.rank_training import Training
 from hydraloop.launch.termination import TerminationHandler
 from hydraloop.plan import Draft, RunPlan, plan_job, plan_run
-from hydraloop.run.result import ResultFile, has_diverged
+from hydraloop.run.result import Result, ResultFile
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import remember_overrides
@@ -84,7 +84,8 @@ class Jobs:
                 try:
                     return self.train(plan)
                 except Exception:
-                    if settings.sweeper._target_ in ACCEPT_NAN and has_diverged(run_dir):
+                    result = Result.read(run_dir)
+                    if settings.sweeper._target_ in ACCEPT_NAN and result is not None and result.has_diverged:
                         return math.nan
                     raise
 

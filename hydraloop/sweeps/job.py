@@ -32,7 +32,7 @@ from hydraloop.plan import Draft, RunPlan, plan_job
 from hydraloop.run import atomic, environment
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine
-from hydraloop.run.result import describe
+from hydraloop.run.result import describe, digest
 from hydraloop.safety.secrets import mask_overrides, mask_text
 from hydraloop.sweeps import states
 from hydraloop.sweeps.directory import SweepDirectory
@@ -124,7 +124,7 @@ class SweepJob(Worker):
             pid=os.getpid(),
             began=time.time(),
             seconds=before.seconds,
-            earlier_result=states.result_checksum(self._directory.run_dir(before)),
+            earlier_result=digest(self._directory.run_dir(before)),
             gpus=request.gpus or (),
         )
         states.write(folder, state, flush=False)
