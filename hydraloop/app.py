@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,14 +25,16 @@ from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.commands.parser import listing
 from hydraloop.errors import Terminated, UserError, printable
 from hydraloop.launch import torchrun
+from hydraloop.launch.checks import check as check_launch
 from hydraloop.launch.checks import check_debugger, check_options
 from hydraloop.launch.failure import Requeue
 from hydraloop.launch.termination import terminable
-from hydraloop.plan import Draft
+from hydraloop.plan import Draft, plan_run
 from hydraloop.run import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps.planning import SweepDraft, check_command
+from hydraloop.validate import hydra_config
 
 if TYPE_CHECKING:
     from hydraloop.launch.jobs import Jobs
@@ -146,15 +149,16 @@ class _App:
                     from hydraloop.sweeps import sweep
 
                     sweep.run(draft, self._jobs(), name)
-        from hydraloop.cli import hydra_run  # which opens a composer itself
-
-        flags = arguments.flags(argv, args, folder)
+        flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
         if draft is None:
+            from hydraloop.cli import hydra_run
+
             return hydra_run.show([*flags, *overrides], folder, name)
+        from hydraloop.launch import other_launchers
         from hydraloop.tracking.sweeps import SweepTrackers
 
         trackers = SweepTrackers(draft.axes, draft.plan.axes.count)
-        return self._jobs().run_sweep(draft, trackers, flags, folder, name)
+        return other_launchers.run_sweep(self._jobs(), draft, trackers, flags, folder, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""
@@ -175,12 +179,22 @@ class _App:
         self.reports.with_debugger = True
 
     def _run_once(self, draft: Draft, name: str) -> None:
-        jobs = self._jobs()
+        """Choose the directory of a run and lock it, make the plan, and train by it. An error has been reported."""
+        from hydraloop.cli.hydra_job import as_job
+
+        background = None
         if draft.cfg.detach:
             from hydraloop.sweeps.detach import detached
 
-            jobs.on_start = detached().take_over
-        jobs.run_once(draft, name)
+            background = detached()
+        jobs = self._jobs()
+        check_launch(draft.cfg)
+        with ExitStack() as locks, hydra_config(draft.cfg):
+            plan = plan_run(draft, locks, torchrun.earlier(draft.cfg.resume))
+            with as_job(draft.cfg, plan, name) as job:
+                if background is not None:
+                    background.take_over(plan.run_dir)
+                job.return_value = jobs.train(plan)
 
     def _jobs(self) -> Jobs:
         from hydraloop.launch.jobs import Jobs

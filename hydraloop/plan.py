@@ -22,7 +22,6 @@ from hydraloop.run import atomic, attempts, resume
 from hydraloop.run import directory as run_directory
 from hydraloop.run.config_yaml import dumped, plain, without_secrets
 from hydraloop.run.lock import RunLock
-from hydraloop.validate import hydra_config
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
@@ -114,6 +113,8 @@ class RunPlan:
 def plan_run(draft: Draft, locks: ExitStack, find: resume.Find | None = None) -> RunPlan:
     """Choose the directory of a run of the command line, write it into the node `hydra`, and lock it.
 
+    Interpolations of `${hydra:…}` resolve.
+
     Args:
         draft: of a single run.
         locks: gets the lock.
@@ -124,8 +125,7 @@ def plan_run(draft: Draft, locks: ExitStack, find: resume.Find | None = None) ->
             nothing to resume.
     """
     cfg, key = draft.cfg, "hydra.run.dir"
-    with hydra_config(cfg):
-        directory = Path(cfg.hydra.run.dir)
+    directory = Path(cfg.hydra.run.dir)
     is_named = key in draft.typed or (cfg.resume == "auto" and is_constant(cfg.hydra.run))
     plan, _ = _plan(
         cfg,
@@ -220,9 +220,10 @@ def plan_build(
         run_dir, checkpoint = (text and Path(text) for text in ranks.from_main(None))
         return RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, typed=typed), None
     with ExitStack() as locks:  # refused before anything is written
-        plan, lock = _plan(cfg, run_dir, run_directory.new, locks, key="run_dir")
+        is_recorded = run_dir is not None and run_directory.created_by_hydra(run_dir)
+        plan, lock = _plan(cfg, run_dir, run_directory.new, locks, key="run_dir", may_hold=is_recorded)
     ranks.from_main([str(plan.run_dir), None if plan.checkpoint is None else str(plan.checkpoint)])
-    return replace(plan, typed=typed, is_recorded=run_directory.created_by_hydra(plan.run_dir)), lock
+    return replace(plan, typed=typed, is_recorded=is_recorded), lock
 
 
 def is_constant(node: DictConfig) -> bool:
@@ -240,6 +241,7 @@ def _plan(
     key: str,
     find: resume.Find | None = None,
     follows_links: bool = False,
+    may_hold: bool = False,
 ) -> tuple[RunPlan, RunLock]:
     """Choose a directory and a checkpoint, and lock the directory until `locks` closes.
 
@@ -248,6 +250,7 @@ def _plan(
         new: returns the directory of a new run.
         key: the option that names the directory.
         find: of a restarted run.
+        may_hold: whether the directory of a new run may have records: Hydra has written them for this run.
     """
     is_restart, lock_key = find is not None, key if cfg.resume is None else "resume"
     find = find or partial(resume.find, cfg, key=key)
@@ -258,7 +261,7 @@ def _plan(
     lock = RunLock(directory, key=lock_key, wait=is_restart or cfg.resume == "auto")
     locks.enter_context(lock)
     found, checkpoint = find(found or named)  # again: another process may have trained there until it was locked
-    if found is None and cfg.resume != "auto" and not run_directory.created_by_hydra(directory):
+    if found is None and cfg.resume != "auto" and not may_hold:
         run_directory.refuse_held(directory, key=key)
     attempt = attempts.following(directory) if found is not None and run_directory.is_recorded(directory) else None
     known = resume.known_checkpoints(directory)

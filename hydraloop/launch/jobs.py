@@ -1,39 +1,29 @@
-"""Runs one job, or those of a sweep: plans it, trains, and reports errors. A job imports torch."""
+"""Starts a run by its plan: in this process, or in several. Reports its error. A run imports torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-
-from hydraloop.cli import hydra_run
 from hydraloop.cli.error_reports import Reports
-from hydraloop.errors import Terminated, UserError
+from hydraloop.errors import Terminated
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import elastic, torchrun
 from hydraloop.launch.failure import Ended, RankError, Requeue
 from hydraloop.launch.private import Private
 from hydraloop.launch.rank_training import Training
 from hydraloop.launch.termination import TerminationHandler
-from hydraloop.plan import Draft, RunPlan, plan_job, plan_run
-from hydraloop.run.result import Result, ResultFile
+from hydraloop.plan import RunPlan
+from hydraloop.run.result import ResultFile
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.tracking.sweeps import SweepTrackers
-
-ACCEPT_NAN = ("hydra_plugins.hydra_nevergrad_sweeper.nevergrad_sweeper.NevergradSweeper",)
-"""Sweepers of Hydra to which a diverged job returns NaN. For others it raises its error: Optuna's ends at a NaN."""
 
 
 @dataclass
 class Jobs:
-    """What a command line trains."""
+    """What the runs of a command line have in common."""
 
     project: Path
     """The folder whose Python files a config may name."""
@@ -42,66 +32,10 @@ class Jobs:
     reports: Reports
     leader: torchrun.Leader
     """Tells the other ranks of a torchrun what to train."""
-    on_start: Callable[[Path], None] = lambda run_dir: None
-    """Called when a single run has its directory, and before anything is imported for it."""
     on_build: Callable[[int], None] = lambda iterations: None
     """Called before training with the iterations of the whole run, if one process trains."""
 
-    def run_once(self, draft: Draft, name: str) -> None:
-        """Train once, in the directory that the config names. A composer has to be open. An error has been reported."""
-        launch_checks.check(draft.cfg)
-        with ExitStack() as locks:
-            plan = plan_run(draft, locks, torchrun.earlier(draft.cfg.resume))
-
-            def train(plan: RunPlan) -> float | None:
-                self.on_start(plan.run_dir)
-                return self.train(plan)
-
-            hydra_run.run_job(train, draft.cfg, plan, name)
-
-    def run_sweep(self, draft: Draft, trackers: SweepTrackers, flags: list[str], folder: Path, name: str) -> None:
-        """Train the jobs of a sweep, as Hydra's sweeper and launcher run them. An error has been reported.
-
-        Args:
-            trackers: of the sweep.
-            flags: the arguments that are not overrides.
-            folder: with the config files; `name` is that of the primary config.
-        """
-        launch_checks.check_single_run()
-        lines, typed = draft.overrides, draft.typed  # a launcher pickles the job, and cannot pickle the draft
-
-        def job(cfg: DictConfig, run_dir: Path) -> float | None:
-            self._begin_process(lines)
-            with ExitStack() as lock:
-                try:
-                    launch_checks.check(cfg)
-                    sweep, settings = hydra_run.sweep_dir(), HydraConfig.get()
-                    plan = plan_job(cfg, settings, run_dir, sweep, lock, typed=typed, held=sweep)
-                except UserError as error:
-                    self.reports.start_job()
-                    self.reports.end_job(error)
-                    raise
-                try:
-                    return self.train(plan)
-                except Exception:
-                    result = Result.read(run_dir)
-                    if settings.sweeper._target_ in ACCEPT_NAN and result is not None and result.has_diverged:
-                        return math.nan
-                    raise
-
-        with ExitStack() as locks:
-            directory, overrides = hydra_run.settle_sweep(draft, locks)
-            try:
-                trackers.begin(directory)
-                hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
-            except BaseException as error:
-                trackers.ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-                raise
-            finally:
-                trackers.end(directory)
-                self.reports.print_sweep(interrupted=trackers.ended == "interrupted")
-
-    def _begin_process(self, overrides: Sequence[str]) -> None:
+    def begin_process(self, overrides: Sequence[str]) -> None:
         """Prepare this process, which a launcher may have started. A method: joblib would copy globals of a closure."""
         ALLOWLIST.trust_folder(self.project)
         ALLOWLIST.trust(self.trusted)

@@ -22,8 +22,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from hydraloop.cli import hydra_run
 from hydraloop.cli.command import explained
+from hydraloop.cli.hydra_job import as_job
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
@@ -156,7 +156,8 @@ class SweepJob(Worker):
                         states.write(folder, told, flush=True)
                         return 0
                 self._jobs.on_build = lambda iterations: note(total=iterations)
-                hydra_run.run_job(self._jobs.train, cfg, plan)
+                with as_job(cfg, plan) as job:
+                    job.return_value = self._jobs.train(plan)
         except BaseException as raised:
             error = raised
             self._jobs.reports.show(error)

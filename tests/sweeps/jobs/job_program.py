@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from hydra.core.utils import _save_config
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import hydra_run
+from hydraloop.cli import hydra_job
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
@@ -39,7 +39,7 @@ from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 
-write_records = hydra_run._write_records
+write_records = hydra_job._write_records
 
 
 def kill(*arguments: Any, **options: Any) -> NoReturn:
@@ -96,7 +96,7 @@ def write_twice(cfg: DictConfig, run_dir: Path) -> None:
 def prepare(when: str) -> None:
     """Prepare the death of this process, or let it do something else."""
     if when == "records":
-        hydra_run._write_records = write_twice
+        hydra_job._write_records = write_twice
     elif when == "checkpoint":
         atomic.write_text = after_checkpoint(kill)
     elif when == "result":
