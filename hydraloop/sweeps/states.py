@@ -72,6 +72,8 @@ class JobState:
     """The best checkpoint, else the newest; relative to the run directory."""
     total: int | None = None
     """Iterations of the whole run, for its progress."""
+    iterations: int = 0
+    """Completed iterations when an attempt last wrote its result."""
     earlier_result: str | None = None
     """Checksum of `result.json` when the attempt began: such a file is not the outcome of this attempt."""
     gpus: tuple[str, ...] = ()
@@ -80,6 +82,12 @@ class JobState:
     def is_over(self) -> bool:
         """Whether the job has an outcome. An interrupted job has none yet."""
         return self.state in ("finished", "failed", "stopped", "pruned")
+
+    @property
+    def preempted_by(self) -> str | None:
+        """What has preempted the job, which has saved: the name of a signal, or a time limit. None if nothing has."""
+        is_preempted = self.state == "interrupted" and (self.reason or "").startswith(result.PREEMPTED)
+        return (self.reason or "").removeprefix(result.PREEMPTED) if is_preempted else None
 
     @property
     def has_diverged(self) -> bool:
@@ -131,6 +139,7 @@ def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
         ended = (run_dir / result.FILENAME).stat().st_mtime
         told = {"state": found["status"], "error": found["error"], "reason": found["reason"]}
         told["checkpoint"] = _checkpoint(found["best"], run_dir)
+        told["iterations"] = found["progress"].get("iteration", state.iterations)
         objective = found["objective"]
         if objective is not None:
             told |= {"metric": objective["metric"], "rule": objective["rule"], "value": float(objective["value"])}
