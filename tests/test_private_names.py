@@ -155,12 +155,6 @@ def _wandbs_rows_and_inputs() -> None:
     assert "use_after_commit" in inspect.signature(Run._log_artifact).parameters
 
 
-def _mlflows_newest_schema() -> None:
-    from mlflow.store.db.utils import _get_latest_schema_revision
-
-    assert re.fullmatch("[0-9a-f]{12}", _get_latest_schema_revision())
-
-
 def _children_of_multiprocessing() -> None:
     assert isinstance(multiprocessing.process._children, set)  # type: ignore[attr-defined]
     assert "_children.add(self)" in inspect.getsource(multiprocessing.process.BaseProcess.start)
@@ -191,7 +185,6 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _scalers_state: ["_growth_tracker"],
     _trees: ["torch.utils._pytree"],
     _wandbs_rows_and_inputs: ["_interface", "_log_artifact"],
-    _mlflows_newest_schema: ["_get_latest_schema_revision"],
     _children_of_multiprocessing: ["_children"],
     _raw_environment: ["_data"],
     _optimizers_without_dynamo: ["torch._dynamo", "torch._compile", "_use_grad"],

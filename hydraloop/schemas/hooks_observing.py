@@ -1,7 +1,7 @@
 """Options of the hooks that observe a run: runtime_info, timer, logger, progress (default hooks), three profilers."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Union
 
 from hydra.core.config_store import ConfigStore
 
@@ -12,15 +12,6 @@ from hydraloop.schemas.hook import HookConf, store_hooks
 class RuntimeInfoHookConf(HookConf):
     """Puts epoch, iteration, lr, momentum, losses and metrics into `engine.messages`."""
 
-    default_priority: ClassVar[int] = 10
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "after_load_checkpoint",
-        "before_train",
-        "after_train_iter",
-        "after_val_epoch",
-    )
-
     _target_: str = "hydraloop.hooks.RuntimeInfoHook"
 
 
@@ -28,33 +19,12 @@ class RuntimeInfoHookConf(HookConf):
 class IterTimerHookConf(HookConf):
     """Measures the time of each iteration and its wait for data, estimates the time left, and prints statistics."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "before_train_epoch",
-        "after_train_iter",
-        "before_save_checkpoint",
-        "before_val",
-    )
-
     _target_: str = "hydraloop.hooks.IterTimerHook"
 
 
 @dataclass
 class LoggerHookConf(HookConf):
     """Writes records of the run to the terminal, to `metrics.jsonl` and to trackers."""
-
-    default_priority: ClassVar[int] = 60
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "after_load_checkpoint",
-        "before_train",
-        "after_train_iter",
-        "on_log",
-        "after_val_epoch",
-        "after_test_epoch",
-        "after_run",
-    )
-    runs_after: ClassVar[Tuple[str, ...]] = ("runtime_info", "timer", "grad_clip")
 
     _target_: str = "hydraloop.hooks.LoggerHook"
     interval: Optional[int] = 10
@@ -68,18 +38,6 @@ class LoggerHookConf(HookConf):
 class ProgressHookConf(HookConf):
     """Shows a progress bar in the terminal."""
 
-    default_priority: ClassVar[int] = 100
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "at_position",
-        "before_train",
-        "after_train_iter",
-        "on_log",
-        "before_val",
-        "after_val",
-        "on_exception",
-        "after_train",
-    )
-
     _target_: str = "hydraloop.hooks.ProgressHook"
     on_error: Optional[str] = "warn"
     enabled: Union[bool, str] = "auto"
@@ -92,9 +50,6 @@ class ProgressHookConf(HookConf):
 @dataclass
 class _ProfilerConf(HookConf):
     """What the profilers of iterations have in common."""
-
-    default_priority: ClassVar[int] = 90
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_train", "after_train_iter", "after_train")
 
     on_error: Optional[str] = "warn"
     by_epoch: bool = True
@@ -156,8 +111,6 @@ class NPUProfilerHookConf(_ProfilerConf):
 @dataclass
 class MemoryProfilerHookConf(HookConf):
     """Reports the memory of the machine, the process and the device, in the log and in records."""
-
-    mount_points: ClassVar[Tuple[str, ...]] = ("after_train_iter", "after_val_iter", "after_test_iter")
 
     _target_: str = "hydraloop.hooks.MemoryProfilerHook"
     on_error: Optional[str] = "warn"

@@ -30,6 +30,8 @@ _LOCAL = "http://localhost:5000"
 """Address of `mlflow ui`."""
 _PASSING = ("lock", "full", "disk I/O", "No space", "quota", "Input/output", "Too many open files")
 """Parts of the errors of a database that may pass. After any other, it cannot be used."""
+_OTHER_SCHEMA = "out-of-date database schema"
+"""Part of MLflow's error for a database of another version of MLflow."""
 _ELSEWHERE = "choose another place: hooks.mlflow.tracking_uri=sqlite:////path/to/mlflow.db"
 
 
@@ -99,20 +101,28 @@ def connected(uri: str) -> MlflowClient:
     Raises:
         UnusableError: a database cannot be created or written, or it belongs to another version of MLflow.
     """
-    from mlflow import MlflowClient
+    import mlflow
 
     path = sqlite_path(uri)
     if path is not None:
         try:
             if not path.exists():
                 _create(path)
-            _check(path, uri)
+            _check(path)
         except (OSError, sqlite3.DatabaseError) as error:
             text = getattr(error, "strerror", None) or str(error)
             if any(part in text for part in _PASSING):
                 raise
             raise UnusableError(f"{path}: {text}; {_ELSEWHERE}") from error
-    return MlflowClient(tracking_uri=uri)
+    try:
+        return mlflow.MlflowClient(tracking_uri=uri)
+    except mlflow.MlflowException as error:
+        if _OTHER_SCHEMA not in str(error):
+            raise
+        raise UnusableError(
+            f"{shown(uri)} is a database of another MLflow than the installed {mlflow.__version__}: if that is older, "
+            f"copy the database, then run `mlflow db upgrade {shlex.quote(shown(uri))}`; or {_ELSEWHERE}"
+        ) from error
 
 
 def _create(path: Path) -> None:
@@ -144,22 +154,8 @@ def unsynced() -> Iterator[None]:
         event.remove(Engine, "connect", relax)
 
 
-def _check(path: Path, uri: str) -> None:
-    """Check that a database can be written, which MLflow itself would try for 100 s, and that MLflow has its schema.
-
-    MLflow would migrate some older databases, irreversibly.
-    """
-    import mlflow
-    from mlflow.store.db.utils import _get_latest_schema_revision
-
+def _check(path: Path) -> None:
+    """Check that a database can be written, which MLflow itself would try for 100 s."""
     with contextlib.closing(sqlite3.connect(path, timeout=1.0, isolation_level=None)) as database:
         database.execute("BEGIN IMMEDIATE")
-        is_new = not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
-        revision = None if is_new else database.execute("SELECT version_num FROM alembic_version").fetchone()
         database.execute("CREATE TABLE written (it INTEGER)")  # undone: without it, a read-only disk is not noticed
-    newest = _get_latest_schema_revision()  # type: ignore[no-untyped-call]  # MLflow's function has no types
-    if revision is not None and revision[0] != newest:
-        raise UnusableError(
-            f"{path} is a database of another MLflow than the installed {mlflow.__version__}: if that is older, copy "
-            f"the file, then run `mlflow db upgrade {shlex.quote(uri)}`; or {_ELSEWHERE}"
-        )

@@ -9,8 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from hydraloop.tracking.follower import causes, reason
@@ -25,7 +24,8 @@ DEFAULTS = {
 """Environment variables of MLflow, unless the user has set them."""
 _BUSY = {408, 429, 500, 502, 503, 504}
 _NOT_ALLOWED = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}
-_STATUS = re.compile(r"failed with error code (\d{3})")
+_STATUS = re.compile(r"(?:failed with error code|too many) (\d{3})")
+"""The status of an answer, in the text of MLflow's error or in that of urllib3."""
 _UNSUPPORTED = re.compile(r"unsupported URI ('[^']*')")
 _HTML = re.compile(r"(Response (body|text): '?)?<(!doctype|html).*", re.DOTALL | re.IGNORECASE)
 _LONGEST_TEXT = 200
@@ -58,7 +58,6 @@ def prepare() -> None:
 
     for name in ("mlflow", "alembic"):  # they log tracebacks of errors that are raised anyway
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    _keep_answers()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # a batch is thousands of objects: 20,000 metrics a second instead of 13,000
 
@@ -87,7 +86,7 @@ def translated(error: Exception, *, a_file: bool = False) -> Exception:
 
     if isinstance(error, RefusedError | UnusableError):
         return error
-    text, code, (status, retry_after) = _brief(str(error)), getattr(error, "error_code", None), _status(error)
+    text, code, status = _brief(str(error)), getattr(error, "error_code", None), _status(error)
     if type(error) is ValueError or isinstance(error.__cause__, OverflowError):  # a number that is too large
         return RefusedError(text)
     if isinstance(error, ModuleNotFoundError):
@@ -99,7 +98,7 @@ def translated(error: Exception, *, a_file: bool = False) -> Exception:
     if "Could not find a registered artifact repository" in text:
         return UnusableError(text.partition(". ")[0])
     if status in _BUSY:
-        return BusyError(f"the server answers {status}", retry_after)
+        return BusyError(f"the server answers {status}")
     if code == "RESOURCE_ALREADY_EXISTS":  # another job has just created the experiment
         return BusyError(text)
     if code in _NOT_ALLOWED or status in (401, 403):
@@ -122,44 +121,18 @@ def translated(error: Exception, *, a_file: bool = False) -> Exception:
     return error
 
 
-def _status(error: Exception) -> tuple[int | None, float | None]:
-    """Return the HTTP status of a server's answer, and the seconds after which it may be asked again."""
+def _status(error: Exception) -> int | None:
+    """Return the HTTP status of a server's answer."""
     import requests
-    from urllib3.util.retry import Retry
 
     for cause in causes(error):
-        if (answer := getattr(cause, "answer", None)) is not None:
-            with suppress(Exception):  # a header that is not a number or date
-                return answer.status, Retry().get_retry_after(answer)
-            return answer.status, None
         if isinstance(cause, requests.HTTPError) and cause.response is not None:
-            return cause.response.status_code, None
+            return cause.response.status_code
     found = _STATUS.search(str(error))
-    return None if found is None else int(found[1]), None
+    return None if found is None else int(found[1])
 
 
 def _brief(text: str) -> str:
     """Return a message as one line of bounded length, without a proxy's page."""
     text = " ".join(_HTML.sub("", text).split())
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
-
-
-def _keep_answers() -> None:
-    """Let urllib3's error for a busy server keep the answer, which has the status and `Retry-After`."""
-    from urllib3.exceptions import MaxRetryError
-    from urllib3.util.retry import Retry
-
-    increment: Any = Retry.increment
-    if increment.__name__ == "keeping":
-        return
-
-    def keeping(
-        self: Retry, method: Any = None, url: Any = None, response: Any = None, *args: Any, **named: Any
-    ) -> Any:
-        try:
-            return increment(self, method, url, response, *args, **named)
-        except MaxRetryError as error:
-            error.answer = response  # type: ignore[attr-defined]  # ours
-            raise
-
-    Retry.increment = keeping  # type: ignore[method-assign]  # the only place that has the answer

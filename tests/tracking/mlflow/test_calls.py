@@ -22,7 +22,6 @@ from mlflow.environment_variables import (
 )
 from mlflow.exceptions import MlflowException, RestException
 from PIL import Image
-from urllib3 import HTTPResponse, Retry
 
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import described
@@ -123,13 +122,10 @@ def test_a_call_sends_before_it_returns_whatever_the_user_s_own_code_does(monkey
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """Answers with the status in the path, and with `Retry-After` if there is a second part."""
+    """Answers with the status in the path."""
 
     def do_GET(self) -> None:
-        _, status, *after = self.path.split("/api")[0].split("/")
-        self.send_response(int(status))
-        for seconds in after:
-            self.send_header("Retry-After", seconds)
+        self.send_response(int(self.path.split("/")[1]))
         self.end_headers()
 
     do_POST = do_GET  # noqa: N815 - the name that http.server looks for
@@ -146,19 +142,10 @@ def refusing() -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("path", "retry_after"),
-    [("429/7", 7.0), ("429", None), ("500", None), ("502", None), ("503/2", 2.0), ("503/soon", None), ("504", None)],
-)
-def test_a_busy_server(refusing: str, path: str, retry_after: float | None) -> None:
-    with pytest.raises(BusyError, match=path[:3]) as raised, calls():
-        MlflowClient(tracking_uri=f"{refusing}/{path}").get_run("0" * 32)
-    assert raised.value.retry_after == retry_after
-
-
-def test_a_busy_server_of_a_library_that_names_no_argument() -> None:
-    with pytest.raises(BusyError, match="503"), calls():
-        Retry(0).increment("GET", "/", HTTPResponse(status=503))
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_busy_server(refusing: str, status: int) -> None:
+    with pytest.raises(BusyError, match=str(status)), calls():
+        MlflowClient(tracking_uri=f"{refusing}/{status}").get_run("0" * 32)
 
 
 def read(uri: str) -> str:
