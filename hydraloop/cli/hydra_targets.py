@@ -25,10 +25,8 @@ _OF_HYDRA = (
     f"{_PLUGINS}.basic_launcher.BasicLauncher",
     f"{_PLUGINS}.basic_sweeper.BasicSweeper",
     "hydra.experimental.callbacks.LogJobReturnCallback",
-    "hydra_plugins.hydraloop.plugin.PoolLauncher",
-    "hydra_plugins.hydraloop.plugin.GridSweeper",
 )
-"""Hydra's own classes, and ours. Other plugins have options that run code: submitit's `setup`, optuna's
+"""Hydra's own classes. Other plugins have options that run code: submitit's `setup`, optuna's
 `custom_search_space`. PickleJobInfoCallback writes the config with its secrets into a pickle file."""
 _FACTORIES = ("()", "class", "factory", "queue", "listener")
 """Keys of a logging section whose value Python imports and calls."""
