@@ -103,6 +103,7 @@ class TrackerHook(Hook):
             self.kind,
             self._options,
             training_continues=on_error != "raise",
+            waits=not self._leaves,
             sweep=sweep if is_shared else None,
             trust=engine.messages.read("trust"),
         )

@@ -52,6 +52,7 @@ def first_message(kind: str, options: Mapping[str, Any], trust: Trust | None = N
         "trusted": packages,
         "training": training,
         "owner": training,
+        "waits": True,
         "environment": dict(os.environ),
         "cwd": str(Path.cwd()),
     }
@@ -61,7 +62,8 @@ class Link:
     """Starts a sender, restarts it if it dies, logs its messages, and ends it in time.
 
     Only `until_opened`, `wait` and `leave` wait, in bounded time. After the run's end, the sender has `flush_timeout`
-    seconds. If `sweep` is given, its jobs share the sender.
+    seconds. With `waits=False`, it also has the time to import its library, because this process leaves it. If `sweep`
+    is given, its jobs share the sender.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Link:
         options: Mapping[str, Any],
         *,
         training_continues: bool = True,
+        waits: bool = True,
         sweep: Sweep | None = None,
         trust: Trust | None = None,
     ) -> None:
@@ -80,6 +83,7 @@ class Link:
         self._suffix = "; training continues, the records stay in the run directory" if training_continues else ""
         self._sender: Sender | None = None
         self._first = {**first_message(kind, options, trust), "run_dir": str(run_dir.absolute()), "name": name}
+        self._first["waits"] = waits
         if sweep is not None:  # its end may kill the sender; the end of this process may not
             self._first["owner"] = (sweep.pid, sweep.started)
         self._messages: list[Mapping[str, Any] | None] = [self._first]

@@ -105,6 +105,7 @@ def _serve(inbox: Inbox, account: _Account) -> int:
         return LEFT
     if kind is None:
         return OTHER
+    inbox.set_imported()
     if inbox.next() is None:
         return 0
     run_dir, name = Path(first["run_dir"]), first["name"]
