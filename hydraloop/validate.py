@@ -21,6 +21,7 @@ from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order, missing, not_applied
 from hydraloop.engine.settings import seconds_of
 from hydraloop.errors import UserError, any_of, suggestion
+from hydraloop.hooks import CLASSES
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS as HOOK_GROUPS
 from hydraloop.hooks.shared.selected_hooks import has_schedules, is_left_out, targets
 from hydraloop.run.config_yaml import plain
@@ -153,37 +154,30 @@ def hook_nodes(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
 
 
 def slots_of(cfg: DictConfig) -> list[Slot]:
-    """Return the hooks' places in the order, from the config and the schemas' ClassVars. No hook is imported."""
-    schemas = _hook_schemas()
+    """Return the hooks' places in the order, from the config and the facts about their classes. No hook is imported."""
     slots = []
     for group in HOOK_GROUPS:
         for name, node in cfg[group].items():
-            if node is None:
-                continue
-            schema = schemas.get(str(node.get("_target_")))
-            slots.append(_slot(group, str(name), schema, node.get("priority")))
+            if node is not None:
+                slots.append(_slot(group, str(name), str(node.get("_target_")), node.get("priority")))
     selected = targets(cfg)
     for name in missing({str(name) for group in HOOK_GROUPS for name in cfg[group]}, scheduled=has_schedules(cfg)):
-        schema = dict(stored("default_hooks"))[name]
-        if schema._target_ not in selected:
-            slots.append(_slot("default_hooks", name, schema, None))
+        target = dict(stored("default_hooks"))[name]._target_
+        if target not in selected:
+            slots.append(_slot("default_hooks", name, target, None))
     return in_order(slots)
 
 
-def _slot(group: str, name: str, schema: Any, priority: int | str | None) -> Slot:
-    default = getattr(schema, "default_priority", Priority.NORMAL)
+def _slot(group: str, name: str, target: str, priority: int | str | None) -> Slot:
+    facts = CLASSES.get(target.removeprefix("hydraloop.hooks."), {})
+    default = facts.get("priority", Priority.NORMAL)
     return Slot(
         name=name,
         priority=Priority.of(default if priority is None else priority, key=f"{group}.{name}.priority"),
         is_default=group == "default_hooks",
-        runs_after=tuple(getattr(schema, "runs_after", ())),
-        mount_points=getattr(schema, "mount_points", None),
+        runs_after=tuple(facts.get("runs_after", ())),
+        mount_points=tuple(facts["mount_points"]) if facts else None,
     )
-
-
-def _hook_schemas() -> dict[str, Any]:
-    """Return {`_target_`: the dataclass stored for it} of both hook groups."""
-    return {str(getattr(schema, "_target_", None)): schema for group in HOOK_GROUPS for _, schema in stored(group)}
 
 
 def _check_keys(cfg: DictConfig) -> None:

@@ -1,6 +1,8 @@
 """Write the generated parts of `docs/reference/`: tables of hooks, options and schedules, and of the engine's names.
 
-    python scripts/hook_docs.py            # write the tables
+Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows.
+
+    python scripts/hook_docs.py            # write the tables and the file
     python scripts/hook_docs.py --check    # write nothing; exit code 1 if a page is out of date
 
 The texts come from the dataclasses in `hydraloop/schemas` and the docstrings of the hooks and the engine. Does not
@@ -13,6 +15,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Collection, Iterator
@@ -25,7 +28,8 @@ from omegaconf import MISSING, OmegaConf
 
 import hydraloop  # stores the options
 from hydraloop.engine.deprecated_names import NEW_NAMES
-from hydraloop.engine.hook import Priority
+from hydraloop.engine.hook_order import mount_points_of
+from hydraloop.engine.mount_points import Priority
 from hydraloop.schemas import stored
 from hydraloop.schemas.docs import field_docs, summary
 from hydraloop.schemas.hook import HookConf
@@ -82,20 +86,24 @@ class Option:
         return self.defaults["_target_"].rpartition(".")[2]
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What the source of the class declares."""
+        return _declared(self.cls)
+
+    @property
     def priority(self) -> str:
         """Default priority, with its name if it has one: `NORMAL 50`."""
-        number = self.schema.default_priority
+        number = self.facts["priority"]
         names = [name for name, value in Priority.__members__.items() if value == number]
         return f"{names[0]} {number}" if names else str(number)
 
     @property
     def description(self) -> str:
         """Docstring of the hook's class, without arguments and errors."""
-        hooks = ROOT / "hydraloop" / "hooks"
-        one, several = hooks / f"{self.name}.py", hooks / self.name / "hook.py"
-        source = (one if one.exists() else several).read_text(encoding="utf-8")
-        classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-        (own,) = [node for node in classes if node.name == self.cls]
+        module, own = next(_with_bases("hydraloop.hooks", self.cls))
+        if self.name not in module.split("."):
+            described = module.rpartition(".")[2]
+            return f"{summary(self.schema)}. This is [`{described}`](#{described}) with other defaults."
         text = re.split(r"\n\n(?:Args|Raises):", inspect.cleandoc(ast.get_docstring(own) or ""))[0]
         return re.sub(r"\s+Options:\s+`\w+`\.", "", text)  # the table has them
 
@@ -113,9 +121,54 @@ def options() -> list[Option]:
     order = {name: index for index, name in enumerate(DEFAULT_HOOKS)}
     default = sorted(
         (option for option in found if option.group == "default_hooks"),
-        key=lambda option: (option.schema.default_priority, order[option.name]),
+        key=lambda option: (option.facts["priority"], order[option.name]),
     )
     return default + sorted((option for option in found if option.group == "hooks"), key=lambda option: option.name)
+
+
+def hook_classes() -> str:
+    """Return the JSON of `classes.json`: for each class that `hydraloop.hooks` exports, what its source declares."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(_declared(name))}" for name in _exported()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _exported() -> list[str]:
+    source = (ROOT / "hydraloop" / "hooks" / "__init__.py").read_text(encoding="utf-8")
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    return [node.names[0].name for node in imports if str(node.module).startswith("hydraloop.hooks.")]
+
+
+def _declared(name: str) -> dict[str, Any]:
+    """Return the facts about a class of `hydraloop.hooks`, inherited ones included, from the syntax trees."""
+    modules, classes = zip(*_with_bases("hydraloop.hooks", name), strict=True)
+    statements = [node for cls in classes for node in cls.body]
+    methods = {node.name for node in statements if isinstance(node, ast.FunctionDef)}
+    # The class itself comes last, because its values replace those of its bases.
+    values = {
+        ast.unparse(node.targets[0]): ast.unparse(node.value)
+        for node in reversed(statements)
+        if isinstance(node, ast.Assign)
+    }
+    return {
+        "module": modules[0],
+        "priority": Priority.of(values.get("priority", "NORMAL").removeprefix("Priority.")),
+        "runs_after": ast.literal_eval(values.get("runs_after", "()")),
+        "mount_points": mount_points_of(methods.__contains__),
+    }
+
+
+def _with_bases(module: str, name: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    """Yield (module, source) of the class that a module calls `name`, and of its bases up to `Hook`."""
+    path = ROOT / module.replace(".", "/")
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and name in [imported.asname or imported.name for imported in node.names]:
+            yield from _with_bases(str(node.module), name)
+        elif isinstance(node, ast.ClassDef) and node.name == name:
+            yield module, node
+            for base in node.bases:
+                if ast.unparse(base) != "Hook":
+                    yield from _with_bases(module, ast.unparse(base))
 
 
 def hook_table() -> str:
@@ -138,11 +191,11 @@ def _hook_section(option: Option) -> str:
     lines += [
         option.description,
         "",
-        f"Mount points: {', '.join(f'`{point}`' for point in option.schema.mount_points)}.",
+        f"Mount points: {', '.join(f'`{point}`' for point in option.facts['mount_points'])}.",
         "",
     ]
-    if option.schema.runs_after:
-        lines += [f"Runs after {', '.join(f'`{name}`' for name in option.schema.runs_after)}.", ""]
+    if option.facts["runs_after"]:
+        lines += [f"Runs after {', '.join(f'`{name}`' for name in option.facts['runs_after'])}.", ""]
     if option.schema.on_error != HookConf.on_error:
         lines += [f"`on_error` is `{option.schema.on_error}` by default.", ""]
     rows = _table(option.schema, skip=COMMON)
@@ -355,11 +408,12 @@ PAGES = {
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
-    """Yield (path, text with up-to-date tables) of each page.
+    """Yield (path, text that is up to date) of `classes.json` and of each page.
 
     Raises:
         ValueError: a page has no marks.
     """
+    yield ROOT / "hydraloop" / "hooks" / "classes.json", hook_classes()
     for name, parts in PAGES.items():
         text = (REFERENCE / name).read_text(encoding="utf-8")
         for mark, written in parts.items():

@@ -42,6 +42,7 @@ class Target:
     """A hook and the methods that can be replaced."""
 
     option: str
+    module: str
     cls: str
     methods: tuple[str, ...]
     tests: tuple[str, ...]
@@ -50,8 +51,7 @@ class Target:
     @property
     def file(self) -> str:
         """Path of its source, relative to the repository."""
-        folder = f"hydraloop/hooks/{self.option}"
-        return f"{folder}/hook.py" if (ROOT / folder).is_dir() else f"{folder}.py"
+        return f"{self.module.replace('.', '/')}.py"
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,10 @@ def targets(names: Sequence[str]) -> list[Target]:
     points = (*base.MOUNT_POINTS, *base.GENERAL_POINTS, "state_dict", "load_state_dict")
     found = {}
     for cls in hooks.__all__:
-        hook, option = getattr(hooks, cls), hooks._FILES[cls]
+        hook, module = getattr(hooks, cls), hooks.CLASSES[cls]["module"]
+        option = module.split(".")[2]
         own = tuple(point for point in points if getattr(hook, point) is not getattr(base.Hook, point))
-        found[option] = Target(option, cls, own, _tests_of(option))
+        found[option] = Target(option, module, cls, own, _tests_of(option))
     unknown = set(names) - found.keys()
     if unknown:
         raise SystemExit(f"no such hook: {', '.join(sorted(unknown))}; known hooks: {', '.join(sorted(found))}")

@@ -44,9 +44,8 @@ class Batches:
     def __init__(self, loaders: Loaders, run: Run, progress: Progress, *, holds: bool = False) -> None:
         self._task, self._device, self._settings, self._progress = run.task, run.device, run.settings, progress
         self._holds = holds
-        self._rest: Iterator[tuple[int, Any]] = iter(())
+        self._rest: Iterator[tuple[int, Any]] | None = None
         self._terms: dict[int, Any] = {}
-        self._has_asked = False
         self._move = mover(run.device, run.settings.channels_last)
         self.asked_at = 0.0
         """When training asked for its current batch (`perf_counter`)."""
@@ -119,11 +118,10 @@ class Batches:
         Raises:
             UserError: the loader yields more batches than its length, from which windows are planned.
         """
-        progress = self._progress
-        self.asked_at, self._has_asked = perf_counter(), True
-        self._rest = enumerate(self._rest_of_epoch(), start=progress.batch_in_epoch)
+        progress, self._rest = self._progress, None
         try:
             yield from self._planned()
+            self._rest = self._rest or self._rest_of_epoch()
             progress.skip_left_out()
             if progress.batch_in_epoch == progress.epoch_length:
                 for index, _ in self._rest:  # to its end, where workers end
@@ -134,7 +132,7 @@ class Batches:
 
     def end(self) -> None:
         """Drop the rest of the epoch, also after an error, whose traceback would keep it with its workers."""
-        self._rest = iter(())
+        self._rest = None
 
     def fetch(self, batch_idx: int) -> Any:
         """Return a batch of a window, on the device, and measure how long it takes to arrive.
@@ -142,13 +140,13 @@ class Batches:
         Raises:
             UserError: the loader yields fewer batches than its length.
         """
-        if not self._has_asked:  # the first batch was asked for in `windows`, where workers start
-            self.asked_at = perf_counter()
-        self._has_asked = False
+        self.asked_at = asked_at = perf_counter()
+        if self._rest is None:
+            self._rest = self._rest_of_epoch()  # here, because it may start workers, for which training waits
         yielded = self._progress.batch_in_epoch
         for index, batch in self._rest:
             if index == batch_idx:
-                self.waited = perf_counter() - self.asked_at
+                self.waited = perf_counter() - asked_at
                 return batch
             yielded = index + 1  # this one is left out
         raise self._wrong_length(str(yielded))
@@ -170,8 +168,8 @@ class Batches:
         for start in range(0, len(trained), accumulate):
             yield trained[start : start + accumulate]
 
-    def _rest_of_epoch(self) -> Iterator[Any]:
-        """Return the batches from the position of the run on, on the device."""
+    def _rest_of_epoch(self) -> Iterator[tuple[int, Any]]:
+        """Return the batches from the position of the run on, on the device, with their indices in the epoch."""
         loader, progress = self.train_loader, self._progress
         assert loader is not None  # check_trainable
         first = progress.batch_in_epoch
@@ -179,7 +177,7 @@ class Batches:
         batches = loader.begin(first, progress.iteration)
         if self._count is not None and self._holds:
             batches = self._counted(batches, first, self._count)
-        return self.on_device(self.loaders.train, batches, left)
+        return enumerate(self.on_device(self.loaders.train, batches, left), start=first)
 
     def _counted(self, batches: Iterable[Any], first: int, count: Count) -> Iterator[Any]:
         """Yield the batches. Those of a window are held until all are there, and counted."""

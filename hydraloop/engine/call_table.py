@@ -45,7 +45,7 @@ class CallTable(MountPoints):
         self.newly_disabled: set[str] = set()
         """Hooks that `on_error=disable` has switched off on this rank, before the other ranks were told."""
         self.engine, self._hooks, self._rank = engine, hooks, rank
-        self._all_seconds = [0.0]
+        self._running = [[0.0]]
         self._policies = {
             name: Policy(name, (on_error or {}).get(name, hook.on_error), self.newly_disabled)
             for name, hook in hooks.items()
@@ -63,11 +63,11 @@ class CallTable(MountPoints):
                     table[point].append(entry)
         self._table = table
         for point, entries in table.items():
-            setattr(self, point, _one_call(point, entries, self._all_seconds) if entries else _nothing)
+            setattr(self, point, _one_call(point, entries, self._running) if entries else _nothing)
 
     def one_by_one(self, point: str) -> list[Call]:
         """Return a call for each hook of a mount point that closes: they are all called, even if one raises."""
-        return [_one_call(point, [entry], self._all_seconds, closing=True) for entry in self._table[point]]
+        return [_one_call(point, [entry], self._running, closing=True) for entry in self._table[point]]
 
     def on_error(self, name: str) -> OnError:
         """Return what an error in the hook does; with `raise`, it ends the run on every rank."""
@@ -96,7 +96,7 @@ class CallTable(MountPoints):
         def append_result(*args: Any) -> None:
             results.append(work(*args))
 
-        _one_call(point, [(append_result, self._policies[name], self.seconds[name])], self._all_seconds)(*args)
+        _one_call(point, [(append_result, self._policies[name], self.seconds[name])], self._running)(*args)
         return results[0] if results else None
 
 
@@ -125,29 +125,33 @@ _Entry = tuple[Call, Policy, list[float]]
 """A bound method with the engine, its hook's policy, and the list with its hook's seconds."""
 
 
-def _one_call(point: str, entries: Sequence[_Entry], all_seconds: list[float], *, closing: bool = False) -> Call:
+def _one_call(point: str, entries: Sequence[_Entry], running: list[list[float]], *, closing: bool = False) -> Call:
     """Return one call for the methods of a mount point. It reads the clock once between two hooks.
 
     Args:
-        all_seconds: the seconds of all hooks, to subtract the time of hooks that a hook calls.
+        running: a list with one entry, the seconds of the hook that is called now. A hook that calls other hooks, by
+            logging for example, does not count their time.
         closing: whether a hook that is switched off is called too, to close its files.
     """
     clock = perf_counter
 
     def call(*args: Any) -> None:
-        start = clock()
-        for method, policy, seconds in entries:
-            if policy.disabled and not closing:
-                continue
-            others = all_seconds[0]
-            try:
-                method(*args)
-            except Exception as error:
-                policy.handle(error, point)
-            now = clock()
-            own = now - start - (all_seconds[0] - others)
-            seconds[0] += own
-            all_seconds[0] += own
-            start = now
+        caller = running[0]
+        begin = start = clock()
+        try:
+            for method, policy, seconds in entries:
+                if policy.disabled and not closing:
+                    continue
+                running[0] = seconds
+                try:
+                    method(*args)
+                except Exception as error:
+                    policy.handle(error, point)
+                now = clock()
+                seconds[0] += now - start
+                start = now
+        finally:
+            running[0] = caller
+            caller[0] -= start - begin
 
     return call

@@ -36,7 +36,7 @@ class Slot:
 def slot_of(name: str, hook: HookLike, priority: int | str | None = None, *, is_default: bool = False) -> Slot:
     """Return the place of a hook; without `priority`, that of its class counts."""
     number = Priority.of(hook.priority if priority is None else priority, key=f"{hook.key}.priority")
-    return Slot(name, number, is_default, tuple(hook.runs_after), mount_points_of(type(hook)))
+    return Slot(name, number, is_default, tuple(hook.runs_after), mount_points_of(hook.overrides))
 
 
 def in_order(slots: Iterable[Slot]) -> list[Slot]:
@@ -69,11 +69,15 @@ def check_order(slots: Sequence[Slot], *, key_of: Callable[[str], str] = lambda 
                 )
 
 
-def mount_points_of(cls: type[HookLike]) -> tuple[str, ...]:
-    """Return the mount points at which hooks of the class are called, general ones included, in the order of a run."""
-    used = {point for point in MOUNT_POINTS if cls.overrides(point)}
+def mount_points_of(overrides: Callable[[str], bool]) -> tuple[str, ...]:
+    """Return the mount points at which a hook is called, in the order of a run.
+
+    Args:
+        overrides: whether the class of the hook overrides a mount point, or a general one.
+    """
+    used = {point for point in MOUNT_POINTS if overrides(point)}
     for general, points in GENERAL_POINTS.items():
-        if cls.overrides(general):
+        if overrides(general):
             used.update(point for point, _ in points)
     return tuple(point for point in MOUNT_POINTS if point in used)
 

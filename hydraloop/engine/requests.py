@@ -174,12 +174,8 @@ class Requests:
 
     def check_clock(self) -> None:
         """Ask for a stop after `max_time`, and for a preemption after `requeue_after`."""
-        if perf_counter() <= self._deadline:
-            return
-        if self._deadline == self._requeue_at:
-            self.preempt(self._settings.requeue)
-        else:
-            self.stop(self._settings.out_of_time)
+        if perf_counter() > self._deadline:
+            self._end_by_time()
 
     def check_clock_in_evaluation(self) -> None:
         """Between two batches, ask for a preemption after `requeue_after`."""
@@ -216,7 +212,8 @@ class Requests:
 
     def act_in_epoch(self) -> None:
         """Inside an epoch, between windows: act on what is agreed; at each interval, send the flag."""
-        self.check_clock()
+        if perf_counter() > self._deadline:
+            self._end_by_time()
         iteration = self._progress.iteration
         if iteration >= self._next_exchange:
             self._exchange(iteration)
@@ -233,6 +230,12 @@ class Requests:
         if batch_idx >= self._next_batch:
             self._exchange(batch_idx)
             self._next_batch = batch_idx + self._interval
+
+    def _end_by_time(self) -> None:
+        if self._deadline == self._requeue_at:
+            self.preempt(self._settings.requeue)
+        else:
+            self.stop(self._settings.out_of_time)
 
     def _exchange(self, at: int) -> None:
         """Read the flag that was sent last, and agree if it is set; send the next one.

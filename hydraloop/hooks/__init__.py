@@ -6,9 +6,9 @@ A hook with several files is a folder. Names are imported when they are first us
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from hydraloop.schemas import stored
 
 if TYPE_CHECKING:
     from hydraloop.hooks.anomaly_detection import AnomalyDetectionHook as AnomalyDetectionHook
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hydraloop.hooks.memory_profiler import MemoryProfilerHook as MemoryProfilerHook
     from hydraloop.hooks.mlflow import MLflowLoggerHook as MLflowLoggerHook
     from hydraloop.hooks.mode_switch import ModeSwitchHook as ModeSwitchHook
-    from hydraloop.hooks.npu_profiler import NPUProfilerHook as NPUProfilerHook
     from hydraloop.hooks.num_class_check import NumClassCheckHook as NumClassCheckHook
     from hydraloop.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
     from hydraloop.hooks.profiler import ProfilerHook as ProfilerHook
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from hydraloop.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook
     from hydraloop.hooks.set_epoch_info import SetEpochInfoHook as SetEpochInfoHook
     from hydraloop.hooks.sync_buffers import SyncBuffersHook as SyncBuffersHook
-    from hydraloop.hooks.sync_norm import SyncNormHook as SyncNormHook
     from hydraloop.hooks.sync_random_size import SyncRandomSizeHook as SyncRandomSizeHook
     from hydraloop.hooks.tensorboard import TensorBoardLoggerHook as TensorBoardLoggerHook
     from hydraloop.hooks.timer import IterTimerHook as IterTimerHook
@@ -41,19 +39,21 @@ if TYPE_CHECKING:
     from hydraloop.hooks.visualization import VisualizationHook as VisualizationHook
     from hydraloop.hooks.wandb import WandbLoggerHook as WandbLoggerHook
 
-_FILES = {
-    option._target_.rpartition(".")[2]: name
-    for group in ("default_hooks", "hooks")
-    for name, option in stored(group)
-    if option.__module__.startswith("hydraloop.schemas.")  # not one that the user has stored
-}
-__all__ = sorted(_FILES)
+CLASSES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("classes.json").read_text(encoding="utf-8"))
+"""By class: its module, and the priority, `runs_after` and mount points that a dry run shows without importing torch.
+
+`scripts/hook_docs.py` reads them from the source of the classes.
+"""
+__all__ = sorted(CLASSES)
+_EARLIER = ("NPUProfilerHook", "SyncNormHook")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FILES:
+    if name in _EARLIER:
+        return getattr(importlib.import_module(f"{__name__}.earlier_names"), name)
+    if name not in CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
+    return getattr(importlib.import_module(CLASSES[name]["module"]), name)
 
 
 def __dir__() -> list[str]:

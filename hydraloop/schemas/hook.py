@@ -9,15 +9,8 @@ from omegaconf import MISSING
 
 @dataclass
 class HookConf:
-    """Base of the options of a hook.
+    """Base of the options of a hook. A subclass sets `_target_`."""
 
-    A subclass sets `_target_`, and class variables with the values of its hook class, so that a dry run can show the
-    order of the hooks without importing torch. Without `mount_points`, the dry run does not list the hook by point.
-    """
-
-    default_priority: ClassVar[int] = 50
-    mount_points: ClassVar[Tuple[str, ...]]
-    runs_after: ClassVar[Tuple[str, ...]] = ()
     functions: ClassVar[Tuple[str, ...]] = ()
     """Options that are functions: one that `_target_` names is given to the hook, not called."""
 

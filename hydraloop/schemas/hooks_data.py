@@ -1,7 +1,7 @@
 """Options of the hooks about data and inputs: mode_switch, sync_random_size, set_epoch_info, num_class_check."""
 
 from dataclasses import dataclass
-from typing import ClassVar, List, Optional, Tuple
+from typing import List, Optional
 
 from hydra.core.config_store import ConfigStore
 
@@ -12,8 +12,6 @@ from hydraloop.schemas.hook import HookConf, store_hooks
 class ModeSwitchHookConf(HookConf):
     """Switches off strong augmentations and switches on an extra loss for the last epochs."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train_epoch")
-
     _target_: str = "hydraloop.hooks.ModeSwitchHook"
     num_last_epochs: int = 15
     """Number of last epochs, at least 1. 15 of 300, as in YOLOX and MMDetection. A run with fewer epochs is in this
@@ -23,8 +21,6 @@ class ModeSwitchHookConf(HookConf):
 @dataclass
 class SyncRandomSizeHookConf(HookConf):
     """Multi-scale training: a new input size every few iterations, the same on every rank."""
-
-    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train", "before_train_iter", "after_train")
 
     _target_: str = "hydraloop.hooks.SyncRandomSizeHook"
     interval: int = 10
@@ -42,16 +38,12 @@ class SyncRandomSizeHookConf(HookConf):
 class SetEpochInfoHookConf(HookConf):
     """Calls `set_epoch(epoch)` of the task, the model and the train data set, if they have it."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train_epoch")
-
     _target_: str = "hydraloop.hooks.SetEpochInfoHook"
 
 
 @dataclass
 class NumClassCheckHookConf(HookConf):
     """Rejects, before the first iteration, a model whose number of classes differs from that of the data sets."""
-
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_run",)
 
     _target_: str = "hydraloop.hooks.NumClassCheckHook"
     ignore: Optional[List[str]] = None

@@ -1,7 +1,6 @@
 """Options of the hooks about devices and ranks: empty_cache, sync_buffers, sync_norm."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Tuple
 
 from hydra.core.config_store import ConfigStore
 
@@ -11,19 +10,6 @@ from hydraloop.schemas.hook import HookConf, store_hooks
 @dataclass
 class EmptyCacheHookConf(HookConf):
     """Returns unused cached memory to the device."""
-
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "before_train_epoch",
-        "after_train_iter",
-        "after_train_epoch",
-        "before_val_epoch",
-        "after_val_iter",
-        "after_val_epoch",
-        "before_test_epoch",
-        "after_test_iter",
-        "after_test_epoch",
-    )
 
     _target_: str = "hydraloop.hooks.EmptyCacheHook"
     before_epoch: bool = False
@@ -41,18 +27,19 @@ class EmptyCacheHookConf(HookConf):
 class SyncBuffersHookConf(HookConf):
     """Averages all buffers of the model over the ranks at the end of each epoch."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("after_load_checkpoint", "after_train_epoch", "before_val")
-
     _target_: str = "hydraloop.hooks.SyncBuffersHook"
+    norm_only: bool = False
+    """Whether to average only the running statistics of normalisation layers, and only before an evaluation. False, as
+    in MMEngine: checkpoints have the averages too."""
 
 
 @dataclass
-class SyncNormHookConf(HookConf):
+class SyncNormHookConf(SyncBuffersHookConf):
     """Averages the running statistics of normalisation layers over the ranks before each evaluation."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_val", "before_test")
-
-    _target_: str = "hydraloop.hooks.SyncNormHook"
+    norm_only: bool = True
+    """Whether to average only the running statistics of normalisation layers, and only before an evaluation. True, as
+    in MMDetection's SyncNormHook."""
 
 
 def register(store: ConfigStore) -> None:

@@ -1,7 +1,7 @@
 """Options of the hooks about validation and test: tta, visualization."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, List, Optional, Tuple
+from typing import Any, ClassVar, List, Optional
 
 from hydra.core.config_store import ConfigStore
 
@@ -13,8 +13,6 @@ class TestTimeAugmentationHookConf(HookConf):
     """Tests on the mean over several views of each image; training and validation are unchanged."""
 
     __test__: ClassVar[bool] = False  # pytest would collect a class whose name begins with Test
-    default_priority: ClassVar[int] = 0
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train", "before_test_epoch")
 
     _target_: str = "hydraloop.hooks.TestTimeAugmentationHook"
     transforms: List[Any] = field(default_factory=lambda: ["identity", "hflip"])
@@ -34,14 +32,6 @@ class TestTimeAugmentationHookConf(HookConf):
 @dataclass
 class VisualizationHookConf(HookConf):
     """Draws the first images of each validation and test with their labels and predictions."""
-
-    default_priority: ClassVar[int] = 100
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "after_val_iter",
-        "after_val_epoch",
-        "after_test_iter",
-        "after_test_epoch",
-    )
 
     _target_: str = "hydraloop.hooks.VisualizationHook"
     on_error: Optional[str] = "warn"

@@ -1,7 +1,7 @@
 """Options of the hooks that guard a run: early_stopping, check_invalid_loss, rollback, anomaly_detection."""
 
 from dataclasses import dataclass
-from typing import ClassVar, List, Optional, Tuple
+from typing import List, Optional
 
 from hydra.core.config_store import ConfigStore
 
@@ -11,9 +11,6 @@ from hydraloop.schemas.hook import HookConf, store_hooks
 @dataclass
 class EarlyStoppingHookConf(HookConf):
     """Ends training when a metric has stopped improving."""
-
-    default_priority: ClassVar[int] = 100
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_train", "after_val_epoch", "after_train")
 
     _target_: str = "hydraloop.hooks.EarlyStoppingHook"
     monitor: Optional[str] = None
@@ -39,14 +36,6 @@ class EarlyStoppingHookConf(HookConf):
 class CheckInvalidLossHookConf(HookConf):
     """Ends a run whose loss is NaN or infinite and reports the iteration, the samples and the parameter norms."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "after_load_checkpoint",
-        "before_train",
-        "after_backward",
-        "before_save_checkpoint",
-        "after_train",
-    )
-
     _target_: str = "hydraloop.hooks.CheckInvalidLossHook"
     interval: int = 50
     """Iterations between two checks, at least 1. Each check covers all losses since the previous one. 50, as in
@@ -56,17 +45,6 @@ class CheckInvalidLossHookConf(HookConf):
 @dataclass
 class RollbackHookConf(HookConf):
     """Goes back to the last checkpoint when the loss is not finite or jumps, and leaves out that batch."""
-
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "after_load_checkpoint",
-        "before_train",
-        "after_backward",
-        "after_train_iter",
-        "before_save_checkpoint",
-        "before_val",
-        "after_train",
-    )
 
     _target_: str = "hydraloop.hooks.RollbackHook"
     on: Optional[List[str]] = None
@@ -89,9 +67,6 @@ class RollbackHookConf(HookConf):
 @dataclass
 class AnomalyDetectionHookConf(HookConf):
     """Switches on torch's autograd anomaly mode, which names the operation whose gradient is NaN."""
-
-    default_priority: ClassVar[int] = 0
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "after_run")
 
     _target_: str = "hydraloop.hooks.AnomalyDetectionHook"
     check_nan: bool = True

@@ -1,7 +1,7 @@
 """Options of the hooks that send a run's records to a tracking service: mlflow, tensorboard, wandb."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 from hydra.core.config_store import ConfigStore
 
@@ -11,10 +11,6 @@ from hydraloop.schemas.hook import HookConf, store_hooks
 @dataclass
 class _TrackerConf(HookConf):
     """What all trackers have in common."""
-
-    default_priority: ClassVar[int] = 90
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_train", "on_log", "after_run")
-    runs_after: ClassVar[Tuple[str, ...]] = ("logger",)
 
     on_error: Optional[str] = "warn"
     background: bool = False
@@ -30,8 +26,6 @@ class _TrackerConf(HookConf):
 @dataclass
 class MLflowLoggerHookConf(_TrackerConf):
     """Sends metrics, parameters, config, pictures and system metrics to MLflow; jobs of a sweep share a parent run."""
-
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_run", "before_train", "after_train_iter", "on_log", "after_run")
 
     _target_: str = "hydraloop.hooks.MLflowLoggerHook"
     tracking_uri: Optional[str] = None
@@ -74,16 +68,6 @@ class MLflowLoggerHookConf(_TrackerConf):
 @dataclass
 class TensorBoardLoggerHookConf(_TrackerConf):
     """Shows metrics, pictures, the config and a table of hyperparameters in TensorBoard; histograms are an option."""
-
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "after_load_checkpoint",
-        "before_train",
-        "before_optimizer_step",
-        "after_train_iter",
-        "on_log",
-        "after_run",
-    )
 
     _target_: str = "hydraloop.hooks.TensorBoardLoggerHook"
     histograms: Optional[int] = None

@@ -12,19 +12,6 @@ from hydraloop.schemas.hook import HookConf, store_hooks
 class CheckpointHookConf(HookConf):
     """Writes checkpoints: at an interval, at the end of training, and for the best validation."""
 
-    default_priority: ClassVar[int] = 90
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "after_load_checkpoint",
-        "before_train",
-        "before_train_epoch",
-        "after_train_iter",
-        "after_train_epoch",
-        "after_val_epoch",
-        "after_train",
-    )
-    runs_after: ClassVar[Tuple[str, ...]] = ("param_scheduler", "ema", "sync_buffers")
-
     _target_: str = "hydraloop.hooks.CheckpointHook"
     interval: Optional[int] = 1
     """Epochs (or iterations) between two regular checkpoints, at least 1. 1, as in MMEngine. Null: only the last and
@@ -73,17 +60,6 @@ class CheckpointHookConf(HookConf):
 class EMAHookConf(HookConf):
     """Averages the weights, and validates and tests on the average; training is unchanged."""
 
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "before_train",
-        "before_train_epoch",
-        "after_train_iter",
-        "after_train_epoch",
-        "before_save_checkpoint",
-        "before_val_epoch",
-        "before_test_epoch",
-    )
-
     functions: ClassVar[Tuple[str, ...]] = ("weight",)
 
     _target_: str = "hydraloop.hooks.EMAHook"
@@ -127,27 +103,12 @@ class EMAHookConf(HookConf):
 class ParamSchedulerHookConf(HookConf):
     """Applies the schedules of the learning rate and other values."""
 
-    default_priority: ClassVar[int] = 70
-    mount_points: ClassVar[Tuple[str, ...]] = (
-        "before_run",
-        "at_position",
-        "before_train",
-        "after_train_iter",
-        "on_log",
-        "after_train_epoch",
-        "after_val_epoch",
-        "after_train",
-    )
-
     _target_: str = "hydraloop.hooks.ParamSchedulerHook"
 
 
 @dataclass
 class GradClipHookConf(HookConf):
     """Clips the gradients before each optimizer step; off while `max_norm` and `clip_value` are null."""
-
-    default_priority: ClassVar[int] = 40
-    mount_points: ClassVar[Tuple[str, ...]] = ("before_train_epoch", "before_optimizer_step", "after_train_iter")
 
     _target_: str = "hydraloop.hooks.GradClipHook"
     max_norm: Optional[float] = None
@@ -165,9 +126,6 @@ class GradClipHookConf(HookConf):
 @dataclass
 class FreezeHookConf(HookConf):
     """Trains without some modules, for a number of epochs or iterations or for the whole run."""
-
-    default_priority: ClassVar[int] = 30
-    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train_epoch", "before_train_iter")
 
     _target_: str = "hydraloop.hooks.FreezeHook"
     modules: Optional[List[str]] = None
@@ -187,8 +145,6 @@ class FreezeHookConf(HookConf):
 @dataclass
 class DistSamplerSeedHookConf(HookConf):
     """Shuffles the data differently in each epoch, by (seed, epoch)."""
-
-    mount_points: ClassVar[Tuple[str, ...]] = ("at_position", "before_train_epoch")
 
     _target_: str = "hydraloop.hooks.DistSamplerSeedHook"
 

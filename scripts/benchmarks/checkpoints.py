@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from measure import row, spread, table
 
 from hydraloop.engine.checkpoint.saver import Saver
 from hydraloop.engine.checkpoints import write_file
@@ -44,9 +44,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), arguments.rounds + 1)
+    table("", "median (min to max)")
     for name, values in found.items():
-        kept = values[1:]
-        print(f"{name}: {statistics.median(kept):.2f} ({min(kept):.2f} to {max(kept):.2f})")
+        row(name, spread(values[1:]))
 
 
 def measure(folder: Path, rounds: int) -> dict[str, list[float]]:

@@ -6,25 +6,23 @@ The folder has a config and a file with data sets: 6,400 samples `[32]` with a c
 Each loader is compared with torch's DataLoader over the same data set, and the bare loop (no hooks; a 32-64-10 MLP,
 AdamW) with a loop by hand over that DataLoader.
 
-Each round times both sides for one epoch, in turn; torch's side first in every other round. A figure is the median over
-the rounds with minimum and maximum. Differences and ratios are computed for each round, so changes in the machine's
-speed have little effect.
+Each round times both sides for one epoch, in turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from loop_overhead import Clock, bare_by_hand
+from measure import differences, interleaved, ratios, row, spread, table
 from torch.utils.data import DataLoader
 
 import hydraloop
@@ -118,21 +116,6 @@ class Slow(Plain):
 '''
 
 
-class Clock(hydraloop.Hook):
-    """Measures the epochs from before the first batch to after the last one."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def before_train_epoch(self, engine: Any) -> None:
-        """Start."""
-        self.seconds = -perf_counter()
-
-    def after_train_epoch(self, engine: Any) -> None:
-        """Stop."""
-        self.seconds += perf_counter()
-
-
 def main() -> None:
     """Run the benchmark and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -147,16 +130,16 @@ def main() -> None:
         (project / "conf" / "config.yaml").write_text(CONFIG, encoding="utf-8")
         (project / "sets.py").write_text(SETS, encoding="utf-8")
         sys.path.insert(0, folder)  # as for a script in this folder
-        print(f"torch {torch.__version__}, one thread, {rounds} rounds; µs for a batch of {BATCH}, median (min to max)")
-        print(f"{'loader of':<24}{'hydraloop':>24}{'torch':>24}{'difference':>24}{'a sample':>10}")
+        print(f"torch {torch.__version__}, one thread, {rounds} rounds; µs for a batch of {BATCH}\n")
+        table("loader of", "hydraloop", "torch", "difference")
         for name in ("Plain", "DrawsFromTorch", "DrawsFromNumPy", "DrawsFromPython", "DrawsFromAll", "WholeBatches"):
-            compare(name, *loaders(project, f"data.train._target_=sets.{name}"), rounds)
-        workers = ("data.train._target_=sets.Slow", "data.loader.num_workers=2")
-        compare("Slow, two workers", *loaders(project, *workers), max(5, rounds // 5))
-        print(f"{'bare loop over':<24}{'hydraloop':>24}{'by hand':>24}{'difference':>24}{'ratio':>10}")
+            compare_loaders(name, engine_of(project, f"data.train._target_=sets.{name}"), rounds)
+        slow = engine_of(project, "data.train._target_=sets.Slow", "data.loader.num_workers=2")
+        compare_loaders("Slow, two workers", slow, max(5, rounds // 5))
+        print()
+        table("bare loop over", "hydraloop", "by hand", "ratio")
         for name in ("Plain", "DrawsFromTorch", "WholeBatches"):
-            ours, theirs = loops(project, f"data.train._target_=sets.{name}")
-            compare(name, ours, theirs, rounds, per_sample=False)
+            compare_loops(name, project, rounds)
 
 
 def engine_of(project: Path, *options: str, **given: Any) -> hydraloop.Engine:
@@ -165,83 +148,53 @@ def engine_of(project: Path, *options: str, **given: Any) -> hydraloop.Engine:
     return hydraloop.build(cfg, run_dir=Path(tempfile.mkdtemp(dir=project)), folder=project, **given)
 
 
-def by_torch(dataset: Any, workers: int = 0) -> DataLoader[Any]:
-    """Return what a user writes without hydraloop."""
+def by_torch(loader: Any) -> DataLoader[Any]:
+    """Return what a user writes without hydraloop, for the data set of a loader."""
+    dataset, workers = loader.dataset, loader.num_workers
     collate = (lambda batch: batch) if hasattr(dataset, "__getitems__") else None
     return DataLoader(
         dataset, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0, collate_fn=collate
     )
 
 
-def loaders(project: Path, *options: str) -> tuple[Callable[[], float], Callable[[], float]]:
-    """Return functions that time one epoch [µs a batch]: of hydraloop's loader and of torch's."""
-    loader: Any = engine_of(project, *options).loaders.train
-    torchs = by_torch(loader.dataset, loader.num_workers)
-    epochs = iter(range(10**9))
+def compare_loaders(name: str, engine: hydraloop.Engine, rounds: int) -> None:
+    """Time an epoch of hydraloop's loader and of torch's, and print a row."""
+    loader: Any = engine.loaders.train
+    torchs, epochs = by_torch(loader), iter(range(10**9))
 
     def ours() -> float:
         loader.set_epoch(next(epochs))
-        return seconds_of(loader)
+        return microseconds(loader)
 
-    return ours, lambda: seconds_of(torchs)
+    times = interleaved({"ours": ours, "torch": lambda: microseconds(torchs)}, rounds, warm_up=2)
+    row(name, *(spread(values, 0) for values in (*times.values(), differences(*times.values()))))
 
 
-def seconds_of(batches: Iterable[Any]) -> float:
-    """Return the time of a batch [µs]."""
+def microseconds(batches: Iterable[Any]) -> float:
+    """Return the time of a batch."""
     start, number = perf_counter(), 0
     for _ in batches:
         number += 1
     return (perf_counter() - start) / number * 1e6
 
 
-def loops(project: Path, *options: str) -> tuple[Callable[[], float], Callable[[], float]]:
-    """Return functions that time one epoch of training [µs an iteration]: by hydraloop and by hand."""
-    dataset: Any = engine_of(project, *options).loaders.train.dataset  # type: ignore[union-attr]
+def compare_loops(name: str, project: Path, rounds: int) -> None:
+    """Time an epoch of training by hydraloop and by hand, and print a row."""
+    option = f"data.train._target_=sets.{name}"
+    loader: Any = engine_of(project, option).loaders.train
 
     def ours() -> float:
         clock = Clock()
-        engine = engine_of(project, *options, hooks={"clock": clock})
+        engine = engine_of(project, option, hooks={"clock": clock})
         engine.train()
         return clock.seconds / engine.progress.iteration * 1e6
 
-    def theirs() -> float:
-        loader = by_torch(dataset)
-        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
-        criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
-        start = perf_counter()
-        for inputs, targets in loader:
-            loss = criterion(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return (perf_counter() - start) / len(loader) * 1e6
+    def by_hand() -> float:
+        batches = by_torch(loader)
+        return bare_by_hand(batches) / len(batches) * 1e6
 
-    return ours, theirs
-
-
-def compare(
-    name: str, ours: Callable[[], float], theirs: Callable[[], float], rounds: int, *, per_sample: bool = True
-) -> None:
-    """Print a row: both sides, their difference, and the difference for each sample or the ratio."""
-    mine: list[float] = []
-    others: list[float] = []
-    for round_ in range(-2, rounds):  # two rounds are not counted
-        sides = [(mine, ours), (others, theirs)]
-        for times, side in sides if round_ % 2 else sides[::-1]:
-            taken = side()
-            if round_ >= 0:
-                times.append(taken)
-    differences = [a - b for a, b in zip(mine, others, strict=True)]
-    last = (
-        f"{statistics.median(differences) / BATCH:10.2f}"
-        if per_sample
-        else f"{statistics.median(a / b for a, b in zip(mine, others, strict=True)):10.2f}"
-    )
-    print(f"{name:<24}{_spread(mine)}{_spread(others)}{_spread(differences)}{last}")
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):10.0f} ({min(values):.0f} to {max(values):.0f})".rjust(24)
+    times = interleaved({"ours": ours, "by hand": by_hand}, rounds, warm_up=2)
+    row(name, *(spread(values, 0) for values in times.values()), spread(ratios(*times.values())))
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ class _Child(_Both):
 
 def test_mount_points_of_a_class_count_general_and_inherited_ones_in_the_order_of_a_run() -> None:
     points = ("before_run", "before_train_iter", "before_val_iter", "before_test_iter", "after_run")
-    assert mount_points_of(_Both) == points
-    assert mount_points_of(_Child) == points
-    assert mount_points_of(Hook) == ()
+    assert mount_points_of(_Both.overrides) == points
+    assert mount_points_of(_Child.overrides) == points
+    assert mount_points_of(Hook.overrides) == ()
 
 
 def test_a_priority_that_is_none_names_the_hooks_key() -> None:

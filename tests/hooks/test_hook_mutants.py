@@ -64,7 +64,9 @@ def repository(path: Path, tests: str) -> Path:
 
 
 def target(mutants: Any) -> Any:
-    return mutants.Target("mine", "Mine", ("before_train", "after_train"), ("tests/hooks/test_mine.py",))
+    return mutants.Target(
+        "mine", "hydraloop.hooks.mine", "Mine", ("before_train", "after_train"), ("tests/hooks/test_mine.py",)
+    )
 
 
 def test_a_method_is_emptied_and_an_inherited_one_overridden(mutants: Any) -> None:
@@ -111,10 +113,10 @@ def test_a_hanging_mutant_is_ended(mutants: Any, tmp_path: Path, monkeypatch: py
 
 
 def test_every_hook_is_a_target_with_all_its_methods(mutants: Any) -> None:
-    from hydraloop.hooks import _FILES
+    from hydraloop.hooks import CLASSES
 
     found = {one.option: one for one in mutants.targets([])}
-    assert set(found) == set(_FILES.values())
+    assert {one.cls for one in found.values()} == CLASSES.keys()
     assert {"state_dict", "load_state_dict", "after_train_iter"} <= set(found["ema"].methods)
     assert all(one.tests for one in found.values()), "each hook has tests"
     with pytest.raises(SystemExit, match="no such hook: nonsense"):
