@@ -239,7 +239,7 @@ class Watch:
         if process == self._process:
             return "training"
         line = process.cmdline()
-        return line[-1] if "hydraloop.tracking.process" in line else process.name()
+        return line[-1] if "hydraloop.tracking.sender" in line else process.name()
 
 
 def catching_up(places: Places, records: int) -> None:
