@@ -438,11 +438,6 @@ def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[st
     assert error.value.remedy
 
 
-def test_the_earlier_name_of_an_option_is_refused_with_the_new_one() -> None:
-    with pytest.raises(UserError, match=r"^warm_up: EMAHook takes no argument 'warm_up'\n  Use warm_up_steps\.$"):
-        EMAHook(warm_up=5)  # type: ignore[call-arg]  # the earlier name
-
-
 def test_an_option_of_another_type_is_refused_with_the_types_that_have_it() -> None:
     with pytest.raises(UserError, match=r"^gamma: .*\n  Leave it out, or use momentum_annealing or exp_momentum\.$"):
         EMAHook(gamma=7)

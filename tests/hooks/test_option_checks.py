@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_choice
+from hydraloop.option_checks import CHECKPOINTS, check_choice
 
 
 @pytest.mark.parametrize("choice", [None, "best", "last", "all"])
