@@ -60,7 +60,8 @@ class CheckInvalidLossHook(Hook):
     def at_position(self, engine: Engine) -> None:
         """Forget the losses of an earlier training of this engine, or of the part that a rollback gives up."""
         self._kept = []
-        self._left_to_rollback = "nan" in engine.messages.read("goes_back_at", ())
+        others = [hook for hook in engine.hooks.values() if not isinstance(hook, CheckInvalidLossHook)]
+        self._left_to_rollback = any(hook.checks_loss for hook in others)
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep the loss; check all kept losses every `interval` iterations.

@@ -71,17 +71,13 @@ class RollbackHook(Hook):
         check_above(1, factor=factor)
         self.factor, self.window, self.max_rollbacks = factor, window, max_rollbacks
         self.skip_samples = skip_samples
-        self.checks_loss = "nan" in self.on
+        self.checks_loss = "nan" in self.on  # then `check_invalid_loss` leaves them to this hook
         self._due = Every(interval).due
         self._wanted = self._training = False
         self._kept: list[KeptLoss] = []
         self._good = self._losses({})
         self._left_out: dict[int, set[int]] = {}
         self._rollbacks = 0
-
-    def before_run(self, engine: Engine) -> None:
-        """Tell `check_invalid_loss` at which losses the run goes back."""
-        engine.messages.provide("goes_back_at", lambda: self.on)
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Leave out the batches of earlier rollbacks."""
