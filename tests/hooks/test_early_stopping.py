@@ -398,22 +398,6 @@ def test_a_missing_metric_is_left_out_or_an_error(tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"patience": -1}, "patience"),
-        ({"min_delta": -0.1}, "min_delta"),
-        ({"min_delta": nan}, "min_delta"),
-        ({"rule": "bigger"}, "rule"),
-    ],
-)
-def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as raised:
-        EarlyStoppingHook(**options)
-    assert raised.value.key == key
-    assert raised.value.remedy
-
-
-@pytest.mark.parametrize(
     ("options", "settings", "key", "remedy"),
     [
         ({"monitor": "scores"}, {}, "hooks.early_stopping.monitor", "Did you mean score?"),

@@ -409,47 +409,6 @@ def test_an_average_that_is_missing_is_an_error_unless_told_otherwise(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"ema_type": "exponental"}, "ema_type"),
-        ({"ema_type": None}, "ema_type"),
-        ({"momentum": 0.0}, "momentum"),
-        ({"momentum": 1.0}, "momentum"),
-        ({"interval": 0}, "interval"),
-        ({"begin_iter": -1}, "begin_iter"),
-        ({"begin_epoch": -1}, "begin_epoch"),
-        ({"begin_iter": 5, "begin_epoch": 2}, "begin_iter"),
-        ({"begin_iter": 5, "by_epoch": True}, "begin_iter"),
-        ({"ema_type": "exp_momentum", "gamma": 0}, "gamma"),
-        ({"ema_type": "linear_momentum", "warm_up_steps": 0}, "warm_up_steps"),
-        ({"ema_type": "linear_momentum", "warm_up_steps": float("nan")}, "warm_up_steps"),
-        ({"gamma": 7}, "gamma"),  # of other types: they would have no effect
-        ({"ema_type": "linear_momentum", "gamma": 7}, "gamma"),
-        ({"warm_up_steps": 5000}, "warm_up_steps"),
-        ({"ema_type": "exp_momentum", "warm_up_steps": 5}, "warm_up_steps"),
-        ({"ema_type": "stochastic", "momentum": 0.1}, "momentum"),
-        ({"ema_type": "momentum_annealing", "warmup": False}, "warmup"),
-    ],
-)
-def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as error:
-        EMAHook(**options)
-    assert error.value.key == key
-    assert error.value.remedy
-
-
-def test_an_option_of_another_type_is_refused_with_the_types_that_have_it() -> None:
-    with pytest.raises(UserError, match=r"^gamma: .*\n  Leave it out, or use momentum_annealing or exp_momentum\.$"):
-        EMAHook(gamma=7)
-
-
-@pytest.mark.parametrize("options", [{"interval": 2.5}, {"begin_iter": 2.5}, {"begin_epoch": 2.5, "by_epoch": True}])
-def test_what_is_counted_is_a_whole_number(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"2\.5 is not a whole number"):
-        EMAHook(**options)
-
-
-@pytest.mark.parametrize(
     ("options", "settings", "key"),
     [
         ({"begin_epoch": 4}, {}, "begin_epoch"),

@@ -542,10 +542,3 @@ def test_the_file_is_closed_after_an_error(tmp_path: Path) -> None:
         failing.train()
     assert logger._file is None
     assert len(_lines(tmp_path)) == 2
-
-
-def test_mistakes_name_the_option() -> None:
-    with pytest.raises(UserError) as raised:
-        LoggerHook(interval=0)
-    assert raised.value.key == "interval"
-    assert raised.value.remedy

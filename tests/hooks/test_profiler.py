@@ -207,25 +207,6 @@ def test_an_interrupted_handler_leaves_no_profiler(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"profile_times": 0}, "profile_times"),
-        ({"row_limit": 0}, "row_limit"),
-        ({"activity_with_cpu": False, "activity_with_cuda": False}, "activity_with_cpu"),
-        ({"schedule": {"activ": 3}}, "schedule.activ"),
-        ({"schedule": {"active": 0}}, "schedule.active"),
-        ({"on_trace_ready": "tb"}, "on_trace_ready"),
-        ({"on_trace_ready": ["log_trace", {"type": "tb_trace"}]}, "on_trace_ready"),
-    ],
-)
-def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as raised:
-        ProfilerHook(**options)
-    assert raised.value.key == key
-    assert raised.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
         ({"by_epoch": False}, "hooks.profiler.schedule"),
         ({"schedule": {"skip_first": 6}}, "hooks.profiler.schedule"),
     ],

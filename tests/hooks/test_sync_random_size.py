@@ -276,15 +276,3 @@ def test_all_ranks_have_the_same_sizes(tmp_path: Path) -> None:
     first, second = on_ranks(2, _sizes_of_a_rank, str(tmp_path))
     assert first == second
     assert len(set(first)) > 2
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("interval", 0), ("divisor", 0), ("min_ratio", 0.0), ("min_ratio", -1.0), ("max_ratio", 0.6),
-     ("max_ratio", float("inf")), ("min_ratio", float("nan"))],
-)  # fmt: skip
-def test_options_out_of_range_are_refused(option: str, value: float) -> None:
-    with pytest.raises(UserError) as caught:
-        SyncRandomSizeHook(**{option: value})  # type: ignore[arg-type]
-    assert caught.value.key == option
-    assert caught.value.remedy

@@ -341,24 +341,6 @@ def test_from_a_config(tmp_path: Path) -> None:
 # Bad input. ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "key", "hint"),
-    [
-        ({"transforms": ["identity", "hflipp"]}, "transforms", "Did you mean hflip"),
-        ({"transforms": ["mirror"]}, "transforms", "Known: "),
-        ({"transforms": []}, "transforms", "[identity,hflip]"),
-        ({"transforms": [3]}, "transforms", "_target_"),
-        ({"merge": "probability"}, "merge", "Did you mean probabilities"),
-        ({"shift": 0}, "shift", "1 or more"),
-    ],
-)
-def test_mistakes_name_the_option(options: dict[str, Any], key: str, hint: str) -> None:
-    with pytest.raises(UserError) as raised:
-        TestTimeAugmentationHook(**options)
-    assert raised.value.key == key
-    assert hint in str(raised.value.remedy)
-
-
 @pytest.mark.parametrize("as_loader", [True, False])
 def test_inputs_that_are_no_images_are_refused_before_training(as_loader: bool, tmp_path: Path) -> None:
     rows = InMemoryDataset(torch.randn(8, 3), torch.randn(8, 1))
