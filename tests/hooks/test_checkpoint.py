@@ -75,11 +75,6 @@ def test_the_checkpoint_of_an_epoch_is_written_before_its_validation(tmp_path: P
     assert (progress["epoch"], progress["iteration"], progress["last_validation"]) == (2, 8, 4)
 
 
-def test_last_checkpoint_names_the_newest_regular_file(tmp_path: Path) -> None:
-    run(tmp_path, CheckpointHook(interval=2, save_best="loss"), max_epochs=3)
-    assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "epoch_3.pth\n"
-
-
 def last(run_dir: Path) -> str:
     return (run_dir / "checkpoints" / "last_checkpoint").read_text().strip()
 
@@ -282,13 +277,6 @@ def test_the_best_file_replaces_the_one_before_it(first: str | bool, tmp_path: P
     assert load(Path(engine.best.checkpoint))["progress"]["last_validation"] == 8
 
 
-def test_the_best_by_iteration_is_named_so(tmp_path: Path) -> None:
-    hook = CheckpointHook(by_epoch=False, interval=None, save_last=False, save_best="acc")
-    metric = Scripted([0.1, 0.5, 0.3])
-    run(tmp_path, hook, metrics={"acc": metric}, max_iters=6, val_by_epoch=False, val_interval=2)
-    assert files(tmp_path) == {"best_acc_iter_4"}
-
-
 def test_several_metrics_have_a_best_file_each_and_the_first_is_the_runs(tmp_path: Path) -> None:
     metrics = {"acc": Scripted([0.1, 0.5, 0.3, 0.2]), "val/loss": Scripted([4.0, 3.0, 1.0, 2.0])}
     engine = best_run(tmp_path, metrics, save_best=["val/loss", "acc"])
@@ -313,13 +301,6 @@ def test_several_metrics_can_have_different_directions(tmp_path: Path, options: 
     engine = best_run(tmp_path, metrics, save_best=["speed", "wer", "my_loss"], **options)
     assert files(tmp_path) == {"best_speed_epoch_2", "best_wer_epoch_3", "best_my_loss_epoch_3"}
     assert (engine.best.metric, engine.best.value) == ("speed", 0.9)
-
-
-@pytest.mark.parametrize(("rule", "epoch"), [("greater", 2), (["greater"], 2), ("less", 3)])
-def test_one_rule_is_that_of_all_metrics(tmp_path: Path, rule: Any, epoch: int) -> None:
-    metrics = {"one": Scripted(VALUES), "other": Scripted(VALUES)}
-    best_run(tmp_path, metrics, save_best=["one", "other"], rule=rule)
-    assert files(tmp_path) == {f"best_one_epoch_{epoch}", f"best_other_epoch_{epoch}"}
 
 
 def test_the_best_is_that_of_the_averaged_weights(tmp_path: Path) -> None:
@@ -372,13 +353,6 @@ def test_the_test_runs_on_the_best_file(tmp_path: Path) -> None:
     other.model.load_state_dict(best["state_dict"])
     assert engine.test_metrics["loss"] == other.test()["loss"]
     assert not same(best["state_dict"], bits(engine.model))
-
-
-def test_a_validation_without_training_saves_nothing(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, {"checkpoint": CheckpointHook(save_best="loss")})
-    engine.validate()
-    assert files(tmp_path) == set()
-    assert engine.best is None
 
 
 # Going on. -----------------------------------------------------------------------------------------------------------

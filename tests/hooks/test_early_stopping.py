@@ -200,13 +200,6 @@ def test_validations_by_iteration_count_as_well(tmp_path: Path) -> None:
     assert str(engine.stop_reason).endswith("best 0.5 at iteration 3")
 
 
-def test_the_loss_can_be_followed(tmp_path: Path) -> None:
-    hook = EarlyStoppingHook(monitor="loss", min_delta=1e6, patience=2)
-    result = _engine(tmp_path, [0.0] * 9, {"early_stopping": hook}).train()
-    assert "early_stopping: loss " in str(result.reason)
-    assert result.progress["epoch"] == 3
-
-
 def test_a_validation_outside_of_training_does_not_count(tmp_path: Path) -> None:
     hook = EarlyStoppingHook(patience=1)
     engine = _engine(tmp_path, [0.1, 0.9, 0.8, 0.1, 0.1], {"early_stopping": hook}, max_epochs=1)
@@ -318,11 +311,6 @@ def resumed_on_rank(distributed: Distributed, run_dir: str, saved: str) -> tuple
 def test_ranks_are_stopped_together_when_they_are_resumed(tmp_path: Path) -> None:
     whole, saved = _stopped(tmp_path, *STOPPING[0])
     assert on_ranks(2, resumed_on_rank, str(tmp_path / "resumed"), str(saved)) == [(3, whole.reason)] * 2
-
-
-def test_a_test_alone_needs_no_validation(tmp_path: Path) -> None:
-    hooks = {"early_stopping": EarlyStoppingHook()}
-    assert "loss" in _engine(tmp_path, VALUES, hooks, val=False, test=True).test()
 
 
 def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

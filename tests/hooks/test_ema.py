@@ -91,13 +91,6 @@ def test_the_average_is_of_the_parameters_and_in_float32(tmp_path: Path) -> None
     assert not torch.equal(averaged["0.weight"], engine.model.state_dict()["0.weight"])
 
 
-def test_training_does_not_notice(tmp_path: Path) -> None:
-    plain = engine_of(tmp_path / "plain", {})
-    plain.train()
-    engine, _ = run(tmp_path / "ema", EMAHook())
-    assert same(bits(engine.model), bits(plain.model))
-
-
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 12), (3, 6)])  # windows of 3 in epochs of 4: two steps each
 def test_updates_follow_optimizer_steps_and_not_iterations(tmp_path: Path, accumulate: int, steps: int) -> None:
     ema = EMAHook(momentum=0.3, warmup=False)
@@ -154,13 +147,6 @@ def test_steps_that_fp16_skips_do_not_postpone_begin_epoch(tmp_path: Path) -> No
     engine_of(tmp_path, hooks, train=batches(10), precision=precision).train()
     assert 0 < precision.skipped < 20
     assert updates.at == [21, 26]
-
-
-def test_the_interval_counts_in_the_decay_of_momentum(tmp_path: Path) -> None:
-    # mmengine's steps are those since the first update, not the updates.
-    ema = EMAHook(ema_type="momentum_annealing", gamma=10, interval=4)
-    _, recorder = run(tmp_path, ema)
-    check(ema.state_dict()["averaged"], average(recorder.steps[3::4], lambda u: 10 / (10 + 4 * u)))
 
 
 @pytest.mark.parametrize(
@@ -285,15 +271,6 @@ def test_with_weights_raw_evaluation_is_raw(tmp_path: Path) -> None:
     _, recorder = run(tmp_path, EMAHook(), test=True, weights="raw")
     for evaluated in recorder.evaluated[2:]:
         assert same(evaluated, recorder.steps[-1])
-
-
-@pytest.mark.parametrize("options", [{"begin_iter": 7}, {"begin_epoch": 2}])
-def test_before_the_first_update_evaluation_is_raw(tmp_path: Path, options: dict[str, Any]) -> None:
-    # Validations after 4, 8 and 12 steps, and a test.
-    _, recorder = run(tmp_path, EMAHook(**options), test=True)
-    assert same(recorder.evaluated[0], recorder.steps[3])
-    assert not same(recorder.evaluated[1], recorder.steps[7])
-    assert not same(recorder.evaluated[3], recorder.steps[11])
 
 
 @pytest.mark.parametrize(("best", "averages"), [(1, False), (3, True)])

@@ -153,11 +153,6 @@ def test_both_ends_of_the_range_are_drawn(options: dict[str, Any], side: int, dr
     assert sorted(model.sizes) == [(side, side) for side in drawn]
 
 
-def test_the_smallest_ratio_counts(tmp_path: Path) -> None:
-    found = sizes(tmp_path, SyncRandomSizeHook(interval=1, min_ratio=1.0), max_epochs=10)
-    assert {height for height, _ in found} == {8, 9, 10}
-
-
 def test_evaluation_and_what_comes_after_training_are_at_the_original_size(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, SyncRandomSizeHook(min_ratio=2.0, max_ratio=2.0))
     engine.train()
@@ -238,10 +233,6 @@ def test_inputs_that_are_no_images_are_one_clear_error(shape: tuple[int, ...], g
     engine = engine_of(tmp_path, SyncRandomSizeHook(), shape=shape)
     with pytest.raises(UserError, match=rf"^hooks.sync_random_size: .*the model's first input is {got}"):
         engine.train()
-
-
-def test_a_range_of_one_size_has_that_size(tmp_path: Path) -> None:
-    assert set(sizes(tmp_path, SyncRandomSizeHook(interval=1, divisor=8))) == {(8, 16)}
 
 
 @pytest.mark.slow

@@ -285,13 +285,6 @@ def test_which_images(options: dict[str, int], drawn: int, tmp_path: Path) -> No
     assert _drawn(tmp_path, 40, **options) == drawn
 
 
-def test_the_interval_counts_batches(tmp_path: Path) -> None:
-    data = _data(16)
-    data.inputs[4:8] = 0.5  # the second batch
-    _engine(tmp_path, VisualizationHook(interval=2, num_images=4), data).validate()
-    assert (128, 128, 128) in _colours(_open(tmp_path)), "it is the first one of the interval"
-
-
 def test_the_size_of_an_image(tmp_path: Path) -> None:
     pixels = torch.zeros(3, 40, 80, dtype=torch.uint8)
 
@@ -391,26 +384,6 @@ def test_other_data_gets_one_warning(inputs: Tensor, tmp_path: Path, caplog: pyt
     assert len(warnings) == 1
     assert warnings[0].startswith("hooks.visualization draws nothing: batches must be (images")
     assert not (tmp_path / "media").exists()
-
-
-class OfDicts(Task):
-    """Batches `{"image", "label"}`."""
-
-    def evaluate(self, batch: Any) -> dict[str, Any]:
-        return super().evaluate((batch["image"], batch["label"]))
-
-
-def test_batches_that_are_no_pairs_get_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loader = [{"image": _images(4), "label": torch.zeros(4, dtype=torch.int64)}]
-    engine = _engine(tmp_path, VisualizationHook(), task=OfDicts(Left(), nn.CrossEntropyLoss()), loader=loader)
-    engine.validate()
-    assert "hooks.visualization draws nothing" in caplog.text
-
-
-def test_images_of_several_sizes(tmp_path: Path) -> None:
-    pairs = [(torch.rand(2, 3, size, 8), torch.zeros(2, dtype=torch.int64)) for size in (8, 12, 30)]
-    _engine(tmp_path, VisualizationHook(), loader=pairs).validate()
-    assert _open(tmp_path).height > 200
 
 
 # The run around it. --------------------------------------------------------------------------------------------------
