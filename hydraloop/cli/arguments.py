@@ -158,5 +158,6 @@ def _with_empty_list(override: Override) -> str:
 
 def _is_plain_list(override: Override) -> bool:
     values = override.value()
-    is_simple = isinstance(values, ChoiceSweep) and values.simple_form
-    return is_simple and all(isinstance(choice, str) for choice in values.list)
+    if not isinstance(values, ChoiceSweep) or not values.simple_form:
+        return False
+    return all(isinstance(choice, str) for choice in values.list)
