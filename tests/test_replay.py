@@ -13,10 +13,10 @@ import pytest
 from omegaconf import OmegaConf
 
 import hydraloop
+from hydraloop.commands.replay import Replay, _redirect
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.replay import Replay, _redirect
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY
 from tests.faults.in_project import Points

@@ -34,7 +34,7 @@ from hydraloop.run import atomic, attempts, environment
 from hydraloop.run.config_yaml import dumped
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine
-from hydraloop.run.result import describe
+from hydraloop.run.result import describe, digest
 from hydraloop.run.resume import newest_checkpoint
 from hydraloop.safety.secrets import mask_overrides, mask_text, masked
 from hydraloop.sweeps import states
@@ -128,7 +128,7 @@ class SweepJob(Worker):
             began=time.time(),
             seconds=before.seconds,
             iterations=before.iterations,
-            earlier_result=states.result_checksum(self._directory.run_dir(before)),
+            earlier_result=digest(self._directory.run_dir(before)),
             gpus=request.gpus or (),
         )
         states.write(folder, state, flush=False)

@@ -13,21 +13,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hydraloop.cli.predictions import check_output, write
-from hydraloop.data import Digits
+from hydraloop.commands.finished_run import check_output
+from hydraloop.commands.predict import write
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.errors import UserError
+from hydraloop.examples import Digits
 from hydraloop.models import SmallCNN
 from tests.e2e.projects import Done, Project
 
 SETS = """
 # @package data
 defaults: [base, _self_]
-train: {_target_: hydraloop.data.Digits, split: train}
-val: {_target_: hydraloop.data.Digits, split: val}
+train: {_target_: hydraloop.examples.Digits, split: train}
+val: {_target_: hydraloop.examples.Digits, split: val}
 test:
-  small: {_target_: hydraloop.data.Digits, split: test}
-  large: {_target_: hydraloop.data.Digits, split: val}
+  small: {_target_: hydraloop.examples.Digits, split: test}
+  large: {_target_: hydraloop.examples.Digits, split: val}
 """
 TRAINED = (
     "data=sets",
@@ -112,7 +113,7 @@ def test_predictions_for_other_data_without_targets(trained: Project) -> None:
     """A class of the working directory, with other batches."""
     trained.write(
         "my_project/images.py",
-        "from hydraloop.data import Digits\ndef images(split): return [image for image, _ in Digits(split)]\n",
+        "from hydraloop.examples import Digits\ndef images(split): return [image for image, _ in Digits(split)]\n",
     )
     given = ("data.val._target_=my_project.images.images", "data.loader.batch_size=7", "output=val.jsonl", "split=val")
     done = command(trained, "predict", "run", *given)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import hydraloop
-from hydraloop.cli.after_training import Command, Request
+from hydraloop.commands import evaluate, export, parser
+from hydraloop.commands.on_ranks import RankCommand
 from hydraloop.engine.distributed.comm import Distributed
 from tests.config.composed import REPOSITORY
 from tests.ranks import on_ranks
@@ -20,8 +21,14 @@ def train_digits(distributed: Distributed, run_dir: Path) -> None:
     hydraloop.build(cfg, run_dir=run_dir, distributed=distributed).train()
 
 
+def prepared(*words: str) -> RankCommand:
+    args = parser.read(words)
+    given, overrides = parser.split(args)
+    return (export if words[0] == "export" else evaluate).prepare(args, given, overrides)
+
+
 def evaluated(distributed: Distributed, run_dir: Path) -> str:
-    return Command(Request("evaluate", run_dir)).run(distributed)
+    return prepared("evaluate", str(run_dir)).run(distributed)
 
 
 @pytest.mark.slow  # 2 ranks
@@ -29,9 +36,9 @@ def test_a_run_of_a_launcher_is_evaluated_with_as_many_processes(tmp_path: Path)
     """Its config does not say how many there were; the checkpoint does."""
     run_dir = tmp_path / "run"
     on_ranks(2, train_digits, run_dir)
-    command = Command(Request("evaluate", run_dir))
+    command = prepared("evaluate", str(run_dir))
     assert (command.processes, command.trained_by) == (2, 2)
     expected = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))["test_metrics"]
     assert json.loads(on_ranks(2, evaluated, run_dir)[0]) == expected
-    assert Command(Request("evaluate", run_dir, overrides=["distributed.nproc_per_node=1"])).processes == 1
-    assert Command(Request("export", run_dir, "pt2", output="model.pt2")).processes == 1
+    assert prepared("evaluate", str(run_dir), "distributed.nproc_per_node=1").processes == 1
+    assert prepared("export", str(run_dir), "--format", "pt2", "output=model.pt2").processes == 1

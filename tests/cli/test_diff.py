@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hydraloop.cli.diff import main
+from hydraloop.commands.dispatch import run as command
 
 PATCH = "# Changes since commit 61afeaf in files that git tracks.\ndiff --git a/same.py b/same.py\n+a\n"
 CONFIG = "engine: {max_epochs: %s, length: '${engine.max_epochs}'}\nresume: %s\n"
@@ -33,7 +33,7 @@ def run(path: Path, *, epochs: int = 2, patch: str = "", losses: tuple[Any, ...]
 
 
 def diff(*runs: Path) -> int:
-    return main([*map(str, runs)])
+    return command(["diff", *map(str, runs)])
 
 
 def test_equal_runs_have_no_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

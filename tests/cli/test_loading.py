@@ -13,9 +13,9 @@ import torch
 from omegaconf import OmegaConf
 
 import hydraloop
-from hydraloop.cli import exports
 from hydraloop.cli.loading import checkpoint_of
 from hydraloop.cli.run_config import config_of
+from hydraloop.commands import export
 from hydraloop.errors import UserError
 from hydraloop.tasks import Classification
 from tests.config.composed import REPOSITORY
@@ -113,7 +113,7 @@ def test_an_evaluation_that_draws_random_numbers_equals_that_of_the_run(runs: Pa
 def test_a_file_that_cannot_be_written_is_not_the_fault_of_the_model(run: Path, tmp_path: Path) -> None:
     engine, file = hydraloop.load(run), checkpoint_of(run, "best")
     with pytest.raises(UserError, match=r"^output: .*model.safetensors cannot be written: .*No such file"):
-        exports.write(engine, file, "safetensors", tmp_path / "gone" / "model.safetensors")
+        export.write(engine, file, "safetensors", tmp_path / "gone" / "model.safetensors")
 
 
 def test_a_model_is_loaded_without_its_data(run: Path, tmp_path: Path) -> None:

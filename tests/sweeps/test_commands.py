@@ -19,12 +19,12 @@ from subprocess import PIPE
 import psutil
 import pytest
 
+from hydraloop.commands.dispatch import run as main
 from hydraloop.run.checkpoint_files import is_complete
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import is_alive, started
 from hydraloop.sweeps import states, stopping
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.commands import main
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState

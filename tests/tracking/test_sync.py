@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hydraloop.commands import sync
+from hydraloop.commands.dispatch import run as command
 from hydraloop.run.processes import started
 from hydraloop.run.result import Result
 from hydraloop.safety.secrets import masked, name_secrets
-from hydraloop.tracking import description, sync
+from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, sync_command
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
 from tests.tracking.service import Service
@@ -152,12 +154,12 @@ def test_a_custom_tracker_gets_no_masked_option(tmp_path: Path, capsys: pytest.C
     cursor.save(run_dir, "mine")
     trusted = ["--trusted", "tests", "--again", str(run_dir), "hooks.mine.urls=[]"]
     with service.up():
-        assert sync.main([*trusted, f"hooks.mine.port={service.port}"]) == 1
+        assert command(["sync", *trusted, f"hooks.mine.port={service.port}"]) == 1
         shown = capsys.readouterr().out
         assert "hooks.mine.token has a secret, which is not stored: add hooks.mine.token=<value>" in shown
         assert Cursor.load(run_dir, "mine") == cursor, "nothing is sent, and nothing is forgotten"
         assert service.requests == 0
-        assert sync.main([*trusted, f"hooks.mine.port={service.port}", "hooks.mine.token=t0psecret"]) == 0
+        assert command(["sync", *trusted, f"hooks.mine.port={service.port}", "hooks.mine.token=t0psecret"]) == 0
     stored = Cursor.load(run_dir, "mine")
     assert stored is not None
     assert (stored.sent, stored.options["token"]) == (3, "***")
@@ -166,10 +168,10 @@ def test_a_custom_tracker_gets_no_masked_option(tmp_path: Path, capsys: pytest.C
 def test_again_with_an_option_sends_to_that_tracker_only(tmp_path: Path) -> None:
     run_dir = _run(tmp_path / "a")
     Result("finished").write(run_dir)
-    assert sync.main([str(tmp_path)]) == 0
+    assert command(["sync", str(tmp_path)]) == 0
     Cursor(TENSORBOARD, {"pictures": True, "hparams": None}).save(run_dir, "other")
     before = (run_dir / "tracking" / "tensorboard.cursor.json").stat().st_mtime_ns
-    assert sync.main(["--again", str(tmp_path), "hooks.other.pictures=false"]) == 0
+    assert command(["sync", "--again", str(tmp_path), "hooks.other.pictures=false"]) == 0
     assert (run_dir / "tracking" / "tensorboard.cursor.json").stat().st_mtime_ns == before
     other = Cursor.load(run_dir, "other")
     assert other is not None

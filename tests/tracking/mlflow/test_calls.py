@@ -219,8 +219,8 @@ def test_a_process_that_used_sync_has_the_whole_mlflow(folder: Path) -> None:
     log_records(run.run_dir, 3)
     Cursor(MLFLOW, {}).save(run.run_dir, "mlflow")
     run_python(
-        "from hydraloop.tracking import sync",
-        f"sync.main([{str(run.run_dir)!r}])",
+        "from hydraloop.commands.dispatch import run",
+        f"run(['sync', {str(run.run_dir)!r}])",
         "import mlflow",
         "mlflow.data.from_pandas, mlflow.models.infer_signature, mlflow.pytorch",
     )

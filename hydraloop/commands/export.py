@@ -1,18 +1,24 @@
-"""Writes the model of a run for use without hydraloop: its weights (safetensors), or its graph (pt2, onnx)."""
+"""`python -m hydraloop export`: the model of a run for use without hydraloop.
+
+A file has its weights (safetensors), or its graph (pt2, onnx).
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hydraloop.commands.finished_run import FinishedRunCommand, check_output
 from hydraloop.engine.checkpoint.format import load
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.loaders import sets_of
@@ -22,19 +28,41 @@ from hydraloop.hooks.shared.model_export import graph_of
 from hydraloop.run import atomic
 from hydraloop.schemas.data import SPLITS
 
-FORMATS = ("safetensors", "pt2", "onnx")
 _KEY = "--format"
 _ONNX = ("onnx", "onnxscript")
 """Packages that torch.onnx needs."""
 
 
-def check_format(name: str) -> None:
-    """Refuse a format whose packages are missing."""
-    missing = [package for package in _ONNX if importlib.util.find_spec(package) is None] if name == "onnx" else []
+def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Export:
+    """Return the command; see `FinishedRunCommand`.
+
+    Raises:
+        UserError: packages of the format are missing, or the file cannot be written.
+    """
+    missing = [name for name in _ONNX if args.format == "onnx" and importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(
-            f"onnx needs {' and '.join(missing)}", key=_KEY, remedy=f"Install it: pip install {' '.join(missing)}"
-        )
+        remedy = f"Install it: pip install {' '.join(missing)}"
+        raise UserError(f"onnx needs {' and '.join(missing)}", key=_KEY, remedy=remedy)
+    output = Path(given.get("output", f"model.{args.format}"))
+    check_output(output)
+    return Export(args.format, output, args.run, given, overrides)
+
+
+class Export(FinishedRunCommand):
+    """Writes the model to a file, in one process."""
+
+    def __init__(self, name: str, output: Path, run: Path, given: Mapping[str, str], overrides: Sequence[str]) -> None:
+        super().__init__(run, given, overrides)
+        self._format, self._output = name, output
+        self.cfg.distributed.nproc_per_node = 1
+        self.cfg.engine.compile = False
+
+    def run(self, ranks: Distributed) -> str:
+        """Write the file. Returns its path."""
+        found = [split for split in ("val", "test", "train") if self.cfg.data.get(split) is not None]
+        engine = self.engine(ranks, *(found[:1] if self._format != "safetensors" else ()))
+        write(engine, self.found.file, self._format, self._output)
+        return str(self._output)
 
 
 def write(engine: Engine, checkpoint: Path, name: str, path: Path) -> None:

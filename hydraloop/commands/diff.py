@@ -1,25 +1,24 @@
-"""`python -m hydraloop diff A B`: what differs between two runs. Imports torch only for a run without `result.json`."""
+"""`python -m hydraloop diff`: what differs between two runs. Imports torch only for a run without `result.json`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hydraloop.cli.error_reports import Reports
-from hydraloop.errors import UserError, printable
+from hydraloop.errors import printable
 from hydraloop.run import changes, code_patch, record_log
 from hydraloop.run.checkpoint_files import newest_intact
 from hydraloop.run.config_yaml import loaded, plain
 from hydraloop.run.directory import check_holds_run, checkpoint_folders, config_file
-from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.run.result import Result
 
 _RESULTS = ("status", "error", "reason", "best", "progress", "val_metrics", "test_metrics")
 _TIMES = ("perf/", "/time", "/data_time", "/samples_per_second")
@@ -28,19 +27,13 @@ _MOST = 3
 """Values of a record that are shown."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print the differences. Returns the exit code, as diff(1): 0 nothing differs, 1 something does, 2 a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hydraloop diff",
-        description="Print what differs between two runs: config, code, packages, results, and the first record that "
-        "differs. Exit code: 0 nothing differs, 1 something differs, 2 a mistake.",
-    )
-    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="a run directory, outputs/<date>/<run>")
-    try:
-        sections = compare(*parser.parse_args(argv).runs)
-    except UserError as error:
-        Reports(with_traceback=False).show(error)
-        return 2
+def run(args: argparse.Namespace) -> int:
+    """Print the differences. Returns the exit code, as diff(1): 0 nothing differs, 1 something does.
+
+    Raises:
+        UserError: see `compare`.
+    """
+    sections = compare(*args.directory)
     for name, lines in sections.items():
         for number, line in enumerate(lines):
             print(printable(f"{'' if number else name:<10}{line}"))
@@ -69,9 +62,8 @@ def compare(a: Path, b: Path) -> dict[str, list[str]]:
 
 def _outcome(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the entries `git` and `versions` of a run, and its results. A killed run has them in its checkpoint."""
-    try:
-        found: dict[str, Any] = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    result = Result.read(run_dir)
+    if result is None:
         last = newest_intact(*checkpoint_folders(run_dir))
         if last is None:
             return {}, {"status": "killed"}
@@ -80,10 +72,10 @@ def _outcome(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         saved = load(last, mmap=True, only=())
         meta = saved.get("meta") or {}
         return meta, {"status": "killed", "progress": saved.get("progress"), "val_metrics": meta.get("metrics")}
-    results = {name: found.get(name) for name in _RESULTS}
-    if results["best"]:
-        results["best"].pop("checkpoint")  # a path in the run
-    return found, results
+    found = cast(dict[str, Any], plain(asdict(result)))
+    if found["best"]:
+        del found["best"]["checkpoint"]  # a path in the run
+    return found, {name: found[name] for name in _RESULTS}
 
 
 def _between(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[changes.Change]:

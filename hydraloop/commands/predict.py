@@ -1,11 +1,13 @@
-"""Files of predictions: `.jsonl` with one line for each sample, and `.npz` with one array for each output."""
+"""`python -m hydraloop predict`: the predictions of a finished run, in the order of the data.
+
+A file is `.jsonl` with one line for each sample, or `.npz` with one array for each output.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-import shlex
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydraloop.commands.finished_run import FinishedRunCommand, check_output
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.run import atomic
 from hydraloop.run.config_yaml import plain
@@ -20,30 +24,42 @@ from hydraloop.run.config_yaml import plain
 FORMATS = (".jsonl", ".npz")
 OUTPUT = "output"
 """The name of predictions that have none: a tensor or a list instead of a dict."""
-_KEY = "output"
-"""The argument of the command that names the file."""
 
 Parts = Iterator[tuple[str, Any]]
 """The name of the data set (empty for a single one), and what `engine.predict` yields."""
 
 
-def check_suffix(path: Path) -> None:
-    """Refuse a file of another format."""
-    if path.suffix not in FORMATS:
-        raise UserError(
-            f"{path} is neither JSON lines nor NumPy's format", key=_KEY, remedy=f"Use {path.stem}.jsonl or .npz."
-        )
+def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Predict:
+    """Return the command; see `FinishedRunCommand`.
+
+    Raises:
+        UserError: the file cannot be written, or has an unknown suffix.
+    """
+    output = Path(given.get("output", "predictions.jsonl"))
+    check_output(output)
+    if output.suffix not in FORMATS:
+        problem = f"{output} is neither JSON lines nor NumPy's format"
+        raise UserError(problem, key="output", remedy=f"Use {output.stem}.jsonl or .npz.")
+    return Predict(output, args.run, given, overrides)
 
 
-def check_output(path: Path) -> None:
-    """Refuse a file in a folder that does not exist, a folder, and a file that exists."""
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent}", key=_KEY, remedy="Create it, or name another file.")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder", key=_KEY, remedy="Name a file in it, or another one.")
-    if path.exists():
-        free = next(other for n in count(2) if not (other := path.with_stem(f"{path.stem}_{n}")).exists())
-        raise UserError(f"{path} exists", key=_KEY, remedy=f"Name another file: output={shlex.quote(str(free))}")
+class Predict(FinishedRunCommand):
+    """Writes the predictions for one split to a file."""
+
+    def __init__(self, output: Path, run: Path, given: Mapping[str, str], overrides: Sequence[str]) -> None:
+        super().__init__(run, given, overrides)
+        self._output = output
+
+    def run(self, ranks: Distributed) -> str:
+        """Write the file on rank 0. Returns its path."""
+        engine = self.engine(ranks, self.split)
+        parts = ((name, part) for name, loader in self.data(engine).items() for part in engine.predict(loader))
+        if ranks.is_main:
+            write(self._output, parts)
+        else:
+            for _ in parts:  # takes part in collectives
+                pass
+        return str(self._output)
 
 
 def write(path: Path, parts: Parts) -> None:
@@ -58,7 +74,7 @@ def write(path: Path, parts: Parts) -> None:
                 arrays = _arrays(parts)
             except ValueError as error:  # samples of different shapes
                 remedy = "Use JSON lines: output=predictions.jsonl"
-                raise UserError(f"the predictions are not an array: {error}", key=_KEY, remedy=remedy) from error
+                raise UserError(f"the predictions are not an array: {error}", key="output", remedy=remedy) from error
             with unfinished.open("wb") as binary:
                 np.savez(binary, **arrays)
             return

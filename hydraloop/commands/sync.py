@@ -1,4 +1,4 @@
-"""`python -m hydraloop sync <run or sweep directory>`: send the records and files that trackers do not have yet.
+"""`python -m hydraloop sync`: send the records and files that trackers do not have yet.
 
 Each record is sent exactly once: sending resumes at each tracker's cursor, with the same code as during training.
 Runs that are still training or being followed are skipped. A cursor may come from anywhere, so it only selects
@@ -57,27 +57,10 @@ class How:
     """Packages that may contain trackers."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command. Returns the exit code: 0 if all is sent, 1 if something is left, 2 for a wrong argument."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hydraloop sync", description="Send the records and files that trackers do not have yet."
-    )
-    parser.add_argument(
-        "directory",
-        nargs="+",
-        help="a run, a sweep, or a folder of them (outputs/); or an option that is used instead of the run's, such as "
-        "hooks.mlflow.tracking_uri=http://localhost:5000",
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="send everything, because the service has been replaced or has moved; with an option of a tracker, to "
-        "that one only",
-    )
-    parser.add_argument(
-        "--trusted", action="append", default=[], metavar="PACKAGE", help="a package or file with a custom tracker"
-    )
-    args = parser.parse_args(argv)
+def run(args: argparse.Namespace) -> int:
+    """Send what is left. Returns the exit code: 0 if all is sent, 1 if something is left, 2 for a wrong argument."""
+    if args.trusted:
+        sys.path.insert(0, os.getcwd())  # `__main__` has removed it
     log_to_stderr(logging.WARNING, "%(message)s")
     options: dict[str, dict[str, Any]] = {}
     directories = []

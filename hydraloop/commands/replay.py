@@ -1,7 +1,8 @@
-"""`python -m hydraloop replay` on each rank: rebuilds a run at an iteration, and writes nothing into its directory."""
+"""`python -m hydraloop replay`: rebuilds a run at an iteration, and writes nothing into its directory."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -17,8 +18,9 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.builder import assemble
-from hydraloop.cli.diff import described, records
 from hydraloop.cli.run_config import config_of
+from hydraloop.commands.diff import described, records
+from hydraloop.commands.on_ranks import RankCommand
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.history import history
 from hydraloop.engine.distributed.comm import Distributed
@@ -32,6 +34,7 @@ from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
 from hydraloop.hooks.rollback import RollbackHook
 from hydraloop.hooks.shared.kept_losses import samples_of
+from hydraloop.launch.checks import check_debugger
 from hydraloop.parts import Parts
 from hydraloop.run import attempts, changes
 from hydraloop.run.checkpoint_files import first_intact
@@ -44,7 +47,15 @@ from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import check_strategy, validate
 
 
-class Replay:
+def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Replay:
+    """Return the command. Errors: as in `Replay`."""
+    command = Replay(args.run, given.get("iteration", ""), overrides, debug=args.pdb)
+    if args.pdb:
+        check_debugger(command.cfg, is_sweep=False)
+    return command
+
+
+class Replay(RankCommand):
     """A run that is to be rebuilt at an iteration, from the newest undamaged checkpoint before it.
 
     Args:
@@ -81,30 +92,21 @@ class Replay:
             )
         # A later attempt may have changed the config.
         text = meta.get("config") if later and attempts.folders(run_dir) else None
-        self.cfg = config_of(run_dir, overrides, lambda: meta, text)
-        self._settle_config(overrides, trained_later=bool(later))
-        self.processes: int = self.cfg.distributed.nproc_per_node
-        """How many processes have to be started for it, if no launcher has."""
-        self.trained_by: int | None = meta.get("ranks")
-        """How many ranks have trained; None if no checkpoint says so."""
+        super().__init__(config_of(run_dir, overrides, lambda: meta, text), meta, overrides)
+        self._set_options(overrides, trained_later=bool(later))
         log_of_run = read_all(run_dir / FILENAME)
         recorded = [one.iteration for one in log_of_run if one.mode == "train" and one.iteration >= self._iteration]
         self._end = min(recorded, default=self._iteration)
         begin = (0, "the beginning") if self._start is None else (self._start.iteration, self._start.path)
         self.source = f"from {begin[1]} (iteration {begin[0]}): {self._end - begin[0]} iterations to step"
-        """What is done, for the terminal."""
-        self.differs = False
-        """After `run`: whether a record differs from that of the run."""
 
-    def _settle_config(self, overrides: Sequence[str], *, trained_later: bool) -> None:
+    def _set_options(self, overrides: Sequence[str], *, trained_later: bool) -> None:
         """Set the options that a replay determines.
 
         Args:
             trained_later: whether a checkpoint after the iteration is known, which tells how it was trained.
         """
         cfg, meta, typed = self.cfg, self._meta, typed_options.keys_of(overrides)
-        if "distributed.nproc_per_node" not in typed:  # of a run of torchrun, the config says 1
-            cfg.distributed.nproc_per_node = meta.get("ranks_per_node", cfg.distributed.nproc_per_node)
         cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
         cfg.engine.test = False
         cfg.engine.allow_nan = True  # the iteration may be the one at which the run has failed
