@@ -34,6 +34,7 @@ from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.planning import Plan, SweepCommand
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
+from hydraloop.sweeps.source import Grid
 from hydraloop.tracking.sweeps import SweepTrackers
 from hydraloop.validate import hydra_config
 
@@ -73,10 +74,9 @@ def run(command: SweepCommand, jobs: Jobs, name: str) -> NoReturn:
     controller = Controller(
         directory,
         executor,
-        axes.lines,
+        Grid(axes, plan.environments(axes, directory.description.configs)),
         shares,
         lines,
-        environment=plan.environments(axes, directory.description.configs),
         max_retries=options.max_retries,
         stop_on_failure=options.on_failure == "stop",
         retry_failed=options.retry_failed,
