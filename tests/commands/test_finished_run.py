@@ -16,10 +16,10 @@ import hydraloop
 from hydraloop.commands import evaluate, export, parser
 from hydraloop.commands.on_ranks import RankCommand
 from hydraloop.commands.predict import write
-from hydraloop.data import Digits
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
+from hydraloop.examples import Digits
 from hydraloop.models import SmallCNN
 from tests.commands.conftest import SETS, TRAINED
 from tests.config.composed import REPOSITORY
@@ -92,7 +92,7 @@ def test_predictions_for_other_data_without_targets(trained: Project) -> None:
     """A class of the working directory, with other batches."""
     trained.write(
         "my_project/images.py",
-        "from hydraloop.data import Digits\ndef images(split): return [image for image, _ in Digits(split)]\n",
+        "from hydraloop.examples import Digits\ndef images(split): return [image for image, _ in Digits(split)]\n",
     )
     given = ("data.val._target_=my_project.images.images", "data.loader.batch_size=7", "output=val.jsonl", "split=val")
     done = command(trained, "predict", "run", *given)

@@ -75,6 +75,17 @@ def test_a_damaged_file_is_an_error_that_names_the_checkpoint_before_it(tmp_path
         load(path)
 
 
+def test_files_without_a_checksum_of_the_table_are_checked_by_member(tmp_path: Path) -> None:
+    """Those of early versions, and of other programs."""
+    path = tmp_path / "epoch_1.pth"
+    torch.save(CHECKPOINT, path)
+    assert damage(path) is None
+    content = bytearray(path.read_bytes())
+    content[content.index(CHECKPOINT["state_dict"]["weight"].numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    assert str(damage(path)).startswith("wrong checksum of epoch_1/data/")
+
+
 def test_files_of_other_programs_without_checksums_are_loaded(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

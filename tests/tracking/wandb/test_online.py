@@ -131,7 +131,7 @@ def test_everything_is_sent_again_to_a_new_run(tmp_path: Path) -> None:
 def test_what_the_page_shows(tmp_path: Path) -> None:
     """Times of the records, the best value, data sets as inputs, and the best checkpoint by its alias."""
     run_dir = tmp_path / "run"
-    data = {"train": {"_target_": "hydraloop.data.Digits", "split": "train"}}
+    data = {"train": {"_target_": "hydraloop.examples.Digits", "split": "train"}}
     began = time.time() - 86_400
     described_run(run_dir, replace(attempt(), config=json.dumps({"data": data}), began=began))
     checkpoint = run_dir / "checkpoints" / "best_a_iter_1.pth"

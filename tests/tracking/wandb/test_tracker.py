@@ -200,7 +200,11 @@ def append(run_dir: Path, record: dict[str, Any], timestamp: float) -> None:
 @pytest.mark.slow
 def test_data_sets_are_inputs(tmp_path: Path) -> None:
     """An artifact for each, without its data; runs with the same options share it."""
-    data = {"train": {"_target_": "hydraloop.data.Digits", "split": "train"}, "loader": {"batch_size": 2}, "test": None}
+    data = {
+        "train": {"_target_": "hydraloop.examples.Digits", "split": "train"},
+        "loader": {"batch_size": 2},
+        "test": None,
+    }
     found = []
     for name in ("a", "b"):
         described_run(tmp_path / name, replace(attempt(), config=json.dumps({"data": data}), samples={"train": 9}))

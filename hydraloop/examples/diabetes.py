@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from hydraloop.data.bundled import find_data_file, read_table
 from hydraloop.data.in_memory import InMemoryDataset
-from hydraloop.data.split import stratified_split
+from hydraloop.examples.bundled import find_data_file, read_table
+from hydraloop.examples.split import stratified_split
 
 _BINS = 10  # of the sorted targets, so that each part has mild and severe cases
 

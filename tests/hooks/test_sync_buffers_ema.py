@@ -1,4 +1,4 @@
-"""SyncNormHook: statistics of ranks with different data, before each evaluation; also with averaged weights."""
+"""`sync_norm` and `sync_buffers` with `ema`: the averages of statistics, which are what is evaluated."""
 
 from __future__ import annotations
 
@@ -15,59 +15,10 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.hooks import CheckpointHook, EMAHook, SyncBuffersHook, SyncNormHook
+from hydraloop.hooks import CheckpointHook, EMAHook, SyncBuffersHook
 from hydraloop.tasks import Regression
-from tests.hooks.test_sync_buffers import NORM, assert_averaged, run
 from tests.hooks.tiny_runs import load
 from tests.ranks import on_ranks
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_before_each_evaluation_all_ranks_have_the_mean(strategy: str, tmp_path: Path) -> None:
-    results = on_ranks(2, run, str(tmp_path), "sync_norm", {}, strategy=strategy)
-    for point in ("before_val 4", "before_val 8"):
-        assert_averaged([first[point] for first, _ in results], [last[point] for _, last in results], NORM)
-    for first, last in results:
-        assert torch.equal(last["before_val_iter 4"][NORM[0]], last["before_val 4"][NORM[0]])
-        assert not torch.equal(first["after_train_epoch 4"][NORM[0]], last["before_val 4"][NORM[0]])
-
-
-def test_before_the_test_where_nothing_was_validated(tmp_path: Path) -> None:
-    results = on_ranks(2, run, str(tmp_path), "sync_norm", {"val_interval": None})
-    assert_averaged(
-        [first["before_test 8"] for first, _ in results], [last["before_test 8"] for _, last in results], NORM
-    )
-
-
-def test_only_statistics_of_normalisation_layers_are_averaged(tmp_path: Path) -> None:
-    results = on_ranks(2, run, str(tmp_path), "sync_norm", {"max_epochs": 1})
-    for rank, (_, last) in enumerate(results):
-        assert last["before_val 4"]["seen"].tolist() == [0, 1 + 3 * rank]
-        assert last["before_val 4"]["body.1.num_batches_tracked"].item() == 4
-
-
-def collectives(distributed: Distributed, run_dir: str) -> int:
-    """Number of collectives for averaging three layers once."""
-    net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.InstanceNorm1d(1))
-    engine = Engine(
-        task=Regression(net, nn.MSELoss()),
-        loaders=Loaders(),
-        hooks={"sync_norm": (hook := SyncNormHook())},
-        settings=Settings(device="cpu"),
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    )
-    hosts = distributed._hosts  # type: ignore[attr-defined]
-    before = hosts._get_sequence_number_for_group()
-    hook.before_val(engine)
-    return int(hosts._get_sequence_number_for_group() - before)
-
-
-def test_one_all_reduce_for_all_layers(tmp_path: Path) -> None:
-    assert on_ranks(2, collectives, str(tmp_path)) == [1, 1]
-
-
-# With averages of buffers, which are what is evaluated. ---------------------------------------------------------------
 
 MEAN, VAR = "1.running_mean", "1.running_var"
 Weights = dict[str, Tensor]
@@ -124,7 +75,7 @@ def with_ema(
     train = [(torch.randn(4, 3, generator=generator) + 3 * distributed.rank, torch.ones(4, 1)) for _ in range(4)]
     seen: dict[str, Weights] = {}
     ema = EMAHook(**{"update_buffers": True, "momentum": 0.3, "warmup": False, **options})
-    made = {"ema": ema, "sync_norm": SyncNormHook(), "sync_buffers": SyncBuffersHook()}
+    made = {"ema": ema, "sync_norm": SyncBuffersHook(norm_only=True), "sync_buffers": SyncBuffersHook()}
     best = "loss" if settings.get("val_interval", 1) else None
     watching: dict[str, Hook] = {"first": FirstAverages(ema, seen), "last": LastAverages(ema, seen)}
     engine = Engine(
@@ -201,9 +152,3 @@ def test_sync_buffers_and_ema_in_either_order_come_to_the_same(options: dict[str
     for point in ("epoch 1 last", "epoch 2 last", "evaluated 2"):
         for name, value in runs[0][point].items():
             torch.testing.assert_close(value, runs[1][point][name])
-
-
-def test_one_process_has_nothing_to_do(tmp_path: Path) -> None:
-    first, last = run(Distributed(), str(tmp_path), "sync_norm", {})
-    for point, buffers in first.items():
-        assert all(torch.equal(buffers[name], last[point][name]) for name in buffers)
