@@ -128,6 +128,8 @@ def register(store: ConfigStore) -> None:
     sections = {"hydra_logging": _logging(console=_CONSOLE), "job_logging": _logging(console=_CONSOLE, file=_FILE)}
     for section, node in sections.items():
         store.store(group=f"hydra/{section}", name="hydraloop", package=f"hydra.{section}", node=node)
+    for section, name in {"launcher": "pool", "sweeper": "hydraloop"}.items():  # names of our controller
+        store.store(group=f"hydra/{section}", name=name, package=f"hydra.{section}", node={"defaults": ["basic"]})
     store.store(
         name="hydraloop",
         node={

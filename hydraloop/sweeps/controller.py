@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Protocol
 
@@ -80,8 +80,8 @@ class Controller:
     """Why no further job can be started or recorded."""
     _pending: dict[int, int] = field(default_factory=dict)
     """Their attempts until now."""
-    _running: dict[int, int] = field(default_factory=dict)
-    """Which attempt it is that this controller has started or adopted."""
+    _running: dict[int, JobState] = field(default_factory=dict)
+    """The attempt that this controller has started or adopted, with the iterations of earlier ones."""
     _unreported: dict[int, int | None] = field(default_factory=dict)
     """Running jobs whose end the executor does not report: adopted ones, and those whose launcher has ended, but not
     all ranks. The exit code of that launcher."""
@@ -114,7 +114,7 @@ class Controller:
                 for ended in self.executor.poll(_POLL if self._running or self._elsewhere else 0.0):
                     if self.signals:
                         self._codes.add(ended.code)
-                    self._end(ended.number, ended.code)
+                    self._end(ended.number, ended.code, by_scheduler=ended.by_scheduler)
                 self._pass_signals_on()
                 self.watcher.update()
         for number, state in self.ended.items():  # another controller may have finished it since
@@ -165,7 +165,7 @@ class Controller:
                 continue
             self._elsewhere.remove(state.number)
             if is_running:
-                self._running[state.number], self._unreported[state.number] = state.attempts, None
+                self._running[state.number], self._unreported[state.number] = state, None
                 if self.shares.slots is not None:
                     self.shares.slots.hold(state.number, state.gpus)
             elif state.is_over:
@@ -209,13 +209,14 @@ class Controller:
             self.problem = error
             self._give(number)
             return False
-        self._running[number] = state.attempts + 1
+        self._running[number] = replace(state, attempts=state.attempts + 1)
         self.watcher.started(state)
         return True
 
-    def _end(self, number: int, code: int | None) -> None:
-        """Settle a job whose process has ended: retry it, or leave it as it is."""
-        attempt = self._running[number]
+    def _end(self, number: int, code: int | None, *, by_scheduler: bool = False) -> None:
+        """Settle a job whose process has ended: queue it again, or leave it as it is."""
+        begun = self._running[number]
+        attempt = begun.attempts
         state = self._settle(number, code, attempt)
         is_adopted = number in self._unreported
         is_ours = state.attempts == attempt and (is_adopted or state.controller == self.directory.controller)
@@ -227,16 +228,27 @@ class Controller:
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")
-        elif self._may_retry(state):
-            self._retries[number] += 1
+        elif self._starts_again(state, begun.iterations, by_scheduler):
             self._pending[number] = state.attempts
             self.watcher.ended(state)
         else:
             self._leave(state)
 
-    def _may_retry(self, state: JobState) -> bool:
-        has_ended_early = state.state in ("failed", "interrupted") and not state.has_diverged
-        return has_ended_early and not self.stops and self._retries[state.number] < self.max_retries
+    def _starts_again(self, state: JobState, iterations: int, by_scheduler: bool) -> bool:
+        """Return whether a job is queued again. Count it as a retry unless the job was preempted.
+
+        Args:
+            iterations: of the job before the attempt. An attempt without progress is a retry: it might repeat forever.
+            by_scheduler: whether a scheduler has ended the attempt.
+        """
+        if state.state not in ("failed", "interrupted") or state.has_diverged or self.stops:
+            return False
+        cause = state.preempted_by
+        is_preempted = cause is not None and (by_scheduler or cause not in signal.Signals.__members__)
+        if is_preempted and state.iterations > iterations:
+            return True
+        self._retries[state.number] += 1
+        return self._retries[state.number] <= self.max_retries
 
     def _settle(self, number: int, code: int | None = None, attempt: int | None = None) -> JobState:
         """Return the state of a job; if it cannot be written, the one before."""

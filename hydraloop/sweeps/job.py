@@ -127,6 +127,7 @@ class SweepJob(Worker):
             pid=os.getpid(),
             began=time.time(),
             seconds=before.seconds,
+            iterations=before.iterations,
             earlier_result=digest(self._directory.run_dir(before)),
             gpus=request.gpus or (),
         )

@@ -41,6 +41,8 @@ class Played:
     cancelled: list[tuple[int, signal.Signals]] = field(default_factory=list)
     most: int = 0
     """Jobs that were running at a time."""
+    by_scheduler: bool = False
+    """Whether jobs are ended by a scheduler."""
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)
@@ -49,7 +51,7 @@ class Played:
 
     def poll(self, seconds: float) -> list[Ended]:
         ended = [(number, self.play(self, request)) for number, request in list(self.running.items())]
-        found = [Ended(number, code) for number, code in ended if code is not None]
+        found = [Ended(number, code, self.by_scheduler) for number, code in ended if code is not None]
         for one in found:
             del self.running[one.number]
         return found
@@ -168,6 +170,39 @@ def test_a_killed_job_is_retried(make: Make) -> None:
     assert loop.code == 0
     assert loop.ended[0].attempts == 2
     assert "0 interrupted" in loop.watcher.lines  # type: ignore[attr-defined]
+
+
+SIGTERM, CLOCK = "preempted by SIGTERM", "preempted by engine.requeue_after=3:50:00"
+
+
+@pytest.mark.parametrize(
+    ("reason", "by_scheduler", "iterations", "attempts"),
+    [
+        (SIGTERM, True, (10, 20, 30), 4),
+        (CLOCK, False, (10, 20, 30), 4),
+        (CLOCK, False, (10, 10, 20), 4),  # one retry
+        (CLOCK, False, (10, 10, 5), 3),  # two retries
+        (SIGTERM, False, (10, 20, 30), 2),
+        ("killed by SIGKILL (out of memory?)", True, (10, 20, 30), 2),
+    ],
+)
+def test_a_preempted_job_is_queued_again_and_an_attempt_without_progress_is_a_retry(
+    make: Make, reason: str, by_scheduler: bool, iterations: tuple[int, ...], attempts: int
+) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number != 1 or request.attempts == len(iterations):
+            return finish(played, request)
+        state = JobState(1, "interrupted", attempts=request.attempts + 1, reason=reason)
+        state = replace(state, controller=request.controller, iterations=iterations[request.attempts])
+        played.directory.folder(1).mkdir(exist_ok=True)
+        states.write(played.directory.folder(1), state, flush=False)
+        return 75
+
+    loop, played = make(play, max_retries=1)
+    played.by_scheduler = by_scheduler
+    loop.run()
+    assert played.started.count(1) == attempts
+    assert (loop.ended[1].state, loop.code) == (("finished", 0) if attempts == 4 else ("interrupted", 1))
 
 
 def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:
