@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -67,30 +67,14 @@ def _masked(job: Job) -> Callable[[DictConfig], Any]:
 def _errors_raised() -> Iterator[None]:
     """Make Hydra raise errors, instead of printing them without their traceback and exiting.
 
-    This is what HYDRA_FULL_ERROR=1 does. Hydra still prints one line, which is left out: hydraloop reports the error.
+    This is what HYDRA_FULL_ERROR=1 does.
     """
-    before, stderr = os.environ.get(FULL_ERROR), sys.stderr
+    before = os.environ.get(FULL_ERROR)
     os.environ[FULL_ERROR] = "1"
-    sys.stderr = _WithoutLine(stderr, "Error executing job with overrides:")
     try:
         yield
     finally:
-        sys.stderr = stderr
         if before is None:
             del os.environ[FULL_ERROR]
         else:
             os.environ[FULL_ERROR] = before
-
-
-class _WithoutLine:
-    """A text stream that drops texts that begin with `start`."""
-
-    def __init__(self, stream: TextIO, start: str) -> None:
-        self._stream = stream
-        self._start = start
-
-    def write(self, text: str) -> int:
-        return len(text) if text.startswith(self._start) else self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

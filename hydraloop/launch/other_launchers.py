@@ -58,6 +58,7 @@ def run_sweep(jobs: Jobs, draft: Draft, trackers: SweepTrackers, flags: list[str
     with ExitStack() as locks:
         directory, overrides = _settle(draft, locks)
         try:
+            trackers.share_senders()
             trackers.begin(directory)
             hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
         except BaseException as error:
