@@ -133,7 +133,7 @@ class _App:
                 return show(format_help(composer, " ".join(environment.command()), listing()))
             if args.dry_run:
                 return show(format_plan(check_command(args, composer).cfg))
-            draft: Draft | None = None
+            sweep_draft: SweepDraft | None = None
             if arguments.is_for_hydra(args):
                 check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])
                 overrides = args.overrides
@@ -145,20 +145,21 @@ class _App:
                     self._use_debugger(draft)
                 if not isinstance(draft, SweepDraft):
                     return self._run_once(draft, name)
+                sweep_draft = draft
                 if draft.plan.is_ours:
                     from hydraloop.sweeps import sweep
 
                     sweep.run(draft, self._jobs(), name)
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
-        if draft is None:
+        if sweep_draft is None:
             from hydraloop.cli import hydra_run
 
             return hydra_run.show([*flags, *overrides], folder, name)
         from hydraloop.launch import other_launchers
         from hydraloop.tracking.sweeps import SweepTrackers
 
-        trackers = SweepTrackers(draft.axes, draft.plan.axes.count)
-        return other_launchers.run_sweep(self._jobs(), draft, trackers, flags, folder, name)
+        trackers = SweepTrackers(sweep_draft.axes, sweep_draft.plan.axes.count)
+        return other_launchers.run_sweep(self._jobs(), sweep_draft, trackers, flags, folder, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""
