@@ -86,8 +86,9 @@ class JobState:
     @property
     def preempted_by(self) -> str | None:
         """What has preempted the job, which has saved: the name of a signal, or a time limit. None if nothing has."""
-        is_preempted = self.state == "interrupted" and (self.reason or "").startswith(PREEMPTED)
-        return (self.reason or "").removeprefix(PREEMPTED) if is_preempted else None
+        reason = self.reason or ""
+        is_preempted = self.state == "interrupted" and reason.startswith(PREEMPTED)
+        return reason.removeprefix(PREEMPTED) if is_preempted else None
 
     @property
     def has_diverged(self) -> bool:
@@ -127,8 +128,8 @@ def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
     found = Result.read(run_dir, earlier=state.earlier_result)
     if found is None:
         return None
-    told = replace(state, state=found.status, error=found.error, reason=found.reason)
-    told = replace(told, iterations=found.progress.get("iteration", state.iterations))
+    iterations = found.progress.get("iteration", state.iterations)
+    told = replace(state, state=found.status, error=found.error, reason=found.reason, iterations=iterations)
     if found.objective is not None:
         goal = found.objective
         told = replace(told, metric=goal.metric, rule=goal.rule, value=goal.value, step=goal.iteration)

@@ -23,6 +23,7 @@ from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Request
 from hydraloop.sweeps.executors.gpus import Shares, Slots
+from hydraloop.sweeps.source import Grid, Job, Source
 from hydraloop.sweeps.states import JobState, State
 from tests.sweeps.test_directory import DESCRIPTION
 
@@ -104,7 +105,7 @@ def make(directory: SweepDirectory) -> Make:
     ) -> tuple[Controller, Played]:
         executor = Played(directory, play)
         shares = Shares(workers, slots)
-        controller = Controller(directory, executor, directory.description.axes.lines, shares, Seen(), **options)  # type: ignore[arg-type]
+        controller = Controller(directory, executor, Grid(directory.description.axes), shares, Seen(), **options)  # type: ignore[arg-type]
         return controller, executor
 
     return made
@@ -130,6 +131,35 @@ def test_each_job_runs_once_and_as_many_at_a_time_as_there_are_workers(make: Mak
     assert (played.most, loop.code, loop.left) == (2, 0, [])
     assert [state.state for state in loop.ended.values()] == ["finished"] * 6
     assert loop.watcher.lines[:3] == ["0 started", "1 started", "0 finished"]  # type: ignore[attr-defined]
+
+
+def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: Make) -> None:
+    """As a search does. It is told of jobs that were over before."""
+
+    class OneByOne(Source):
+        def __init__(self) -> None:
+            self.told: list[tuple[int, str]] = []
+            self.given = 0
+
+        def next_job(self) -> Job | None:
+            if self.given > len(self.told) - 1 or self.given == 3:
+                return None
+            self.given += 1
+            return Job(self.given, (f"seed={self.given}",), {"A": "b"})
+
+        def ended(self, state: JobState) -> None:
+            self.told.append((state.number, state.state))
+
+    loop, played = make(finish)
+    finish(played, Request(0, (), ""))
+    source = OneByOne()
+    loop = Controller(loop.directory, played, source, Shares(2), Seen())  # type: ignore[arg-type]
+    loop.run()
+    assert source.told == [(number, "finished") for number in range(4)]
+    assert [(request.number, request.lines) for request in played.requests] == [
+        (number, (f"seed={number}",)) for number in (1, 2, 3)
+    ]
+    assert (played.most, played.requests[0].environment) == (1, {"A": "b"})
 
 
 def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: Make) -> None:

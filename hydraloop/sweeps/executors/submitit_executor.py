@@ -71,7 +71,7 @@ class SubmititExecutor(Executor):
     def submit(self, request: Request) -> None:
         """Submit a job, see `Executor`."""
         try:
-            variables = self._spawn.variables(request, waits_for_followers=False)
+            variables = self._spawn.variables(request)
             words = [
                 str(Path(request.folder, LOG)),
                 *(f"{key}={value}" for key, value in variables.items()),

@@ -90,7 +90,6 @@ def test_local_jobs_end_with_their_exit_codes(tmp_path: Path) -> None:
     codes = run(executor, tmp_path, "exit=0", "exit=75", f"kill={signal.SIGKILL}", "sleep=60")
     assert codes == {0: 0, 1: 75, 2: -signal.SIGKILL, 3: 143}
     assert about(tmp_path / "0")["variables"]["OF_THE_JOB"] == "yes"
-    assert not about(tmp_path / "0")["leaves"]
     assert (tmp_path / "0" / "job.log").read_text() == "lines: exit=0\n"
 
 
