@@ -86,14 +86,24 @@ def run(argv: Sequence[str], args: argparse.Namespace) -> int:
     return code
 
 
-def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]) -> int:
-    """Run a command, and add this process's connection to the other ranks to `ranks`."""
+def prepare(args: argparse.Namespace) -> RankCommand:
+    """Return a command: an object of the class `Evaluate` in `evaluate.py`, or of another command's.
+
+    Raises:
+        UserError: a mistake in its arguments, or a run that cannot be loaded.
+    """
     given, overrides = parser.split(args)
     with uncollected():
-        from hydraloop.engine.distributed.process_group import connect
-
         module = importlib.import_module(f"hydraloop.commands.{args.command}")
-    command: RankCommand = module.prepare(args, given, overrides)
+    made: RankCommand = getattr(module, args.command.capitalize())(args, given, overrides)
+    return made
+
+
+def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]) -> int:
+    """Run a command, and add this process's connection to the other ranks to `ranks`."""
+    command = prepare(args)
+    from hydraloop.engine.distributed.process_group import connect
+
     if command.processes > 1 and not torchrun.is_several():
         return elastic.run_module(["hydraloop", *argv], command.processes)
     distributed = connect(command.cfg.distributed, command.cfg.engine.device)

@@ -47,34 +47,27 @@ from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import check_strategy, validate
 
 
-def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Replay:
-    """Return the command. Errors: as in `Replay`."""
-    command = Replay(args.run, given.get("iteration", ""), overrides, debug=args.pdb)
-    if args.pdb:
-        check_debugger(command.cfg, is_sweep=False)
-    return command
-
-
 class Replay(RankCommand):
     """A run that is to be rebuilt at an iteration, from the newest undamaged checkpoint before it.
 
     Args:
-        run_dir: of the run.
-        iteration: its number, from 1, as typed.
+        args: of the command line: the directory `run`, and `pdb`, whether the debugger is opened before the iteration.
+        given: `iteration`, its number from 1, as typed.
         overrides: changes of the run's config.
-        debug: whether the debugger is opened before the iteration.
 
     Raises:
         UserError: a wrong argument, or a run that cannot be rebuilt from its directory.
     """
 
-    def __init__(self, run_dir: Path, iteration: str, overrides: Sequence[str], *, debug: bool = False) -> None:
+    def __init__(self, args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> None:
+        run_dir: Path = args.run
+        iteration = given.get("iteration", "")
         if not iteration.isdecimal() or int(iteration) < 1:
             problem = f"{iteration!r} is not the number of an iteration"
             raise UserError(problem, key="iteration", remedy="Write iteration=1 for the first one.")
         ALLOWLIST.distrust(run_dir)
         check_holds_run(run_dir)
-        self._run_dir, self._iteration, self._debug = run_dir, int(iteration), debug
+        self._run_dir, self._iteration, self._debug = run_dir, int(iteration), args.pdb
         saved = history(checkpoint_folders(run_dir))
         self._left_out = saved[0].left_out if saved else {}
         earlier = [one for one in saved if one.iteration < self._iteration]
@@ -94,6 +87,8 @@ class Replay(RankCommand):
         text = meta.get("config") if later and attempts.folders(run_dir) else None
         super().__init__(config_of(run_dir, overrides, lambda: meta, text), meta, overrides)
         self._set_options(overrides, trained_later=bool(later))
+        if self._debug:
+            check_debugger(self.cfg, is_sweep=False)
         log_of_run = read_all(run_dir / FILENAME)
         recorded = [one.iteration for one in log_of_run if one.mode == "train" and one.iteration >= self._iteration]
         self._end = min(recorded, default=self._iteration)
