@@ -100,7 +100,10 @@ class Option:
     @property
     def description(self) -> str:
         """Docstring of the hook's class, without arguments and errors."""
-        own = next(_with_bases(self.facts["module"], self.cls))[1]
+        module, own = next(_with_bases("hydraloop.hooks", self.cls))
+        if self.name not in module.split("."):
+            described = module.rpartition(".")[2]
+            return f"{summary(self.schema)}. This is [`{described}`](#{described}) with other defaults."
         text = re.split(r"\n\n(?:Args|Raises):", inspect.cleandoc(ast.get_docstring(own) or ""))[0]
         return re.sub(r"\s+Options:\s+`\w+`\.", "", text)  # the table has them
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hydraloop.hooks.memory_profiler import MemoryProfilerHook as MemoryProfilerHook
     from hydraloop.hooks.mlflow import MLflowLoggerHook as MLflowLoggerHook
     from hydraloop.hooks.mode_switch import ModeSwitchHook as ModeSwitchHook
-    from hydraloop.hooks.npu_profiler import NPUProfilerHook as NPUProfilerHook
     from hydraloop.hooks.num_class_check import NumClassCheckHook as NumClassCheckHook
     from hydraloop.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
     from hydraloop.hooks.profiler import ProfilerHook as ProfilerHook
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from hydraloop.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook
     from hydraloop.hooks.set_epoch_info import SetEpochInfoHook as SetEpochInfoHook
     from hydraloop.hooks.sync_buffers import SyncBuffersHook as SyncBuffersHook
-    from hydraloop.hooks.sync_norm import SyncNormHook as SyncNormHook
     from hydraloop.hooks.sync_random_size import SyncRandomSizeHook as SyncRandomSizeHook
     from hydraloop.hooks.tensorboard import TensorBoardLoggerHook as TensorBoardLoggerHook
     from hydraloop.hooks.timer import IterTimerHook as IterTimerHook
@@ -47,9 +45,12 @@ CLASSES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("classe
 `scripts/hook_docs.py` reads them from the source of the classes.
 """
 __all__ = sorted(CLASSES)
+_EARLIER = ("NPUProfilerHook", "SyncNormHook")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _EARLIER:
+        return getattr(importlib.import_module(f"{__name__}.earlier_names"), name)
     if name not in CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(CLASSES[name]["module"]), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import shutil
@@ -10,12 +11,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError, suggestion
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.option_checks import check_at_least
 from hydraloop.run.environment import shown
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 
 TraceHandler = Callable[[Any], object]
 
+_NAMES = ("tb_trace", "chrome_trace", "log_trace")
+"""Names of the handlers. torch_npu has no table to log."""
+
 SCHEDULE = {"wait": 1, "warmup": 1, "active": 3, "repeat": 1, "skip_first": 0}
 _ON_TRACE_READY = ["tb_trace", "log_trace"]
 FOLDER = "tf_tracing_logs"
@@ -33,6 +37,11 @@ FOLDER = "tf_tracing_logs"
 
 class ProfilerHook(Hook):
     """Profiles training with `torch.profiler`: CPU and device time and memory of each operator.
+
+    On Ascend NPUs, `hooks=npu_profiler` (`activity_with_npu`) uses `torch_npu.profiler`. If the package cannot be
+    imported, the run ends with an error before training. The recording is in `<run_dir>/tf_tracing_logs/…_ascend_pt`,
+    where `tb_trace` lets torch_npu analyse it for MindStudio Insight and TensorBoard's Ascend plug-in. There is no
+    table (`log_trace`), because torch_npu has none.
 
     The profiler starts when training starts in this process, and steps with each iteration. It stops after
     `profile_times` epochs (or iterations), when the schedule's cycles are done, or when training ends. A validation in
@@ -49,18 +58,18 @@ class ProfilerHook(Hook):
     Priority VERY_LOW, MMEngine's: a profiler step then includes the work of other hooks. Runs on rank 0 only, as in
     MMEngine. Cost: one host sync at the end of a cycle, none otherwise; an iteration may take several times longer
     during warm-up and recording; starting takes about two seconds (torch imports its compiler). No state: a resumed run
-    is profiled again. Options: `ProfilerHookConf`. Names and meaning are MMEngine's.
+    is profiled again. Options: `ProfilerHookConf`. Names and meaning are MMEngine's, whose NPUProfilerHook uses an
+    older interface of torch_npu: its `begin` and `end` correspond to `schedule`, and its `result_path` to the run
+    directory.
 
     Raises:
-        UserError: an option is out of range, or (in before_run) the run is too short to record anything.
+        UserError: an option is out of range, or (in before_run) the run is too short to record anything, or torch_npu
+            is missing.
     """
 
     priority = Priority.VERY_LOW
     on_error = "warn"
     rank_zero_only = True
-    _names: ClassVar[tuple[str, ...]] = ("tb_trace", "chrome_trace", "log_trace")
-    """Names of the handlers."""
-    _device_option: ClassVar[str] = "activity_with_cuda"
 
     def __init__(
         self,
@@ -69,6 +78,7 @@ class ProfilerHook(Hook):
         profile_times: int = 1,
         activity_with_cpu: bool = True,
         activity_with_cuda: bool | None = None,
+        activity_with_npu: bool | None = False,
         schedule: Mapping[str, int] | None = SCHEDULE,
         on_trace_ready: str | TraceHandler | Iterable[str | TraceHandler] | None = _ON_TRACE_READY,
         record_shapes: bool = False,
@@ -83,9 +93,11 @@ class ProfilerHook(Hook):
             raise UserError("there would be nothing to record", key="activity_with_cpu", remedy="Set it to true.")
         self._by_epoch = by_epoch
         self._times = profile_times
-        self._with_cpu, self._with_device = activity_with_cpu, activity_with_cuda
+        self._with_cpu = activity_with_cpu
+        self._on_npu = activity_with_npu is not False
+        self._with_device = activity_with_npu if self._on_npu else activity_with_cuda
         self._schedule = None if schedule is None else _checked_schedule(schedule)
-        self._handlers = _checked_handlers(on_trace_ready, self._names)
+        self._handlers = _checked_handlers(on_trace_ready, _NAMES[:2] if self._on_npu else _NAMES)
         if json_trace_path is not None and "chrome_trace" not in self._handlers:
             self._handlers.append("chrome_trace")
         self._json_path = json_trace_path or f"{FOLDER}/chrome_trace.json"
@@ -97,6 +109,8 @@ class ProfilerHook(Hook):
             "with_flops": with_flops,
         }
         self._profile: profile | None = None
+        self._analyse: TraceHandler | None = None
+        """Handler of torch_npu."""
         self._left = 0
         """Iterations until the profiler stops."""
         self._traces = 0
@@ -104,11 +118,20 @@ class ProfilerHook(Hook):
         self._written: Path | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Reject a profile that would record nothing."""
+        """Reject a profile that would record nothing, and a run without torch_npu that needs it."""
+        try:
+            self._profiling()
+        except ImportError as error:
+            raise UserError(
+                f"torch_npu cannot be imported: {error}",
+                key=self.key,
+                remedy="Install torch-npu (it needs Ascend's CANN), or use hooks=profiler for other devices.",
+            ) from error
         if engine.loaders.train is None:
             return
         if engine.device.type == "cpu" and (self._with_device or not self._with_cpu):
-            key = self._device_option if self._with_device else "activity_with_cpu"
+            device = "activity_with_npu" if self._on_npu else "activity_with_cuda"
+            key = device if self._with_device else "activity_with_cpu"
             raise UserError(
                 "this run uses only the CPU, so nothing else can be profiled",
                 key=f"{self.key}.{key}",
@@ -130,6 +153,11 @@ class ProfilerHook(Hook):
         profiling = self._profiling()
         # Without this, torch 2.13 prints a line at each start and stop.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        if self._on_npu:
+            # Before the profiler starts, because torch_npu records into this folder, else into the working directory.
+            self._analyse = profiling.tensorboard_trace_handler(
+                str((engine.run_dir / FOLDER).absolute()), analyse_flag="tb_trace" in self._handlers
+            )
         activities = [profiling.ProfilerActivity.CPU] if self._with_cpu else []
         if self._with_device or (self._with_device is None and engine.device.type != "cpu"):
             activities.append(self._device_activity(engine.device.type))
@@ -158,25 +186,32 @@ class ProfilerHook(Hook):
         """Stop if training ended or failed before; the handlers get what was recorded."""
         self._advance(stop=True)
 
-    # `npu_profiler` overrides these. ---------------------------------------------------------------------------------
+    # Within. ---------------------------------------------------------------------------------------------------------
 
     def _profiling(self) -> Any:
         """Return the module with `profile`, `schedule`, `ProfilerAction` and `ProfilerActivity`."""
-        import torch.profiler
-
-        return torch.profiler
+        return importlib.import_module("torch_npu.profiler" if self._on_npu else "torch.profiler")
 
     def _device_activity(self, device_type: str) -> Any:
-        """Return the activity of an accelerator: CUDA (also ROCm), XPU, or PrivateUse1 for others."""
+        """Return the activity of an accelerator: CUDA (also ROCm), XPU, NPU, or PrivateUse1 for others."""
         known = self._profiling().ProfilerActivity
+        if self._on_npu:
+            return known.NPU
         return {"cuda": known.CUDA, "xpu": known.XPU}.get(device_type, known.PrivateUse1)
 
     def _tensorboard_trace(self, engine: Engine, trace: profile) -> None:
-        """Write the trace to the folder and name that TensorBoard expects."""
-        name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
-        self._write(engine, trace, engine.run_dir / FOLDER / name)
-
-    # Within. ---------------------------------------------------------------------------------------------------------
+        """Write the trace to the folder and name that TensorBoard expects; on an NPU, let torch_npu analyse it."""
+        if self._analyse is None:
+            name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
+            self._write(engine, trace, engine.run_dir / FOLDER / name)
+            return
+        self._analyse(trace)
+        log.info(
+            "profile up to iteration %d: in %s\n  open it in MindStudio Insight, or: pip install "
+            "torch-tb-profiler-ascend; tensorboard --logdir that folder",
+            engine.progress.iteration,
+            shown(engine.run_dir / FOLDER),
+        )
 
     def _advance(self, *, stop: bool) -> None:
         """Step or stop the profiler, if it is running; raise the error of a handler."""
@@ -242,16 +277,14 @@ class ProfilerHook(Hook):
         log.info("profile up to iteration %d, sorted by %s\n%s", engine.progress.iteration, sort_by, table)
 
 
-def _checked_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
+def _checked_schedule(schedule: Mapping[str, Any]) -> dict[str, int]:
     known = [*SCHEDULE, "skip_first_wait"]
     for name, value in schedule.items():
         if name not in known:
             raise UserError(
                 f"there is no {name!r} in a schedule", key=f"schedule.{name}", remedy=suggestion(name, known)
             )
-        least = 1 if name == "active" else 0
-        if value < least:
-            raise UserError(f"{value} is below {least}", key=f"schedule.{name}", remedy=f"Use {least} or more.")
+        check_at_least(1 if name == "active" else 0, **{f"schedule.{name}": value})
     return {**SCHEDULE, **schedule}
 
 

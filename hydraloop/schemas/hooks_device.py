@@ -28,13 +28,18 @@ class SyncBuffersHookConf(HookConf):
     """Averages all buffers of the model over the ranks at the end of each epoch."""
 
     _target_: str = "hydraloop.hooks.SyncBuffersHook"
+    norm_only: bool = False
+    """Whether to average only the running statistics of normalisation layers, and only before an evaluation. False, as
+    in MMEngine: checkpoints have the averages too."""
 
 
 @dataclass
-class SyncNormHookConf(HookConf):
+class SyncNormHookConf(SyncBuffersHookConf):
     """Averages the running statistics of normalisation layers over the ranks before each evaluation."""
 
-    _target_: str = "hydraloop.hooks.SyncNormHook"
+    norm_only: bool = True
+    """Whether to average only the running statistics of normalisation layers, and only before an evaluation. True, as
+    in MMDetection's SyncNormHook."""
 
 
 def register(store: ConfigStore) -> None:

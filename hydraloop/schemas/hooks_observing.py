@@ -48,9 +48,10 @@ class ProgressHookConf(HookConf):
 
 
 @dataclass
-class _ProfilerConf(HookConf):
-    """What the profilers of iterations have in common."""
+class ProfilerHookConf(HookConf):
+    """Profiles a few iterations with torch.profiler: a trace file, and a table in the log."""
 
+    _target_: str = "hydraloop.hooks.ProfilerHook"
     on_error: Optional[str] = "warn"
     by_epoch: bool = True
     """Whether `profile_times` counts epochs (MMEngine's default) or iterations."""
@@ -59,6 +60,11 @@ class _ProfilerConf(HookConf):
     alike."""
     activity_with_cpu: bool = True
     """Record the host's operators. True, as in MMEngine: a trace without them shows no causes."""
+    activity_with_cuda: Optional[bool] = None
+    """Record the accelerator's kernels. Null: if the run uses one. (MMEngine's default, false, hides them.)"""
+    activity_with_npu: Optional[bool] = False
+    """Profile with torch_npu.profiler, and record the kernels of an Ascend NPU: true, or null for a run that may use
+    the CPU. False: with torch.profiler, which every machine has."""
     schedule: Optional[Dict[str, int]] = field(
         default_factory=lambda: {"wait": 1, "warmup": 1, "active": 3, "repeat": 1, "skip_first": 0}
     )
@@ -66,6 +72,10 @@ class _ProfilerConf(HookConf):
     out `wait`, discard `warmup` and record `active`. A name that is left out has its default. The first iterations
     include start-up costs, and three show the pattern in a trace that viewers can open. Null, MMEngine's default,
     records everything."""
+    on_trace_ready: Any = field(default_factory=lambda: ["tb_trace", "log_trace"])
+    """What to do with a trace: `tb_trace`, `chrome_trace`, `log_trace`, or a mapping with `_target_`
+    (`[{_target_: …}]`), as a list or one name alone. Null, MMEngine's default: nothing. The default writes a file for
+    TensorBoard and Chrome, and a table to the log for users without a viewer."""
     record_shapes: bool = False
     """Record input shapes. False, as in MMEngine: it makes every operator slower."""
     profile_memory: bool = True
@@ -78,30 +88,16 @@ class _ProfilerConf(HookConf):
     """Where `chrome_trace` writes, relative to the run directory; a path adds `chrome_trace` to `on_trace_ready`. Each
     cycle overwrites the file. A path outside the run directory must be given on the command line. Null, as in
     MMEngine: `tf_tracing_logs/chrome_trace.json` if `chrome_trace` is used."""
-
-
-@dataclass
-class ProfilerHookConf(_ProfilerConf):
-    """Profiles a few iterations with torch.profiler: a trace file, and a table in the log."""
-
-    _target_: str = "hydraloop.hooks.ProfilerHook"
-    activity_with_cuda: Optional[bool] = None
-    """Record the accelerator's kernels. Null: if the run uses one. (MMEngine's default, false, hides them.)"""
-    on_trace_ready: Any = field(default_factory=lambda: ["tb_trace", "log_trace"])
-    """What to do with a trace: `tb_trace`, `chrome_trace`, `log_trace`, or a mapping with `_target_`
-    (`[{_target_: …}]`), as a list or one name alone. Null, MMEngine's default: nothing. The default writes a file for
-    TensorBoard and Chrome, and a table to the log for users without a viewer."""
     row_limit: int = 20
     """Rows of the table, at least 1. 20 fit on a screen."""
 
 
 @dataclass
-class NPUProfilerHookConf(_ProfilerConf):
+class NPUProfilerHookConf(ProfilerHookConf):
     """Profiles a few iterations on Ascend NPUs with torch_npu.profiler."""
 
-    _target_: str = "hydraloop.hooks.NPUProfilerHook"
     activity_with_npu: Optional[bool] = None
-    """Record the NPU's kernels. Null: if the run uses one."""
+    """Record the NPU's kernels: true, or null for a run that may use the CPU. False: profile with torch.profiler."""
     on_trace_ready: Any = "tb_trace"
     """What to do with a trace: `tb_trace`, `chrome_trace`, or a mapping with `_target_`, as a list or one name alone.
     Null: nothing. The default writes a folder for MindStudio Insight and TensorBoard's Ascend plug-in; torch_npu has

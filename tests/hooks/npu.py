@@ -1,6 +1,6 @@
 """A stand-in for the package torch_npu, which only machines with Ascend NPUs have: its profiler is torch's.
 
-It has what `torch_npu.profiler` documents and NPUProfilerHook uses. Like torch_npu it records where the handler was
+It has what `torch_npu.profiler` documents and ProfilerHook uses. Like torch_npu it records where the handler was
 told to, which was made before the profiler started, and else in the working directory.
 """
 

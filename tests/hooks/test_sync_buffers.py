@@ -1,4 +1,4 @@
-"""SyncBuffersHook: the mean over ranks with different data; in checkpoints, validation and later training."""
+"""`sync_buffers` and `sync_norm`: the mean over ranks with different data; in checkpoints, evaluations and training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.hooks import SyncBuffersHook, SyncNormHook
-from hydraloop.hooks.shared.buffer_averages import average_over_ranks
+from hydraloop.hooks import SyncBuffersHook
+from hydraloop.hooks.earlier_names import SyncNormHook
+from hydraloop.hooks.sync_buffers import average_over_ranks
 from hydraloop.tasks import Regression
 from tests.helpers import HostSyncs
 from tests.hooks.tiny_runs import load
@@ -97,9 +98,8 @@ def run(
 
     net.seen += distributed.rank
     net.mask[0] = distributed.is_main
-    hooks: dict[str, Hook] = {"first": (first := First()), "last": (last := Last())}
-    if hook:
-        hooks[hook] = SyncBuffersHook() if hook == "sync_buffers" else SyncNormHook()
+    tested = SyncBuffersHook(norm_only=hook == "sync_norm")
+    hooks: dict[str, Hook] = {"first": (first := First()), "last": (last := Last()), hook: tested}
     task = Regression(net, nn.MSELoss())
     engine = Engine(
         task=task,
@@ -141,13 +141,13 @@ def test_at_each_epochs_end_all_ranks_have_the_mean(strategy: str, tmp_path: Pat
         saved = load(tmp_path / "checkpoints" / f"saved_{int(point[-1]) // 4}.pth")["state_dict"]
         for name in NORM:
             assert torch.equal(saved[name], afters[0][name]), "before the checkpoint is written"
-    for first, last in results:  # the validation after it changes nothing
-        assert torch.equal(first["before_val 4"][NORM[0]], last["before_val 4"][NORM[0]])
-
-
-def test_without_the_hook_the_ranks_differ(tmp_path: Path) -> None:
-    zero, one = on_ranks(2, run, str(tmp_path), "", {})
-    assert not torch.equal(zero[1]["after_train_epoch 8"][NORM[0]], one[1]["after_train_epoch 8"][NORM[0]])
+    for rank, (first, last) in enumerate(results if strategy == "ddp" else []):  # all ranks begin with rank 0's buffers
+        before, after = first["after_train_epoch 4"], last["after_train_epoch 4"]
+        assert before["seen"].tolist() == [0, 1 + 3 * rank]
+        assert after["seen"].tolist() == [0, 2]  # of 1 and 4
+        assert after["body.1.num_batches_tracked"].item() == 4
+        assert torch.equal(after["mask"], before["mask"])
+        assert torch.equal(after["third"], before["third"])
 
 
 def test_a_validation_inside_an_epoch_averages_first(tmp_path: Path) -> None:
@@ -157,21 +157,57 @@ def test_a_validation_inside_an_epoch_averages_first(tmp_path: Path) -> None:
         assert_averaged([first[point] for first, _ in results], [last[point] for _, last in results], NORM)
 
 
-def test_integers_are_rounded_and_the_rest_stays(tmp_path: Path) -> None:
-    results = on_ranks(2, run, str(tmp_path), "sync_buffers", {"max_epochs": 1})
-    for rank, (first, last) in enumerate(results):
-        before, after = first["after_train_epoch 4"], last["after_train_epoch 4"]
-        assert before["seen"].tolist() == [0, 1 + 3 * rank]
-        assert after["seen"].tolist() == [0, 2]  # of 1 and 4
-        assert after["body.1.num_batches_tracked"].item() == 4
-        assert torch.equal(after["mask"], before["mask"])
-        assert torch.equal(after["third"], before["third"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_statistics_of_layers_have_the_mean_before_each_evaluation(strategy: str, tmp_path: Path) -> None:
+    results = on_ranks(2, run, str(tmp_path), "sync_norm", {}, strategy=strategy)
+    for point in ("before_val 4", "before_val 8"):
+        assert_averaged([first[point] for first, _ in results], [last[point] for _, last in results], NORM)
+    for first, last in results:
+        assert torch.equal(last["before_val_iter 4"][NORM[0]], last["before_val 4"][NORM[0]])
+        assert torch.equal(first["after_train_epoch 8"][NORM[0]], last["after_train_epoch 8"][NORM[0]]), "not here"
+        assert torch.equal(first["before_val 4"]["seen"], last["before_val 4"]["seen"]), "the buffer of no layer"
+        assert last["before_val 4"]["body.1.num_batches_tracked"].item() == 4
 
 
-def test_one_process_has_nothing_to_do(tmp_path: Path) -> None:
-    first, last = run(Distributed(), str(tmp_path), "sync_buffers", {})
+def test_statistics_have_the_mean_before_a_test_where_nothing_was_validated(tmp_path: Path) -> None:
+    results = on_ranks(2, run, str(tmp_path), "sync_norm", {"val_interval": None})
+    assert_averaged(
+        [first["before_test 8"] for first, _ in results], [last["before_test 8"] for _, last in results], NORM
+    )
+
+
+@pytest.mark.parametrize("hook", ["sync_buffers", "sync_norm"])
+def test_one_process_has_nothing_to_do(hook: str, tmp_path: Path) -> None:
+    first, last = run(Distributed(), str(tmp_path), hook, {})
     for point, buffers in first.items():
         assert all(torch.equal(buffers[name], last[point][name]) for name in buffers)
+
+
+def collectives(distributed: Distributed, run_dir: str) -> list[int]:
+    """Number of collectives for averaging three layers: after an iteration, again, and after a checkpoint is loaded."""
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.InstanceNorm1d(1))
+    engine = Engine(
+        task=Regression(net, nn.MSELoss()),
+        loaders=Loaders(),
+        hooks={"sync_norm": (hook := SyncNormHook())},  # the name in configs of earlier runs
+        settings=Settings(device="cpu"),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    hosts = distributed._hosts  # type: ignore[attr-defined]
+    counts = []
+    for iteration in (1, 1, 2):
+        before = hosts._get_sequence_number_for_group()
+        engine.progress.iteration = iteration
+        if iteration == 2:
+            hook.after_load_checkpoint(engine, {})
+        hook.before_val(engine)
+        counts.append(int(hosts._get_sequence_number_for_group() - before))
+    return counts
+
+
+def test_one_all_reduce_for_all_layers_and_none_while_nothing_has_changed(tmp_path: Path) -> None:
+    assert on_ranks(2, collectives, str(tmp_path)) == [[1, 0, 0], [1, 0, 0]]
 
 
 # The mean. -----------------------------------------------------------------------------------------------------------
