@@ -122,13 +122,6 @@ def test_mistakes_are_found_before_the_first_iteration(lines: tuple[str, ...], k
     assert problem in error.problem
 
 
-def test_several_streams_are_mixed() -> None:
-    loaders = built(TWO, "data.weights={a: 3, b: 1}", "data.loader.steps_per_epoch=10")
-    numbers = torch.cat(epoch(loaders)).tolist()
-    assert len(numbers) == 640
-    assert 0.55 < sum(number >= 10 for number in numbers) / 640 < 0.8
-
-
 def test_several_sets_are_one_and_weights_are_their_shares() -> None:
     once = torch.cat(epoch(built(INDEXED))).tolist()
     assert sorted(once) == sorted([*range(90), *range(10)])
