@@ -33,7 +33,7 @@ from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = (
-    "hydraloop", "hydra_plugins", "tests", "conf", "my_project", "scripts", "docs", "examples", "train.py",
+    "hydraloop", "tests", "conf", "my_project", "scripts", "docs", "examples", "train.py",
     "pyproject.toml", "README.md",
 )  # fmt: skip
 SECONDS = 300

@@ -17,7 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError
 
-IS_1_3 = hydra.__version__.startswith("1.3")
+
+def is_1_3(version: str) -> bool:
+    """Return whether a version of Hydra has the interface of 1.3; a release candidate of 1.4 has that of 1.4."""
+    major, minor = version.split(".")[:2]
+    return (int(major), int(minor)) < (1, 4)
+
+
+IS_1_3 = is_1_3(hydra.__version__)
+
 
 BASE: dict[str, Any] = {"version_base": "1.3"} if IS_1_3 else {}
 """An argument of every function that starts Hydra; 1.4 has removed it."""
@@ -27,8 +35,6 @@ HARMLESS = (
     f"{_PLUGINS}.basic_launcher.BasicLauncher",
     f"{_PLUGINS}.basic_sweeper.BasicSweeper",
     "hydra.experimental.callbacks.LogJobReturnCallback",
-    "hydra_plugins.hydraloop.plugin.PoolLauncher",
-    "hydra_plugins.hydraloop.plugin.GridSweeper",
     "hydraloop.cli.console.ConsoleHandler",
     "hydraloop.cli.console.MaskingFormatter",
     *(f"colorlog.{name}" for name in ("ColoredFormatter", "LevelFormatter", "TTYColoredFormatter")),
