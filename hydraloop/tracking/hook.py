@@ -96,15 +96,14 @@ class TrackerHook(Hook):
         on_error = engine.calls.on_error(self.name)
         sweep = _sweep_that_waits(engine.run_dir)
         self._leaves = self._background or sweep is not None
-        is_shared = self.shares_sender and engine.distributed.world_size == 1  # ranks have other variables
         self._link = Link(
             engine.run_dir,
             self.name,
             self.kind,
             self._options,
             training_continues=on_error != "raise",
-            waits=not self._leaves,
-            sweep=sweep if is_shared else None,
+            sweep=sweep,
+            is_shared=self.shares_sender and engine.distributed.world_size == 1,  # ranks have other variables
             trust=engine.messages.read("trust"),
         )
         if self._is_installed():

@@ -31,7 +31,6 @@ from hydraloop.tracking.cursor import (
     run_dirs,
     sync_command,
 )
-from hydraloop.tracking.link import SENDING
 from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
 from hydraloop.tracking.starting import MARGIN, SENDERS, spawn
 from hydraloop.tracking.tracker import FOLDER, Sweep, SweepEnding
@@ -91,7 +90,6 @@ class SweepTrackers:
         except OSError as error:  # a full disk must not replace the result of the sweep
             log.warning("the end of the sweep is not recorded for trackers: %s", error)
         finally:
-            SENDING.clear()
             if self._senders is not None:  # senders without a run end
                 shutil.rmtree(self._senders, ignore_errors=True)
                 os.environ.pop(SENDERS, None)
@@ -112,7 +110,6 @@ def _wait(folder: Path) -> None:
 
     Does not wait for those with `background=true`.
     """
-    links = {(link.run_dir.absolute(), link.name): link for link in SENDING}
     waiting, longest = set(), 0.0
     for run_dir, name, cursor in _cursors(folder):
         if not _is_complete(run_dir, name) and not cursor.options.get("background"):
@@ -121,11 +118,8 @@ def _wait(folder: Path) -> None:
     until = time.monotonic() + longest + MARGIN
     while waiting and time.monotonic() < until:
         time.sleep(_POLL)
-        # The followers of jobs that other processes have trained have no link here.
-        waiting = {one for one in waiting if (links[one].is_alive() if one in links else not _is_over(*one))}
+        waiting = {one for one in waiting if not _is_over(*one)}
     for one in waiting:
-        if one in links:
-            links[one].stop()
         kill_hanging(*one)
 
 
@@ -137,12 +131,10 @@ def _report(folder: Path) -> bool:
         if not _is_complete(run_dir, name):
             kinds[name] = cursor.kind
             left.setdefault(name, []).append(str(run_dir.relative_to(folder)))
-    troubles = {link.name: link.trouble or link.died for link in SENDING}
     for name, runs in left.items():
         named = ", ".join(runs[:_NAMED]) + (f" and {len(runs) - _NAMED} others" if len(runs) > _NAMED else "")
-        why = troubles.get(name)
-        text = f"{name}: not everything is sent in {named}" + ("" if why is None else f" ({why})")
-        log.warning("%s; %s sends the rest", mask_text(text), sync_command(folder, kinds.values()))
+        command = sync_command(folder, kinds.values())
+        log.warning("%s: not everything is sent in %s; %s sends the rest", name, mask_text(named), command)
     return bool(left)
 
 
