@@ -38,7 +38,7 @@ from hydraloop.tracking.tracker import FOLDER, Sweep, SweepEnding
 log = logging.getLogger(__name__)
 
 _POLL = 0.1
-"""Seconds between two looks for followers that still send."""
+"""Seconds between two looks for senders that still send."""
 _NAMED = 5
 """Incomplete runs that are named. More do not fit on a screen."""
 
@@ -81,7 +81,7 @@ class SweepTrackers:
         description.write_sweep(mark)
 
     def end(self, folder: Path) -> None:
-        """Write how the sweep ended, and wait for the followers that still send. Called after the last job."""
+        """Write how the sweep ended, and wait for the senders that still send. Called after the last job."""
         folder = folder.absolute()
         try:
             self._end(folder)
@@ -101,12 +101,12 @@ class SweepTrackers:
         _wait(folder)
         for page in pages(folder):
             log.info("%s", page)
-        if not _report(folder) and has_open_parent(folder):  # the last job has failed before it had a follower
+        if not _report(folder) and has_open_parent(folder):  # the last job has failed before it had a sender
             _sync(folder)
 
 
 def _wait(folder: Path) -> None:
-    """Wait for the followers of the sweep's jobs, at most the longest `flush_timeout`, and kill those that hang.
+    """Wait for the senders of the sweep's jobs, at most the longest `flush_timeout`, and kill those that hang.
 
     Does not wait for those with `background=true`.
     """
