@@ -24,6 +24,7 @@ from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.hooks import CLASSES
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS as HOOK_GROUPS
 from hydraloop.hooks.shared.selected_hooks import has_schedules, is_left_out, targets
+from hydraloop.option_checks import check_above, check_at_least
 from hydraloop.run.config_yaml import plain
 from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
@@ -254,9 +255,8 @@ def check_sweep_options(master: DictConfig) -> None:
 def _check_options(cfg: DictConfig, section: str = "") -> None:
     """Refuse numbers that are too low, and unknown choices."""
     for key, (lowest, remedy) in _AT_LEAST.items():
-        value = OmegaConf.select(cfg, key) if key.startswith(section) else None
-        if value is not None and value < lowest:
-            raise UserError(f"{value} is below {lowest}", key=key, remedy=remedy)
+        if key.startswith(section):
+            check_at_least(lowest, remedy, **{key: OmegaConf.select(cfg, key)})
     for key, choices in _CHOICES.items():
         value = OmegaConf.select(cfg, key)
         if key.startswith(section) and value not in choices:
@@ -267,9 +267,7 @@ def _check_values(cfg: DictConfig) -> None:
     """Refuse numbers out of range, unknown choices, and options that contradict each other."""
     _check_options(cfg)
     for key, remedy in _ABOVE_0.items():
-        value = OmegaConf.select(cfg, key)
-        if value is not None and not value > 0:
-            raise UserError(f"{value} is not above 0", key=key, remedy=remedy)
+        check_above(0, remedy, **{key: OmegaConf.select(cfg, key)})
     for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
         limit = OmegaConf.select(cfg, f"engine.{name}")
         if limit is not None and not (0 < limit <= 1 if isinstance(limit, float) else limit >= 1):

@@ -30,8 +30,8 @@ from hydraloop.safety.secrets import MASK, mask_text, masked, remember
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, hook_names, lock_of, run_dirs
 from hydraloop.tracking.follower import Follower, described
+from hydraloop.tracking.masked_output import log_to_stderr
 from hydraloop.tracking.mlflow.sweep import update_parents
-from hydraloop.tracking.process import log_to_stderr
 from hydraloop.tracking.tracker import OWN, Attempt, Tracker, load_tracker
 
 log = logging.getLogger(__name__)

@@ -101,6 +101,7 @@ class Jobs:
         with ExitStack() as locks:
             directory, overrides = settle_sweep(command, locks)
             try:
+                trackers.share_senders()
                 trackers.begin(directory)
                 hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
             except BaseException as error:

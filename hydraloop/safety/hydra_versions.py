@@ -35,8 +35,6 @@ HARMLESS = (
     f"{_PLUGINS}.basic_launcher.BasicLauncher",
     f"{_PLUGINS}.basic_sweeper.BasicSweeper",
     "hydra.experimental.callbacks.LogJobReturnCallback",
-    "hydra_plugins.hydraloop.plugin.PoolLauncher",
-    "hydra_plugins.hydraloop.plugin.GridSweeper",
     "hydraloop.cli.console.ConsoleHandler",
     "hydraloop.cli.console.MaskingFormatter",
     *(f"colorlog.{name}" for name in ("ColoredFormatter", "LevelFormatter", "TTYColoredFormatter")),

@@ -42,7 +42,6 @@ from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Worker
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.states import JobState
-from hydraloop.tracking.sweeps import share_followers
 from hydraloop.validate import hydra_config
 
 _FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")
@@ -82,9 +81,6 @@ class SweepJob(Worker):
             if module.partition(".")[0] in ("hydraloop", "torch"):
                 with suppress(ImportError, AttributeError):  # reported by the job
                     getattr(import_module(module), name)
-        axes = self._directory.description.axes.axes
-        typed = [line for axis in axes for value in axis.values for line in value]
-        share_followers(self._directory.path, [*typed, *map(str, [*self._command.cfg.hooks])])
 
     def run(self, request: Request) -> int:
         """Run a job, unless another process has it. Returns the exit code."""
@@ -127,6 +123,7 @@ class SweepJob(Worker):
             pid=os.getpid(),
             began=time.time(),
             seconds=before.seconds,
+            iterations=before.iterations,
             earlier_result=digest(self._directory.run_dir(before)),
             gpus=request.gpus or (),
         )

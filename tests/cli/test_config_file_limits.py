@@ -221,10 +221,10 @@ def test_a_file_that_hydra_composes(text: str, is_sweep: bool, files: tuple[Path
     assert caught.value.key == FILES[text]
 
 
-@pytest.mark.parametrize("name", ["own", "pool"])
-@pytest.mark.filterwarnings(r"ignore:\s*'hydra/launcher/pool' is validated")
+@pytest.mark.parametrize("name", ["own", "basic"])
+@pytest.mark.filterwarnings(r"ignore:\s*'hydra/launcher/basic' is validated")
 def test_a_typed_selection_allows_nothing_in_its_file(name: str, files: tuple[Path, Composer]) -> None:
-    """A project's file may have the name of an option of Hydra or hydraloop, which it replaces."""
+    """A project's file may have the name of an option of Hydra, which it replaces."""
     file, composer = files
     (file.parents[1] / "hydra" / "launcher").mkdir(parents=True)
     (file.parents[1] / "hydra" / "launcher" / f"{name}.yaml").write_text("_target_: my_project.launcher.Mine")

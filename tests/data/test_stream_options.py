@@ -92,7 +92,7 @@ def test_the_steps_of_training_are_not_those_of_an_evaluation() -> None:
     [
         ((NUMBERS,), "data.train", "Numbers has no length"),
         ((INDEXED, "data.loader.steps_per_epoch=5"), "data.loader.steps_per_epoch", "has indices"),
-        ((NUMBERS, "data.loader.steps_per_epoch=0"), "data.loader.steps_per_epoch", "cannot be 0"),
+        ((NUMBERS, "data.loader.steps_per_epoch=0"), "data.loader.steps_per_epoch", "0 is below 1"),
         (
             (NUMBERS, "data.loader.steps_per_epoch=5", f"data.loader.sampler={{_target_: {STREAMS}.Sized}}"),
             "data.loader.sampler",

@@ -200,13 +200,6 @@ def test_validations_by_iteration_count_as_well(tmp_path: Path) -> None:
     assert str(engine.stop_reason).endswith("best 0.5 at iteration 3")
 
 
-def test_the_loss_can_be_followed(tmp_path: Path) -> None:
-    hook = EarlyStoppingHook(monitor="loss", min_delta=1e6, patience=2)
-    result = _engine(tmp_path, [0.0] * 9, {"early_stopping": hook}).train()
-    assert "early_stopping: loss " in str(result.reason)
-    assert result.progress["epoch"] == 3
-
-
 def test_a_validation_outside_of_training_does_not_count(tmp_path: Path) -> None:
     hook = EarlyStoppingHook(patience=1)
     engine = _engine(tmp_path, [0.1, 0.9, 0.8, 0.1, 0.1], {"early_stopping": hook}, max_epochs=1)
@@ -320,11 +313,6 @@ def test_ranks_are_stopped_together_when_they_are_resumed(tmp_path: Path) -> Non
     assert on_ranks(2, resumed_on_rank, str(tmp_path / "resumed"), str(saved)) == [(3, whole.reason)] * 2
 
 
-def test_a_test_alone_needs_no_validation(tmp_path: Path) -> None:
-    hooks = {"early_stopping": EarlyStoppingHook()}
-    assert "loss" in _engine(tmp_path, VALUES, hooks, val=False, test=True).test()
-
-
 def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _engine(tmp_path, VALUES, {"early_stopping": EarlyStoppingHook(patience=4), "saving": Saving()}).train()
     hook = EarlyStoppingHook(monitor="loss", patience=9)
@@ -395,22 +383,6 @@ def test_a_missing_metric_is_left_out_or_an_error(tmp_path: Path, caplog: pytest
     assert "hooks.early_stopping: the validation has no 'score', only: loss; it does not count" in caplog.text
     with pytest.raises(RuntimeError, match="no 'score', only: loss"):
         _forgetful(tmp_path, EarlyStoppingHook(patience=2, strict=True)).train()
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"patience": -1}, "patience"),
-        ({"min_delta": -0.1}, "min_delta"),
-        ({"min_delta": nan}, "min_delta"),
-        ({"rule": "bigger"}, "rule"),
-    ],
-)
-def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as raised:
-        EarlyStoppingHook(**options)
-    assert raised.value.key == key
-    assert raised.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -229,13 +229,6 @@ def test_a_resumed_run_compares_with_what_it_knows(
     assert _notes(tmp_path, caplog, [0.6, 0.8], save_best, max_epochs=3, resume=resume) == notes
 
 
-def test_a_validation_without_training_is_not_marked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="hydraloop.hooks.logger")
-    hooks = {"runtime_info": RuntimeInfoHook(), "logger": LoggerHook()}
-    engine_of(tmp_path, hooks, metrics={"accuracy": Scripted([0.5], True)}).validate()
-    assert "best" not in caplog.text
-
-
 def test_any_json_reader_can_read_a_diverged_run(tmp_path: Path) -> None:
     engine = _engine(tmp_path, LoggerHook(interval=7), task=Diverging, settings={"allow_nan": True})
     engine.train()
@@ -542,10 +535,3 @@ def test_the_file_is_closed_after_an_error(tmp_path: Path) -> None:
         failing.train()
     assert logger._file is None
     assert len(_lines(tmp_path)) == 2
-
-
-def test_mistakes_name_the_option() -> None:
-    with pytest.raises(UserError) as raised:
-        LoggerHook(interval=0)
-    assert raised.value.key == "interval"
-    assert raised.value.remedy

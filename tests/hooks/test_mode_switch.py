@@ -247,8 +247,3 @@ def test_one_of_the_two_is_enough_and_the_other_is_named(
     assert f"switches from epoch 2 on; missing: {missing}" in caplog.text
     assert seen.strong[2] == (OFF if data is None else ON)
     assert seen.extra[2] == {task is Extra}
-
-
-def test_a_number_below_one_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^num_last_epochs: 0 is below 1"):
-        ModeSwitchHook(num_last_epochs=0)

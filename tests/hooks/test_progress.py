@@ -27,7 +27,6 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.errors import UserError
 from hydraloop.hooks import progress
 from hydraloop.hooks.progress import ProgressHook
 from hydraloop.tasks.task import Task
@@ -259,15 +258,6 @@ def test_without_a_bar_nothing_is_printed(
     shown.run(tmp_path, **options)
     assert shown.completed == []
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "key"), [({"enabled": "maybe"}, "enabled"), ({"refresh_per_second": 0}, "refresh_per_second")]
-)
-def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as raised:
-        ProgressHook(**options)
-    assert raised.value.key == key
 
 
 def test_console_follows_sys_stdout_and_names_levels(

@@ -16,7 +16,6 @@ import hydraloop
 from hydraloop.commands.replay import Replay, _redirect
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY
 from tests.faults.in_project import Points
@@ -129,23 +128,6 @@ def test_a_difference_is_named(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert (replay.differs, found["record"]["iteration"]) == (True, 23)
     said = capsys.readouterr().err
     assert said.startswith("the records differ, first at iteration 24, mode train: train/loss: 2.5 -> "), said
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["0"], "iteration: '0' is not the number of an iteration"),
-        ([""], "iteration: '' is not the number of an iteration"),
-        (["39"], "iteration: the run has only 38 iterations"),
-        (["5", "engine.max_epoch=1"], "engine.max_epoch: there is no such option"),
-    ],
-)
-def test_mistakes(run: Path, words: list[str], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        Replay(run, words[0], words[1:]).run(Distributed())
-    assert message in str(caught.value)
-    with pytest.raises(UserError, match="is not a run directory"):
-        Replay(run / "checkpoints", "1", [])
 
 
 # Many iterations, of many kinds of runs. ------------------------------------------------------------------------------

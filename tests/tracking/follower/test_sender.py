@@ -1,10 +1,11 @@
-"""The process of a follower, with messages as the training process sends them."""
+"""The process of a sender, with messages as the training process sends them."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking import cursor as cursors
 from hydraloop.tracking import link
 from hydraloop.tracking.cursor import Cursor, path_of
-from hydraloop.tracking.spawning import HANGS, LEFT, spawn
+from hydraloop.tracking.starting import HANGS, LEFT, spawn
 from hydraloop.tracking.tracker import Finish
 from tests.tracking.mlflow.server import silent_server
 from tests.tracking.runs import TENSORBOARD, described_run, log_records
@@ -32,31 +33,55 @@ PATIENCE = 60.0
 FINISH = {"finish": {"status": "finished", "error": None, "exit_code": 0}}
 
 
-def _first(**more: Any) -> dict[str, Any]:
-    return {**link.first_message(TENSORBOARD, {"flush_timeout": 30.0}), **more}
+def _first(run_dir: Path, **more: Any) -> dict[str, Any]:
+    first = link.first_message(TENSORBOARD, {"flush_timeout": 30.0})
+    return {**first, "run_dir": str(run_dir), "name": NAME, **more}
+
+
+class Training:
+    """A training process with a sender, as a context."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._connection, theirs = socket.socketpair()
+        log = run_dir / "tracking" / f"{NAME}.log"
+        log.parent.mkdir(exist_ok=True)
+        with theirs, log.open("ab") as errors:
+            pipes = (theirs.fileno(), errors.fileno(), errors.fileno())
+            self.sender = spawn("hydraloop.tracking.sender", str(run_dir), NAME, pipes=pipes)
+        self.lines = self._connection.makefile("rb")
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lines.close()
+        self._connection.close()
+        self.sender.wait(PATIENCE)
+
+    def tell(self, *messages: dict[str, Any]) -> None:
+        """Send messages."""
+        self._connection.sendall(b"".join(map(_line, messages)))
+
+    def exit(self) -> None:
+        """Close the sender's input, as the end of the process does."""
+        self._connection.shutdown(socket.SHUT_WR)
+
+    def heard(self) -> dict[str, Any]:
+        """The next message of the sender."""
+        return dict(json.loads(self.lines.readline()))
 
 
 def _line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _said(output: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in output.splitlines()]
-
-
-def _follower(run_dir: Path) -> subprocess.Popen[bytes]:
-    log = run_dir / "tracking" / f"{NAME}.log"
-    log.parent.mkdir(exist_ok=True)
-    with log.open("ab") as errors:
-        pipes = (subprocess.PIPE, subprocess.PIPE, errors.fileno())
-        return spawn("hydraloop.tracking.process", str(run_dir), NAME, pipes=pipes)
-
-
-def _followed(run_dir: Path, *messages: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
-    """Send all messages at once. Returns the exit code and the process's messages."""
-    with _follower(run_dir) as process:
-        output, _ = process.communicate(b"".join(map(_line, messages)), timeout=PATIENCE)
-    return process.returncode, _said(output)
+def _sent(run_dir: Path, *messages: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+    """Send all messages at once. Returns the exit code, and the sender's messages except for the last one."""
+    with Training(run_dir) as training:
+        training.tell(*messages)
+        heard = [json.loads(line) for line in training.lines]
+        code = training.sender.wait(PATIENCE)
+    return code, [message for message in heard if message["kind"] != "ended"]
 
 
 @pytest.mark.slow
@@ -64,31 +89,25 @@ def test_a_long_line_may_come_in_pieces(tmp_path: Path) -> None:
     described_run(tmp_path)
     log_records(tmp_path, 3)
     long = _line({"finish": {"status": "failed", "error": "x" * 300_000, "exit_code": 1}})
-    with _follower(tmp_path) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(_line(_first()) + _line({"say": "begin"}))
-        process.stdin.flush()
-        assert json.loads(process.stdout.readline())["kind"] == "opened"
+    with Training(tmp_path) as training:
+        training.tell(_first(tmp_path), {"say": "begin"})
+        assert training.heard()["kind"] == "opened"
         for start in range(0, len(long), 70_000):
-            process.stdin.write(long[start : start + 70_000])
-            process.stdin.flush()
-        assert process.wait(PATIENCE) == 0
+            training._connection.sendall(long[start : start + 70_000])
+        assert training.heard() == {"kind": "ended", "code": 0}
     cursor = Cursor.load(tmp_path, NAME)
     assert cursor is not None
     assert (cursor.sent, cursor.finished) == (3, True)
 
 
 def test_one_that_hangs_ends_with_its_time(tmp_path: Path) -> None:
-    """The training process exits while the follower hangs: it reads a pipe without a writer."""
+    """The training process exits while the sender hangs: it reads a pipe without a writer."""
     described_run(tmp_path)
     os.mkfifo(tmp_path / FILENAME)
-    with _follower(tmp_path) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(_line(_first(flush_timeout=0.2)) + _line({"say": "begin"}))
-        process.stdin.close()
-        assert process.wait(PATIENCE) == HANGS
+    with Training(tmp_path) as training:
+        training.tell(_first(tmp_path, flush_timeout=0.2), {"say": "begin"})
+        training.exit()
+        assert training.sender.wait(PATIENCE) == HANGS
 
 
 def test_another_tracker_of_the_same_name_gets_all_records(tmp_path: Path) -> None:
@@ -96,7 +115,7 @@ def test_another_tracker_of_the_same_name_gets_all_records(tmp_path: Path) -> No
     log_records(tmp_path, 5)
     (tmp_path / "tracking").mkdir(exist_ok=True)
     Cursor("wandb", {}, offset=10, index=3).save(tmp_path, NAME)
-    code, said = _followed(tmp_path, _first(), {"say": "begin"}, FINISH)
+    code, said = _sent(tmp_path, _first(tmp_path), {"say": "begin"}, FINISH)
     assert code == 0
     assert [message["text"] for message in said if message["kind"] == "remark"] == [
         f"the tracker was wandb and is {TENSORBOARD} now: all records are sent again"
@@ -118,13 +137,10 @@ def test_what_cannot_be_imported_is_reported_before_the_run_begins(
 ) -> None:
     if content is not None:
         (tmp_path / f"{module}.py").write_text(content)
-    with _follower(tmp_path) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(_line(_first(kind=f"{module}.Mine", folders=[str(tmp_path)])))
-        process.stdin.flush()
-        said = json.loads(process.stdout.readline())
-        assert process.wait(PATIENCE) == LEFT
+    with Training(tmp_path) as training:
+        training.tell(_first(tmp_path, kind=f"{module}.Mine", folders=[str(tmp_path)]))
+        said = training.heard()
+        assert training.sender.wait(PATIENCE) == LEFT
     assert said["kind"] == "trouble"
     assert said["text"].startswith(why)
 
@@ -146,13 +162,12 @@ assert os.environ["WANDB_ERROR_REPORTING"] == "false"
     subprocess.run([sys.executable, "-c", check], timeout=PATIENCE, check=True)
 
 
-def test_no_secret_is_in_the_followers_own_file(tmp_path: Path) -> None:
+def test_no_secret_is_in_the_senders_own_file(tmp_path: Path) -> None:
     """The error names the run directory, which has a password as its name here."""
     run_dir = tmp_path / "kQ81sdf7Zp02"
     (run_dir / "tracking" / "run.json").mkdir(parents=True)
-    code, _ = _followed(
-        run_dir, _first(options={"password": run_dir.name, "flush_timeout": 30.0}), {"say": "begin"}, FINISH
-    )
+    options = {"password": run_dir.name, "flush_timeout": 30.0}
+    code, _ = _sent(run_dir, _first(run_dir, options=options), {"say": "begin"}, FINISH)
     assert code == 1
     written = (run_dir / "tracking" / f"{NAME}.log").read_text()
     assert "IsADirectoryError" in written
@@ -163,7 +178,7 @@ def test_no_secret_is_in_the_followers_own_file(tmp_path: Path) -> None:
 _WRITES = """
 import logging, sys, threading, traceback
 from hydraloop.safety.secrets import remember
-from hydraloop.tracking.process import log_to_stderr
+from hydraloop.tracking.masked_output import log_to_stderr
 
 secret = "kQ81sdf" + "7Zp02"
 remember({"password": secret})
@@ -200,19 +215,17 @@ def test_whatever_a_process_writes_is_masked() -> None:
 
 
 _ORPHANS = """
-import subprocess, sys, time
+import os, signal, sys
 from pathlib import Path
-from hydraloop.tracking.spawning import spawn
-from tests.tracking.follower import test_process as test
+from tests.tracking.follower import test_sender as test
 
 run_dir = Path(sys.argv[1])
-process = test._follower(run_dir)
-process.stdin.write(test._line(test._first()) + test._line({"say": "begin"}))
-process.stdin.flush()
-process.stdout.readline()
-process.send_signal(19)
-print(process.pid, flush=True)
-process.returncode = 0
+training = test.Training(run_dir)
+training.tell(test._first(run_dir), {"say": "begin"})
+training.heard()
+training.sender.send_signal(signal.SIGSTOP)
+print(training.sender.pid, flush=True)
+os._exit(0)
 """
 
 
@@ -221,15 +234,13 @@ def test_a_follower_waits_for_whoever_is_sending(tmp_path: Path) -> None:
     described_run(tmp_path)
     log_records(tmp_path, 2)
     with cursors.lock_of(tmp_path, NAME):  # as `sync.py` does
-        code, (said,) = _followed(tmp_path, _first(flush_timeout=3.0), {"say": "begin"}, FINISH)
+        code, (said,) = _sent(tmp_path, _first(tmp_path, flush_timeout=3.0), {"say": "begin"}, FINISH)
         assert (code, said["kind"]) == (HANGS, "remark")
         assert "`python -m hydraloop sync`" in said["text"]
-        process = _follower(tmp_path)
-        assert process.stdin is not None
-        process.stdin.write(_line(_first()) + _line({"say": "begin"}) + _line(FINISH))
-        process.stdin.flush()
-    with process:
-        assert process.wait(PATIENCE) == 0
+        training = Training(tmp_path)
+        training.tell(_first(tmp_path), {"say": "begin"}, FINISH)
+    with training:
+        assert training.sender.wait(PATIENCE) == 0
     cursor = Cursor.load(tmp_path, NAME)
     assert cursor is not None
     assert (cursor.sent, cursor.finished) == (2, True)
