@@ -28,10 +28,9 @@ IS_1_3 = is_1_3(hydra.__version__)
 BASE: dict[str, Any] = {"version_base": "1.3"} if IS_1_3 else {}
 """An argument of every function that starts Hydra; 1.4 has removed it."""
 
-_PLUGINS = "hydra._internal.core_plugins"
 HARMLESS = (
-    f"{_PLUGINS}.basic_launcher.BasicLauncher",
-    f"{_PLUGINS}.basic_sweeper.BasicSweeper",
+    "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+    "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     "hydra.experimental.callbacks.LogJobReturnCallback",
     "hydraloop.cli.console.ConsoleHandler",
     "hydraloop.cli.console.MaskingFormatter",
