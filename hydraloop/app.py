@@ -21,6 +21,7 @@ from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan, show
 from hydraloop.cli.hydra_targets import check_search_path
+from hydraloop.commands.parser import listing
 from hydraloop.errors import Terminated, UserError, printable
 from hydraloop.launch import torchrun
 from hydraloop.launch.checks import check_options
@@ -37,7 +38,12 @@ if TYPE_CHECKING:
 
 
 def main(
-    *, config_path: str = "conf", config_name: str = "config", trusted: Sequence[str] = (), folder: Path | None = None
+    *,
+    config_path: str = "conf",
+    config_name: str = "config",
+    trusted: Sequence[str] = (),
+    folder: Path | None = None,
+    hydra_sections: bool = False,
 ) -> None:
     """Train, or show what the command line asks for, and exit.
 
@@ -49,11 +55,13 @@ def main(
         config_name: the primary config in it, without `.yaml`.
         trusted: packages whose classes a config may name in `_target_`, in addition to the allowlist's own.
         folder: used instead of the calling file's folder. A config may name the Python files in it.
+        hydra_sections: whether config files may set all options of Hydra. By default, the others must be typed.
     """
     folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
     gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run
     ALLOWLIST.trust_folder(folder)
     ALLOWLIST.trust(trusted)
+    ALLOWLIST.hydra_sections = hydra_sections
     ALLOWLIST.advice = ALLOWLIST.advice or IN_MAIN
     if torchrun.is_several():
         torchrun.keep_quiet()
@@ -119,7 +127,7 @@ class _App:
 
                 sweep.run_received(composer, self._jobs())
             if args.help:
-                return show(format_help(composer, " ".join(environment.command())))
+                return show(format_help(composer, " ".join(environment.command()), listing()))
             if args.dry_run:
                 return show(format_plan(check_command(args, composer).cfg))
             if arguments.is_for_hydra(args):

@@ -31,7 +31,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("hydraloop", "hydra_plugins", "tests", "conf", "my_project", "scripts", "train.py", "pyproject.toml")
+COPIED = ("hydraloop", "tests", "conf", "my_project", "scripts", "train.py", "pyproject.toml")
 SECONDS = 300
 """Time limit for a hook's tests. A mutant that does not end counts as killed."""
 NO_END = "no end within"

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 import hydraloop
-from hydraloop.data.python_sources import SEPARATOR
 from hydraloop.errors import UserError
-from hydraloop.models import GPT
+from hydraloop.examples import GPT
+from hydraloop.examples.python_sources import SEPARATOR
 from hydraloop.run.directory import run_of
 
 BYTES = 256

@@ -9,7 +9,7 @@ import pytest
 import hydraloop
 from tests.config.composed import REPOSITORY
 
-DIGITS = "{_target_:hydraloop.data.Digits,split:train}"
+DIGITS = "{_target_:hydraloop.examples.Digits,split:train}"
 MISTAKES: dict[str, tuple[str, str]] = {
     # command line: (key, remedy)
     "+hooks.mine._target_=my_project.hooks.MyHok": ("hooks.mine._target_", "Did you mean MyHook"),
@@ -25,7 +25,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "hooks=weight_norm +hooks.weight_norm.digts=3": ("hooks.weight_norm.digts", "Did you mean digits?"),
     "data.train.root=/nonexistent": ("data.train.root", "Name the folder with digits.csv.gz"),
-    "data.train._target_=hydraloop.data.Digit": ("data.train._target_", "Did you mean Digits?"),
+    "data.train._target_=hydraloop.examples.Diabets": ("data.train._target_", "Did you mean Diabetes"),
     "data.train.split=trian": ("data.train.split", "Use train, val, test."),
     "+data.train.foo=1": ("data.train.foo", "root"),
     "experiment=spirals data.train.samples=0": ("data.train", ""),

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import hydraloop
-from hydraloop.cli import arguments, hydra_targets
+from hydraloop.cli import arguments
 from hydraloop.optim import avoid_dynamo
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.public_targets import is_public
@@ -57,7 +57,7 @@ def _hydras_callbacks() -> None:
 
 
 def _hydras_plugins() -> None:
-    assert all(get_class(target) for target in hydra_targets._OF_HYDRA)
+    assert all(get_class(target) for target in hydra_versions.HARMLESS if "hydra." in target)
 
 
 def _hydras_overrides() -> None:

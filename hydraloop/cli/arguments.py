@@ -10,7 +10,7 @@ from pathlib import Path
 from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, ValueType
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import OverrideParseException
 
 from hydraloop.errors import UserError
@@ -157,6 +157,7 @@ def _with_empty_list(override: Override) -> str:
 
 
 def _is_plain_list(override: Override) -> bool:
-    if override.value_type is not ValueType.SIMPLE_CHOICE_SWEEP or not isinstance(override._value, ChoiceSweep):
+    values = override.value()
+    if not isinstance(values, ChoiceSweep) or not values.simple_form:
         return False
-    return all(isinstance(choice, str) for choice in override._value.list)
+    return all(isinstance(choice, str) for choice in values.list)

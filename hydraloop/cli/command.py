@@ -75,6 +75,7 @@ def compose_job(
     *,
     trains: bool = False,
     compose: Callable[[Sequence[str]], DictConfig] | None = None,
+    limits_files: bool = True,
 ) -> DictConfig:
     """Return the config of one job, with the node `hydra`, composed and checked.
 
@@ -82,6 +83,7 @@ def compose_job(
         typed: the lines that the user typed. A job of a sweep also has lines of a config file. None: all.
         trains: as of `validate`.
         compose: a faster way to compose the job of a sweep. None: that of the composer.
+        limits_files: whether to refuse options of Hydra that a config file may not set.
 
     Raises:
         UserError: a mistake in the overrides, the config files, or the order of hooks.
@@ -89,7 +91,7 @@ def compose_job(
     _check_groups(arguments.parse(lines), composer)
     cfg = explained(compose or composer.compose, lines, composer)
     remember_names(cfg)
-    check_hydra_node(cfg, lines if typed is None else typed)
+    check_hydra_node(cfg, lines if typed is None else typed, limits_files=limits_files)
     validate(cfg, trains=trains)
     return cfg
 
@@ -123,11 +125,13 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         raise UserError(f"{shown} is not an option", key=group, remedy=remedy)
 
 
-def check_hydra_node(cfg: DictConfig, lines: Sequence[str]) -> None:
+def check_hydra_node(cfg: DictConfig, lines: Sequence[str], *, limits_files: bool = True) -> None:
     """Refuse what Hydra would call or write for a config, unless it is allowed or `lines` has typed it."""
     keys = keys_of(lines)
-    hydra_targets.check_hydra(cfg, keys)
-    config_file_limits.check_limits(cfg, keys)
+    hydra = config_file_limits.written(cfg, "hydra")
+    if limits_files:
+        config_file_limits.check_limits(hydra, keys)
+    hydra_targets.check_targets(hydra)
     for key in ("run", "sweep", "job.env_set"):  # the whole node would take 10 ms
         check_interpolations(OmegaConf.select(cfg.hydra, key), f"hydra.{key}.")
 

@@ -16,6 +16,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from hydraloop.cli.config_file_limits import check_overrides
 from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError
 from hydraloop.run.directory import run_id
@@ -48,6 +49,7 @@ class Composer:
                 check_search_path(self._name, overrides)
                 with _variables_set():
                     found = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
+                check_overrides(found, overrides)
             except Exception as error:
                 found = error
             self._last = dict([*self._last.items(), (key, found)][-2:])
@@ -60,7 +62,9 @@ class Composer:
         check_search_path(self._name, overrides)
         loader = GlobalHydra.instance().config_loader()
         with _variables_set():
-            return loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
+            cfg = loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
+        check_overrides(cfg, overrides)
+        return cfg
 
     def options(self, group: str) -> list[str]:
         """Return the options of a config group."""

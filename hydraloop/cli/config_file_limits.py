@@ -1,23 +1,28 @@
-"""Refuse options in config files that could run code or overwrite files.
+"""What a config file may set in Hydra's own section: a short list. Everything else must be typed.
 
-A config can come from anywhere, but a command line only from the user. So environment variables and parameters of
-submitit outside a list, and files outside the run directory, are accepted only if their key is typed:
-`++hydra.job.env_set.NAME=value`.
+A config file can come from anywhere, but a command line only from the user. A config file may choose directories, log
+files in the run directory, some environment variables and the values of a sweep. `hydraloop.main(hydra_sections=True)`
+lets config files set all of Hydra's options.
 """
 
 from __future__ import annotations
 
-import os
+import dataclasses
+import functools
 import posixpath
 import re
-from collections.abc import Collection, Iterator
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PureWindowsPath
 from typing import Any
 
+from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.schemas.root import HYDRA_SETTINGS
 
 _VARIABLES = """
     CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES
@@ -55,26 +60,64 @@ commands or send mail."""
 _SUBMITIT_VALUE = re.compile(r"[\w.,:=+@*&|()\[\]/-]+")
 """Without line breaks, which submitit would write into the job's shell script, and without interpolations."""
 
+_FREE = ("mode", "run.dir", "sweep.dir", "sweep.subdir", "job.name", "searchpath")
+"""Options of Hydra that a config file may set to any value here; `check_search_path` and `check_sweep_subdir` look at
+some."""
+_SET_BY_HYDRA = ("runtime.", "overrides.", "job.config_name", "job.override_dirname", "job.id", "job.num")
+"""Hydra replaces what a config file sets here; for `overrides`, see `check_overrides`."""
+_CHOICES = "hydra.runtime.choices."
+"""Start of the keys that name the selected option of a group."""
+_AS_BASIC = {"hydra/launcher/pool": "hydra/launcher/basic", "hydra/sweeper/hydraloop": "hydra/sweeper/basic"}
+"""hydraloop's launcher and sweeper have the options of Hydra's own."""
+_FILES_OF_USERS = ("main", "command-line")
+"""Hydra's names for the project's config folder and --config-dir."""
+_LOG_FILE = re.compile(r"(job|hydra)_logging\.handlers\.[^.]+\.filename")
 _OUTPUT_DIR = re.compile(r"\$\{hydra[.:]runtime\.output_dir\}/")
 _JOB_NUMBER = re.compile(r"\$\{hydra[.:]job\.num\}")
 _JOB_NAME = re.compile(r"\$\{hydra[.:]job\.name\}")
 
 
-def check_limits(cfg: DictConfig, typed: Collection[str]) -> None:
-    """Refuse variables and files that were not typed on the command line.
+def check_limits(hydra: Any, typed: Collection[str]) -> None:
+    """Refuse options of Hydra that a config file may not set. A composer has to be open.
+
+    Values are compared as written, because `${now:}` and others have another value in the run.
 
     Args:
-        cfg: with the node `hydra`.
+        hydra: the node, as `written` returns it.
         typed: keys that the command line sets.
+
+    Raises:
+        UserError: names the key.
     """
-    raw: Any = OmegaConf.to_container(cfg, resolve=False)
-    hydra = raw.get("hydra")
-    if not isinstance(hydra, dict):
+    _check_sweep_subdir(hydra)
+    if ALLOWLIST.hydra_sections:
         return
-    _check_environment(hydra.get("job"), typed)
-    if "hydra.output_subdir" not in typed:
-        _check_output_subdir(hydra.get("output_subdir"))
-    _check_sweep_subdir(hydra.get("sweep"))
+    options = list(leaves(hydra, "hydra"))
+    chosen = {key.removeprefix(_CHOICES): name for key, name in options if key.startswith(f"{_CHOICES}hydra/")}
+    defaults, by_key = _defaults(tuple(chosen.items())), dict(options)
+    for key, value in options:
+        option = key.removeprefix("hydra.")
+        is_given = key in typed or (key in defaults and defaults[key] == value)
+        problem = None if is_given or "[" in key else _problem(option, value, by_key)
+        if problem is not None:
+            simple = "null" if value is None else str(value)
+            shown = simple if re.fullmatch(r"[\w./-]+", simple) else "…"
+            raise UserError(
+                problem,
+                key=key,
+                remedy=f"Type it on the command line: {shlex.quote(f'++{key}={shown}')}\n"
+                "  To let config files set all options of Hydra: hydraloop.main(hydra_sections=True) in train.py",
+            )
+
+
+def check_overrides(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse `hydra.overrides` in a config file: Hydra would append what was typed.
+
+    Args:
+        cfg: as Hydra has composed it from `overrides`.
+    """
+    if len(cfg.hydra.overrides.hydra) + len(cfg.hydra.overrides.task) != len(overrides):
+        raise UserError("a config file may not set this", key="hydra.overrides", remedy="Remove it from the file.")
 
 
 def check_submitit(cfg: DictConfig, typed: Collection[str]) -> None:
@@ -86,12 +129,10 @@ def check_submitit(cfg: DictConfig, typed: Collection[str]) -> None:
     """
     if "submitit" in ALLOWLIST.packages:
         return
-    section = "sweep.submitit"
-    raw: Any = OmegaConf.to_container(cfg, resolve=False)
-    sweep = raw.get("sweep")  # an interpolation, as written, is refused below
-    for key, value in _values(sweep.get("submitit") if isinstance(sweep, dict) else sweep, section):
+    section, sweep = "sweep.submitit", written(cfg, "sweep")  # an interpolation, as written, is refused
+    for key, value in leaves(sweep.get("submitit") if isinstance(sweep, dict) else sweep, section):
         is_harmless = key.removeprefix(f"{section}.") in _SUBMITIT and _SUBMITIT_VALUE.fullmatch(str(value))
-        if key not in typed and not (value is None or is_harmless):
+        if "[" not in key and key not in typed and not (value is None or is_harmless):
             raise UserError(
                 f"a config file may not set this to {value!r}: only harmless parameters, as plain numbers and words",
                 key=key,
@@ -99,74 +140,92 @@ def check_submitit(cfg: DictConfig, typed: Collection[str]) -> None:
             )
 
 
-def check_file(path: object, key: str, job: Any) -> None:
-    """Refuse a log file that is not in the run directory, or whose name does not end in `.log`.
+def written(cfg: DictConfig, name: str) -> Any:
+    """Return a node of a config as written: as plain containers, with interpolations. None if it does not exist."""
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    return raw.get(name)
+
+
+def leaves(node: object, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of each value in nested containers. A list is a value, and so is each entry of it."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from leaves(value, f"{key}.{name!s}")
+        return
+    yield key, node
+    if isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from leaves(value, f"{key}[{index}]")
+
+
+@functools.lru_cache(maxsize=8)
+def _defaults(choices: tuple[tuple[str, str | None], ...]) -> dict[str, Any]:
+    """Return Hydra's options by key without any config file of the user.
 
     Args:
-        path: as written. Allowed are `${hydra.runtime.output_dir}/` at the start, `${hydra.job.num}`, and
-            `${hydra.job.name}` if that name has no interpolation.
-        key: its full key, for the error.
-        job: `hydra.job`, as written.
-
-    Raises:
-        UserError: names the key.
+        choices: the selected options of Hydra's groups. Those that only a file of the user has are left out.
     """
-    text = str(path)
-    inside = _OUTPUT_DIR.match(text)
-    rest = _JOB_NUMBER.sub("0", text[inside.end() :] if inside else "/")
-    name = str(job.get("name")) if isinstance(job, dict) else "${}"
-    rest = posixpath.normpath(_JOB_NAME.sub(lambda found: name, rest).replace("\\", "/"))
-    if "${" in rest or rest.startswith(("/", "../")) or PureWindowsPath(rest).drive or not rest.endswith(".log"):
-        problem = "may be a file outside the run directory" if text.endswith(".log") else "is refused"
-        raise UserError(
-            f"{text} {problem}",
-            key=key,
-            remedy="In a config file, name one in the run directory that ends in .log: "
-            f"${{hydra.runtime.output_dir}}/name.log. Any other path must be typed on the command line: {key}=…",
-        )
+    loader = GlobalHydra.instance().config_loader()
+    sources = [source for source in loader.get_sources() if source.provider not in _FILES_OF_USERS]
+    found = dict(leaves(dataclasses.asdict(HydraConf()), "hydra"))
+    for group, name in choices:
+        option = _AS_BASIC.get(f"{group}/{name}", f"{group}/{name}")
+        loaded = next((source.load_config(option) for source in sources if source.is_config(option)), None)
+        if loaded is not None:
+            package = loaded.header.get("package") or group.replace("/", ".")
+            found.update(leaves(OmegaConf.to_container(loaded.config, resolve=False), package))
+    found.update(leaves(HYDRA_SETTINGS, "hydra"))
+    return found
 
 
-def _values(node: object, key: str) -> Iterator[tuple[str, object]]:
-    """Yield (key, value as written) of each value in nested mappings."""
-    if not isinstance(node, dict):
-        yield key, node
-        return
-    for name, value in node.items():
-        yield from _values(value, f"{key}.{name!s}")
+def _problem(option: str, value: Any, by_key: Mapping[str, Any]) -> str | None:
+    """Return why a config file may not set an option of Hydra to a value; None if it may.
+
+    Args:
+        option: without `hydra.`.
+        by_key: all options, as written.
+    """
+    if option in _FREE or option.startswith(_SET_BY_HYDRA):
+        return None
+    if option == "output_subdir":
+        is_own = value is None or (value.startswith(".hydra") and ".." not in value.split("/") and "${" not in value)
+        return None if is_own else f"{value} could hold a config.yaml that the run would overwrite; use .hydra"
+    if option.startswith("job.env_set."):
+        name = option.removeprefix("job.env_set.")
+        if name in ENVIRONMENT or name in by_key["hydra.job.env_copy"]:  # Hydra copies the value from the shell
+            return None
+        return "a config file may not set this environment variable, which could run code or send credentials"
+    if option.startswith("sweeper.params."):
+        return "an interpolation is refused here, because its value was not checked" if "${" in str(value) else None
+    if _LOG_FILE.fullmatch(option):
+        problem = "may be a file outside the run directory, or is no log; use ${hydra.runtime.output_dir}/name.log"
+        return None if _is_log_in_run(str(value), str(by_key.get("hydra.job.name", "${"))) else f"{value} {problem}"
+    return "a config file may not set this option of Hydra"
 
 
-def _check_environment(job: Any, typed: Collection[str]) -> None:
-    variables = job.get("env_set") if isinstance(job, dict) else job
-    if variables is not None and not isinstance(variables, dict):
-        raise UserError(
-            f"{variables} is not a mapping", key="hydra.job.env_set", remedy="Write NAME: value for each variable."
-        )
-    copied = job.get("env_copy") if isinstance(job, dict) else None
-    for name, value in (variables or {}).items():
-        key = f"hydra.job.env_set.{name}"
-        as_it_is = isinstance(copied, list) and name in copied and os.environ.get(name) == value
-        if name not in ENVIRONMENT and key not in typed and not as_it_is:
-            raise UserError(
-                "a config file may not set this environment variable, which could run code or send credentials",
-                key=key,
-                remedy=f"Set it in the shell before you start ({name}=…), or type ++{key}=… on the command line.",
-            )
+def _is_log_in_run(path: str, job_name: str) -> bool:
+    """Return whether a file as written is in the run directory and ends in `.log`.
+
+    `${hydra.job.num}` may be in its name, and so may `${hydra.job.name}` if that has no interpolation.
+    """
+    inside = _OUTPUT_DIR.match(path)
+    if inside is None:
+        return False
+    rest = _JOB_NAME.sub(lambda found: job_name, _JOB_NUMBER.sub("0", path[inside.end() :]))
+    return "${" not in rest and not _leads_out(rest) and rest.endswith(".log")
 
 
-def _check_output_subdir(folder: Any) -> None:
-    if folder is not None and ("${" in folder or ".." in folder.split("/") or not folder.startswith(".hydra")):
-        raise UserError(
-            f"{folder} could hold a config.yaml that the run would overwrite",
-            key="hydra.output_subdir",
-            remedy="In a config file, use .hydra. Any other folder must be typed: hydra.output_subdir=…",
-        )
+def _leads_out(path: str) -> bool:
+    """Return whether a relative path, of any operating system, leads out of its folder."""
+    normal = posixpath.normpath(path.replace("\\", "/"))
+    return normal.startswith("/") or normal.split("/")[0] == ".." or bool(PureWindowsPath(normal).drive)
 
 
-def _check_sweep_subdir(sweep: Any) -> None:
+def _check_sweep_subdir(hydra: Any) -> None:
     """Refuse a job's folder outside its sweep, typed or not. Other folders are checked when they are made."""
+    sweep = hydra.get("sweep") if isinstance(hydra, dict) else None
     subdir, base = (str(sweep.get(name)) for name in ("subdir", "dir")) if isinstance(sweep, dict) else ("", "")
-    path = posixpath.normpath(subdir.removeprefix(f"{base.rstrip('/')}/").replace("\\", "/"))
-    if path.startswith("/") or path.split("/")[0] == ".." or PureWindowsPath(path).drive:
+    if _leads_out(subdir.removeprefix(f"{base.rstrip('/')}/")):
         raise UserError(
             f"{subdir} is outside the sweep's directory, where a job could overwrite another run",
             key="hydra.sweep.subdir",

@@ -60,23 +60,6 @@ Examples
   {command} resume outputs/<run> engine.max_epochs=30        continue a run with its options
 """
 
-COMMANDS = """\
-Commands for runs and sweeps
-  python -m hydraloop resume <run>     continue a run with its saved config
-  python -m hydraloop evaluate <run>   print the metrics of a finished run; --help lists the arguments
-  python -m hydraloop predict <run>    write its predictions
-  python -m hydraloop export <run>     write its model
-  python -m hydraloop replay <run> iteration=<n>
-                                       rebuild it at an iteration, and compare it with its records
-  python -m hydraloop diff <run> <run> print what differs between two runs
-  python -m hydraloop status <folder>  print how a sweep or a run is doing
-  python -m hydraloop attach <folder>  show it until it ends
-  python -m hydraloop results <sweep>  print its results, and write results.csv and results.json
-  python -m hydraloop logs <folder> [job]
-                                       print what a job, a run or a controller has printed; -f follows it
-  python -m hydraloop stop <folder>    let it save and end, and end all of its processes
-  python -m hydraloop sync <folder>    send trackers the records that they do not have"""
-
 
 def show(text: str) -> None:
     """Print a text, of which the reader may leave the rest (`| head`)."""
@@ -102,11 +85,12 @@ def format_plan(cfg: DictConfig) -> str:
     )
 
 
-def format_help(composer: Composer, command: str) -> str:
+def format_help(composer: Composer, command: str, commands: str) -> str:
     """Return the help text.
 
     Args:
         command: as it is shown in the examples, `python train.py`.
+        commands: the list of commands for runs and sweeps.
     """
     parts = [
         _HEAD.format(command=command),
@@ -121,7 +105,7 @@ def format_help(composer: Composer, command: str) -> str:
         _options("Options of FSDP2 (distributed.fsdp.wrap=[Block])", FSDPConf),
         _options("Weights to start a part of the model from (init.checkpoint=…)", InitConf),
         _EXAMPLES.format(command=command),
-        COMMANDS,
+        commands,
     ]
     return "\n".join(parts).rstrip()
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import hydra
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
@@ -34,7 +34,16 @@ def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
     """
     with read_write(cfg.hydra):
         cfg.hydra.mode = RunMode.RUN
-    with _errors_raised(), hydra_versions.allowing():
+    errors: list[Exception] = []
+
+    def run(task: DictConfig) -> None:
+        try:
+            _masked(job)(task)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    with hydra_versions.allowing():
         hydra_versions.configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
         callbacks = Callbacks(cfg)
         callbacks.on_run_start(config=cfg, config_name=name)
@@ -42,7 +51,7 @@ def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
         try:
             with hydra_versions.log_configured():
                 returned = run_job(
-                    task_function=_masked(job),
+                    task_function=run,
                     config=cfg,
                     job_dir_key="hydra.run.dir",
                     job_subdir_key=None,
@@ -50,7 +59,8 @@ def run_composed(job: Job, cfg: DictConfig, name: str) -> None:
                 )
         finally:
             callbacks.on_run_end(config=cfg, config_name=name, job_return=returned)
-        _ = returned.return_value  # raises the job's error
+    for error in errors:  # Hydra's `return_value` would raise it too, but also print a line
+        raise error
 
 
 def run_composed_job(job: Job, cfg: DictConfig, task: DictConfig, run_dir: Path) -> Any:
@@ -137,30 +147,14 @@ def quoted(path: Path) -> str:
 def _errors_raised() -> Iterator[None]:
     """Make Hydra raise errors, instead of printing them without their traceback and exiting.
 
-    This is what HYDRA_FULL_ERROR=1 does. Hydra still prints one line, which is left out: hydraloop reports the error.
+    This is what HYDRA_FULL_ERROR=1 does.
     """
-    before, stderr = os.environ.get(FULL_ERROR), sys.stderr
+    before = os.environ.get(FULL_ERROR)
     os.environ[FULL_ERROR] = "1"
-    sys.stderr = _WithoutLine(stderr, "Error executing job with overrides:")
     try:
         yield
     finally:
-        sys.stderr = stderr
         if before is None:
             del os.environ[FULL_ERROR]
         else:
             os.environ[FULL_ERROR] = before
-
-
-class _WithoutLine:
-    """A text stream that drops texts that begin with `start`."""
-
-    def __init__(self, stream: TextIO, start: str) -> None:
-        self._stream = stream
-        self._start = start
-
-    def write(self, text: str) -> int:
-        return len(text) if text.startswith(self._start) else self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

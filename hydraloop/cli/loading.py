@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from hydraloop.errors import UserError
 from hydraloop.parts import Parts
 from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.run.directory import checkpoint_folders, holds_run
-from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.run.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
 from hydraloop.tasks.task import Task
@@ -139,11 +138,11 @@ def checkpoint_of(run_dir: Path, wanted: str | Path) -> Path:
 
 
 def _best(run_dir: Path, folders: Sequence[Path]) -> Path | None:
-    try:
-        best = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))["best"]
-        return None if best is None else Path(best["checkpoint"])
-    except (FileNotFoundError, ValueError, KeyError):  # killed, or still training
-        files = [file for folder in folders for file in folder.glob(f"best_*{SUFFIX}") if PUBLISHED not in file.stem]
+    result = Result.read(run_dir)
+    if result is not None:
+        return None if result.best is None else Path(result.best.checkpoint)
+    # It was killed, or is still training.
+    files = [file for folder in folders for file in folder.glob(f"best_*{SUFFIX}") if PUBLISHED not in file.stem]
     if len(files) > 1:
         problem = f"the run has not ended, and has several best checkpoints: {', '.join(file.name for file in files)}"
         raise UserError(problem, key="checkpoint", remedy=f"Name one: checkpoint={files[0].name}.")

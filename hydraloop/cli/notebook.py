@@ -51,7 +51,7 @@ def compose(
     trust = folder, _listed(trusted), from_python("compose")
     with ALLOWLIST.trusting(*trust), opened(folder / config_path, config_name) as composer:
         lines, _ = arguments.with_hook_lists(_listed(overrides))
-        cfg = compose_job(lines, composer)
+        cfg = compose_job(lines, composer, limits_files=False)  # Hydra runs nothing here
     with open_dict(cfg):
         del cfg["hydra"]
     typed.remember(cfg, typed.keys_of(lines))

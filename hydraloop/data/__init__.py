@@ -1,26 +1,15 @@
-"""Data sets that fit in memory, their order, and loaders that can resume inside an epoch."""
+"""Data in memory, and loaders of sets with indices and of streams, which can resume inside an epoch."""
 
 from __future__ import annotations
 
-from hydraloop.data.augmented import Augmented
+from functools import partial
+
 from hydraloop.data.collate import Tokenize
-from hydraloop.data.diabetes import Diabetes
-from hydraloop.data.digits import Digits
 from hydraloop.data.in_memory import InMemoryDataset
 from hydraloop.data.map_style_loader import GlobalBatchLoader, build_loader
-from hydraloop.data.python_sources import PythonSources
 from hydraloop.data.sampler import EpochSampler
+from hydraloop.moved_names import find_moved
 
-Loader = GlobalBatchLoader  # its name in earlier versions, without a place in `__all__`
+__all__ = ["EpochSampler", "GlobalBatchLoader", "InMemoryDataset", "Tokenize", "build_loader"]
 
-__all__ = [
-    "Augmented",
-    "Diabetes",
-    "Digits",
-    "EpochSampler",
-    "GlobalBatchLoader",
-    "InMemoryDataset",
-    "PythonSources",
-    "Tokenize",
-    "build_loader",
-]
+__getattr__ = partial(find_moved, __name__)

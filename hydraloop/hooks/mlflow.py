@@ -55,6 +55,7 @@ class MLflowLoggerHook(TrackerHook):
 
     kind = MLFLOW
     library = "mlflow"
+    shares_sender = True
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
 

@@ -48,6 +48,7 @@ class TensorBoardLoggerHook(TrackerHook):
 
     kind = TENSORBOARD
     library = "tensorboard"
+    shares_sender = True
 
     def __init__(
         self,

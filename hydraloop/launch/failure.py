@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 from hydraloop.errors import PeerError, Terminated, UserError, interrupt
 from hydraloop.run import atomic
-from hydraloop.run.result import describe, outcome, signal_of
+from hydraloop.run.result import Result, describe, signal_of
 from hydraloop.safety.secrets import mask_text
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
@@ -183,8 +183,9 @@ class Ended:
     @classmethod
     def with_result(cls, run_dir: Path) -> Self:
         """Make the end of a job that has written `result.json` without an error: it is complete, or was preempted."""
-        value, preempted_by = outcome(run_dir)
-        return cls(value, None if preempted_by is None else Requeue(preempted_by))
+        result = Result.read(run_dir)
+        assert result is not None
+        return cls(result.value, None if result.preempted_by is None else Requeue(result.preempted_by))
 
     @classmethod
     def by(cls, failure: Failure) -> Self:

@@ -23,7 +23,7 @@ from hydraloop.launch.job import Job
 from hydraloop.launch.rank_training import Training
 from hydraloop.launch.termination import TerminationHandler
 from hydraloop.run import attempts
-from hydraloop.run.result import ResultFile, has_diverged
+from hydraloop.run.result import Result, ResultFile
 from hydraloop.run.resume import Resumed
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import typed_options
@@ -93,13 +93,15 @@ class Jobs:
                 try:
                     return self.train(cfg, run_dir, None, typed=typed)
                 except Exception:
-                    if HydraConfig.get().sweeper._target_ in ACCEPT_NAN and has_diverged(run_dir):
+                    result = Result.read(run_dir)
+                    if HydraConfig.get().sweeper._target_ in ACCEPT_NAN and result is not None and result.has_diverged:
                         return math.nan
                     raise
 
         with ExitStack() as locks:
             directory, overrides = settle_sweep(command, locks)
             try:
+                trackers.share_senders()
                 trackers.begin(directory)
                 hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
             except BaseException as error:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from hydraloop.models.gpt import GPT
+from functools import partial
+
 from hydraloop.models.mlp import MLP
 from hydraloop.models.small_cnn import SmallCNN
+from hydraloop.moved_names import find_moved
 
-__all__ = ["GPT", "MLP", "SmallCNN"]
+__all__ = ["MLP", "SmallCNN"]
+
+__getattr__ = partial(find_moved, __name__)

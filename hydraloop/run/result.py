@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import math
 import re
+import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT, Signals
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from hydraloop.errors import Terminated
 from hydraloop.run import atomic
@@ -16,6 +20,8 @@ from hydraloop.run.config_yaml import plain
 from hydraloop.safety.secrets import mask_text
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Status = Literal["finished", "failed", "stopped", "interrupted"]
 
@@ -78,6 +84,40 @@ class Result:
     """`commit` of the folder in which the run was started, `dirty`: whether tracked files differed from it, and if so
     `patch`: the checksum of `code.patch`."""
 
+    @classmethod
+    def read(cls, run_dir: Path, *, earlier: str | None = None) -> Self | None:
+        """Return the contents of the file; None if there is no file, or no complete one.
+
+        Args:
+            earlier: the `digest` of a file that an earlier attempt has written. That file is not read.
+        """
+        try:
+            content = (run_dir / FILENAME).read_bytes()
+            found = {name: value for name, value in json.loads(content).items() if name in cls.__slots__}
+            if earlier in _digests(content) or found["status"] not in get_args(Status):
+                return None
+            found["best"] = _with_number(Best, found.get("best"))
+            found["objective"] = _with_number(Objective, found.get("objective"))
+            found |= {name: _numbers(found.get(name) or {}) for name in ("val_metrics", "test_metrics")}
+            return cls(**found)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    @property
+    def value(self) -> float | None:
+        """What a sweep optimizes."""
+        return None if self.objective is None else self.objective.value
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the run has failed with NaN as its objective."""
+        return self.status == "failed" and self.value is not None and math.isnan(self.value)
+
+    @property
+    def preempted_by(self) -> str | None:
+        """What has preempted the run, which is to be continued; None if it has ended."""
+        return self.reason.removeprefix(PREEMPTED) if self.status == "interrupted" and self.reason is not None else None
+
     def write(self, run_dir: Path) -> None:
         """Write the file atomically; secrets in the error are masked.
 
@@ -103,12 +143,14 @@ class ResultFile:
 
     def has(self, error: BaseException) -> bool:
         """Return whether this attempt has written the error."""
-        return _outcome(error).items() <= self._written().items()
+        written = self._written()
+        return written is not None and (written.status, written.error) == _outcome(error)
 
     @property
     def is_complete(self) -> bool:
         """Whether this attempt has written how the run has ended, and not an error."""
-        return self._written().get("error", "") is None
+        written = self._written()
+        return written is not None and written.error is None
 
     def set_error(self, error: BaseException) -> None:
         """Write the error into the file: rank 0 may have written nothing, or only that it lost another rank.
@@ -116,17 +158,16 @@ class ResultFile:
         On a full disk, this is only logged.
         """
         if not self.has(error):
+            status, text = _outcome(error)
             try:
-                Result(**{**self._written(), **_outcome(error)}).write(self._path.parent)
+                replace(self._written() or Result(status), status=status, error=text).write(self._path.parent)
             except OSError as late:
                 log.error("%s cannot be written: %s", FILENAME, describe(late))
 
-    def _written(self) -> dict[str, Any]:
-        """Return what this attempt has written; empty if it has not written the file."""
-        if not self._path.exists() or self._path.read_bytes() == self._before:
-            return {}
-        found: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-        return found
+    def _written(self) -> Result | None:
+        """Return what this attempt has written; None if it has not written the file."""
+        earlier = None if self._before is None else _digests(self._before)[0]
+        return Result.read(self._path.parent, earlier=earlier)
 
     def put_back(self) -> None:
         """Move the file to the attempt's folder and restore the earlier one; a new run keeps its file.
@@ -142,24 +183,25 @@ class ResultFile:
         atomic.write_bytes(self._path, self._before)
 
 
-def outcome(run_dir: Path) -> tuple[float | None, str | None]:
-    """Return the value of the objective, and what has preempted the run.
-
-    From the `result.json` of a run without an error.
-    """
-    result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
-    preempted_by = result["reason"].removeprefix(PREEMPTED) if result["status"] == "interrupted" else None
-    objective = result["objective"]
-    return None if objective is None else float(objective["value"]), preempted_by
-
-
-def has_diverged(run_dir: Path) -> bool:
-    """Return whether the run has failed with NaN as its objective; False if its file could not be written."""
+def digest(run_dir: Path) -> str | None:
+    """Return a checksum of the file, which tells later whether it was replaced; None if there is no file."""
     try:
-        result = json.loads((run_dir / FILENAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return result["status"] == "failed" and (result["objective"] or {}).get("value") == "nan"
+        return _digests((run_dir / FILENAME).read_bytes())[0]
+    except OSError:
+        return None
+
+
+def _digests(content: bytes) -> tuple[str, str]:
+    """Return the checksum of a file, and the one that trackers of an earlier version have noted for it."""
+    return f"{zlib.crc32(content):08x}", hashlib.sha256(content).hexdigest()[:16]
+
+
+def _with_number(kind: type[T], found: Mapping[str, Any] | None) -> T | None:
+    return None if found is None else kind(**{**found, "value": float(found["value"])})
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in found.items()}
 
 
 def shortened(text: str, most: int) -> str:
@@ -193,9 +235,8 @@ def signal_of(described: str) -> int:
     return 0 if found is None else Signals[found[1]]
 
 
-def _outcome(error: BaseException) -> dict[str, Any]:
-    status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-    return {"status": status, "error": mask_text(describe(error))}
+def _outcome(error: BaseException) -> tuple[Status, str]:
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", mask_text(describe(error))
 
 
 def _masked(text: str | None) -> str | None:

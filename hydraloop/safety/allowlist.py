@@ -71,6 +71,8 @@ class Allowlist:
         self._of_configs: dict[int, tuple[Path, Sequence[str], Advice]] = {}  # by `id`, while the config exists
         self.advice: Advice | None = None
         """How the user can trust a package, for messages. None: by an argument of `compose`."""
+        self.hydra_sections = False
+        """Whether config files may set all options of Hydra."""
 
     def trust_folder(self, folder: Path) -> None:
         """Allow the Python files under the caller's folder, except virtual environments and runs in it."""

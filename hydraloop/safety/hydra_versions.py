@@ -17,17 +17,36 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError
 
-IS_1_3 = hydra.__version__.startswith("1.3")
+
+def is_1_3(version: str) -> bool:
+    """Return whether a version of Hydra has the interface of 1.3; a release candidate of 1.4 has that of 1.4."""
+    major, minor = version.split(".")[:2]
+    return (int(major), int(minor)) < (1, 4)
+
+
+IS_1_3 = is_1_3(hydra.__version__)
+
 
 BASE: dict[str, Any] = {"version_base": "1.3"} if IS_1_3 else {}
 """An argument of every function that starts Hydra; 1.4 has removed it."""
 
-_LOGGING = [
+_PLUGINS = "hydra._internal.core_plugins"
+HARMLESS = (
+    f"{_PLUGINS}.basic_launcher.BasicLauncher",
+    f"{_PLUGINS}.basic_sweeper.BasicSweeper",
+    "hydra.experimental.callbacks.LogJobReturnCallback",
     "hydraloop.cli.console.ConsoleHandler",
     "hydraloop.cli.console.MaskingFormatter",
-    *("logging.FileHandler", "logging.StreamHandler", "logging.handlers.*"),
-]
-"""Classes that a logging section may name."""
+    *(f"colorlog.{name}" for name in ("ColoredFormatter", "LevelFormatter", "TTYColoredFormatter")),
+    "colorlog.formatter.ColoredFormatter",
+    "logging.Filter",
+    *(f"logging.{name}" for name in ("StreamHandler", "FileHandler", "NullHandler")),
+    *(f"logging.handlers.{name}Handler" for name in ("RotatingFile", "TimedRotatingFile", "WatchedFile", "Memory")),
+)
+"""Classes that Hydra's own sections may name: those of Hydra and of hydraloop, and log handlers that only write files.
+
+Other plugins have options that run code: submitit's `setup`, optuna's `custom_search_space`. PickleJobInfoCallback
+writes the config with its secrets into a pickle file."""
 _CHECKED: set[str] = set()
 """Callbacks and log handlers in Hydra's own sections that have passed the allowlist."""
 
@@ -48,12 +67,12 @@ def main_options() -> dict[str, Any]:
 
 
 def _whitelist() -> dict[str, Any]:
-    return {} if IS_1_3 else {"execution_whitelist": [*_LOGGING, *_CHECKED]}
+    return {} if IS_1_3 else {"execution_whitelist": [*HARMLESS, *_CHECKED]}
 
 
 def allowing() -> AbstractContextManager[Any]:
     """In the body, Hydra 1.4 makes what Hydra's own sections name."""
-    return nullcontext() if IS_1_3 else cast(Any, hydra.utils).execution_whitelist([*_LOGGING, *_CHECKED])
+    return nullcontext() if IS_1_3 else cast(Any, hydra.utils).execution_whitelist([*HARMLESS, *_CHECKED])
 
 
 def context(config_loader: ConfigLoader, callbacks: Any) -> HydraContext:

@@ -34,7 +34,7 @@ from hydraloop.run import atomic, attempts, environment
 from hydraloop.run.config_yaml import dumped
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine
-from hydraloop.run.result import describe
+from hydraloop.run.result import describe, digest
 from hydraloop.run.resume import newest_checkpoint
 from hydraloop.safety.secrets import mask_overrides, mask_text, masked
 from hydraloop.sweeps import states
@@ -42,7 +42,6 @@ from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Worker
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.states import JobState
-from hydraloop.tracking.sweeps import share_followers
 from hydraloop.validate import hydra_config
 
 _FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")
@@ -82,9 +81,6 @@ class SweepJob(Worker):
             if module.partition(".")[0] in ("hydraloop", "torch"):
                 with suppress(ImportError, AttributeError):  # reported by the job
                     getattr(import_module(module), name)
-        axes = self._directory.description.axes.axes
-        typed = [line for axis in axes for value in axis.values for line in value]
-        share_followers(self._directory.path, [*typed, *map(str, [*self._command.cfg.hooks])])
 
     def run(self, request: Request) -> int:
         """Run a job, unless another process has it. Returns the exit code."""
@@ -127,7 +123,8 @@ class SweepJob(Worker):
             pid=os.getpid(),
             began=time.time(),
             seconds=before.seconds,
-            earlier_result=states.result_checksum(self._directory.run_dir(before)),
+            iterations=before.iterations,
+            earlier_result=digest(self._directory.run_dir(before)),
             gpus=request.gpus or (),
         )
         states.write(folder, state, flush=False)

@@ -13,16 +13,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from hydraloop.run import atomic, lock, result
+from hydraloop.run import atomic, lock
 from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.directory import checkpoint_folders
+from hydraloop.run.result import FILENAME as RESULT
+from hydraloop.run.result import PREEMPTED, Best, Result
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "pruned"]
 """`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep
@@ -72,14 +72,23 @@ class JobState:
     """The best checkpoint, else the newest; relative to the run directory."""
     total: int | None = None
     """Iterations of the whole run, for its progress."""
+    iterations: int = 0
+    """Completed iterations when an attempt last wrote its result."""
     earlier_result: str | None = None
-    """Checksum of `result.json` when the attempt began: such a file is not the outcome of this attempt."""
+    """Digest of `result.json` when the attempt began: such a file is not the outcome of this attempt."""
     gpus: tuple[str, ...] = ()
 
     @property
     def is_over(self) -> bool:
         """Whether the job has an outcome. An interrupted job has none yet."""
         return self.state in ("finished", "failed", "stopped", "pruned")
+
+    @property
+    def preempted_by(self) -> str | None:
+        """What has preempted the job, which has saved: the name of a signal, or a time limit. None if nothing has."""
+        reason = self.reason or ""
+        is_preempted = self.state == "interrupted" and reason.startswith(PREEMPTED)
+        return reason.removeprefix(PREEMPTED) if is_preempted else None
 
     @property
     def has_diverged(self) -> bool:
@@ -111,33 +120,23 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
     atomic.write_text(folder / FILENAME, text + "\n", flush=flush)
 
 
-def result_checksum(run_dir: Path) -> str | None:
-    """Return the checksum of `result.json`; None if the file does not exist."""
-    try:
-        return f"{zlib.crc32((run_dir / result.FILENAME).read_bytes()):08x}"
-    except OSError:
-        return None
-
-
 def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
     """Return the end of an attempt by its `result.json`, which a job writes before its state.
 
     None if the attempt has not written that file.
     """
-    try:
-        if result_checksum(run_dir) == state.earlier_result:
-            return None
-        found = json.loads((run_dir / result.FILENAME).read_bytes())
-        ended = (run_dir / result.FILENAME).stat().st_mtime
-        told = {"state": found["status"], "error": found["error"], "reason": found["reason"]}
-        told["checkpoint"] = _checkpoint(found["best"], run_dir)
-        objective = found["objective"]
-        if objective is not None:
-            told |= {"metric": objective["metric"], "rule": objective["rule"], "value": float(objective["value"])}
-            told["step"] = objective["iteration"]
-    except (OSError, ValueError, TypeError, KeyError):
+    found = Result.read(run_dir, earlier=state.earlier_result)
+    if found is None:
         return None
-    return end(replace(state, **told), ended)
+    iterations = found.progress.get("iteration", state.iterations)
+    told = replace(state, state=found.status, error=found.error, reason=found.reason, iterations=iterations)
+    if found.objective is not None:
+        goal = found.objective
+        told = replace(told, metric=goal.metric, rule=goal.rule, value=goal.value, step=goal.iteration)
+    try:
+        return end(replace(told, checkpoint=_checkpoint(found.best, run_dir)), (run_dir / RESULT).stat().st_mtime)
+    except OSError:
+        return None
 
 
 def end(state: JobState, ended: float) -> JobState:
@@ -146,9 +145,9 @@ def end(state: JobState, ended: float) -> JobState:
     return replace(state, ended=ended, seconds=state.seconds + seconds)
 
 
-def _checkpoint(best: Mapping[str, Any] | None, run_dir: Path) -> str | None:
+def _checkpoint(best: Best | None, run_dir: Path) -> str | None:
     """Return the best checkpoint, else the newest, relative to the run directory."""
-    newest = candidates(*checkpoint_folders(run_dir))[:1] if best is None else [Path(best["checkpoint"])]
+    newest = candidates(*checkpoint_folders(run_dir))[:1] if best is None else [Path(best.checkpoint)]
     return os.path.relpath(newest[0], run_dir) if newest else None
 
 

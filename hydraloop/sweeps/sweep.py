@@ -34,6 +34,7 @@ from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.planning import Plan, SweepCommand
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
+from hydraloop.sweeps.source import Grid
 from hydraloop.tracking.sweeps import SweepTrackers
 from hydraloop.validate import hydra_config
 
@@ -64,21 +65,23 @@ def run(command: SweepCommand, jobs: Jobs, name: str) -> NoReturn:
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     options, lines = plan.options, Lines(directory)
+    trackers = SweepTrackers(axes=command.axes, jobs=directory.description.axes.count)
+    if options.executor != "submitit":  # Slurm ends what a job has started
+        trackers.share_senders()
     executor = _executor(
         SweepJob(directory, command, jobs, plan.grid), plan, spawned.Spawn(directory.path, command.overrides)
     )
     controller = Controller(
         directory,
         executor,
-        axes.lines,
+        Grid(axes, plan.environments(axes, directory.description.configs)),
         shares,
         lines,
-        environment=plan.environments(axes, directory.description.configs),
         max_retries=options.max_retries,
         stop_on_failure=options.on_failure == "stop",
         retry_failed=options.retry_failed,
     )
-    with _shown_to_others(controller, command, plan, name), watching(lines) as controller.watcher:
+    with _shown_to_others(controller, trackers, plan, name), watching(lines) as controller.watcher:
         if controller.left:
             executor.wait_ready()
         if background is not None:
@@ -107,10 +110,9 @@ def _executor(worker: SweepJob, plan: Plan, spawn: spawned.Spawn) -> Executor:
 
 
 @contextmanager
-def _shown_to_others(controller: Controller, command: Command, plan: Plan, name: str) -> Iterator[None]:
+def _shown_to_others(controller: Controller, trackers: SweepTrackers, plan: Plan, name: str) -> Iterator[None]:
     """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
     directory = controller.directory
-    trackers = SweepTrackers(axes=command.axes, jobs=directory.description.axes.count)
     callbacks = Callbacks(plan.master)
     callbacks.on_multirun_start(config=plan.master, config_name=name)
     try:

@@ -7,7 +7,6 @@ anything is written.
 from __future__ import annotations
 
 import getpass
-import hashlib
 import json
 import logging
 import secrets
@@ -29,7 +28,7 @@ from hydraloop.run.config_yaml import plain
 from hydraloop.run.environment import command, git_commit, versions
 from hydraloop.run.integrity import shards_of
 from hydraloop.run.processes import is_alive, started
-from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.run.result import Result, digest
 from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_command, mask_text, masked
 from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep
@@ -135,29 +134,16 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
 def ending(run_dir: Path, attempt: Attempt) -> Finish:
     """Return how an attempt ended whose process has exited: the status in `result.json`, else `killed`."""
     result = result_of(run_dir, attempt)
-    status = result.get("status")
-    return finish_of(status, result.get("error")) if status in [*EXIT_CODES] else finish_of("killed", None)
+    return finish_of(result["status"], result["error"]) if result else finish_of("killed", None)
 
 
 def result_of(run_dir: Path, attempt: Attempt) -> dict[str, Any]:
     """Return the contents of `result.json` if it belongs to an attempt, else an empty dict.
 
-    It does if its digest differs from that of the file that existed when the attempt began. Unlike times, digests also
-    work in a copy of the directory.
+    It does if it is not the file that existed when the attempt began.
     """
-    try:
-        result = json.loads((run_dir / RESULT_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return result if isinstance(result, dict) and result_digest(run_dir) != attempt.earlier_result else {}
-
-
-def result_digest(run_dir: Path) -> str | None:
-    """Return a digest of `result.json`, or None if the file does not exist."""
-    try:
-        return hashlib.sha256((run_dir / RESULT_FILE).read_bytes()).hexdigest()[:16]
-    except OSError:
-        return None
+    result = Result.read(run_dir, earlier=attempt.earlier_result)
+    return {} if result is None else cast(dict[str, Any], plain(asdict(result)))
 
 
 def finish_of(status: Any, error: str | None) -> Finish:
@@ -279,7 +265,7 @@ def _attempt(engine: Engine, run_dir: Path, number: int) -> Attempt:
         began=time.time(),
         pid=getpid(),
         started=started(getpid()),
-        earlier_result=result_digest(run_dir),
+        earlier_result=digest(run_dir),
         patch=None if patch is None else str(patch.relative_to(run_dir)),
         samples=samples,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,8 +21,8 @@ from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor, sync_command
 from hydraloop.tracking.link import Link
-from hydraloop.tracking.spawning import is_shared
-from hydraloop.tracking.tracker import Finish
+from hydraloop.tracking.starting import SENDERS
+from hydraloop.tracking.tracker import Finish, Sweep
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -59,6 +60,8 @@ class TrackerHook(Hook):
     """Dotted path of the `Tracker` class, which the follower imports. The allowlist must permit it."""
     library: ClassVar[str | None] = None
     """Package that the tracker imports. If it is not installed, a warning before training says so."""
+    shares_sender: ClassVar[bool] = False
+    """Whether one process may serve several jobs of a sweep, each in a thread."""
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
     on_error = "warn"
@@ -91,18 +94,17 @@ class TrackerHook(Hook):
             )
         self._begun = self._logged = False
         on_error = engine.calls.on_error(self.name)
-        sweep = description.sweep_of(engine.run_dir)
-        in_sweep = False
-        if sweep is not None and sweep.ended is None:
-            in_sweep = is_shared() or (sweep.host == socket.gethostname() and is_ancestor(sweep.pid, sweep.started))
-        self._leaves = self._background or in_sweep
+        sweep = _sweep_that_waits(engine.run_dir)
+        self._leaves = self._background or sweep is not None
+        is_shared = self.shares_sender and engine.distributed.world_size == 1  # ranks have other variables
         self._link = Link(
             engine.run_dir,
             self.name,
             self.kind,
             self._options,
             training_continues=on_error != "raise",
-            forked=in_sweep and engine.distributed.world_size == 1,  # otherwise, each job has new processes
+            waits=not self._leaves,
+            sweep=sweep if is_shared else None,
             trust=engine.messages.read("trust"),
         )
         if self._is_installed():
@@ -220,6 +222,14 @@ class TrackerHook(Hook):
         if link.is_alive():
             return f"{text}; the rest is being sent, for up to {self._flush_timeout:g} s"
         return f"{text}; {sync_command(run_dir, [self.kind])} sends the rest"
+
+
+def _sweep_that_waits(run_dir: Path) -> Sweep | None:
+    """Return the sweep of a job whose controller runs, and waits for the senders of its jobs."""
+    sweep = description.sweep_of(run_dir) if SENDERS in os.environ else None
+    if sweep is None or sweep.ended is not None or sweep.host != socket.gethostname():
+        return None
+    return sweep if is_ancestor(sweep.pid, sweep.started) else None
 
 
 def _ending(engine: Engine) -> Finish:

@@ -1,4 +1,4 @@
-"""Link: the training side of a follower. It starts the process, reads its messages in a thread, and ends it in time."""
+"""Link: the training side of a sender. It starts the process, reads its messages in a thread, and ends it in time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -17,13 +18,13 @@ from hydraloop.run.processes import started
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_text, masked
-from hydraloop.tracking.spawning import HANGS, LEFT, MARGIN, Child, ForkServer, fork_server
-from hydraloop.tracking.tracker import FOLDER, Finish
+from hydraloop.tracking.starting import HANGS, LEFT, MARGIN, OTHER, Sender, log_of
+from hydraloop.tracking.tracker import Finish, Sweep
 
 log = logging.getLogger(__name__)
 
 _PAUSES = (0.0, 1.0, 10.0)
-"""Seconds before each restart of a follower that has died, for example because memory or the disk was short. Then it is
+"""Seconds before each restart of a sender that has died, for example because memory or the disk was short. Then it is
 given up."""
 _DELIVERY = 2.0
 """Seconds until the messages are written to a process that is starting, at most."""
@@ -34,12 +35,13 @@ SENDING: list[Link] = []
 
 
 def first_message(kind: str, options: Mapping[str, Any], trust: Trust | None = None) -> dict[str, Any]:
-    """Return what a follower is sent first: through a pipe, because the options may contain a password.
+    """Return what a sender is told first: through a socket, because the options may contain a password.
 
     Args:
         trust: the folders and packages in which the tracker may be. None: those that this process trusts now.
     """
     folders, packages = trust or (ALLOWLIST.folders, ALLOWLIST.packages)
+    training = (os.getpid(), started(os.getpid()))
     return {
         "kind": kind,
         "options": options,
@@ -48,17 +50,20 @@ def first_message(kind: str, options: Mapping[str, Any], trust: Trust | None = N
         "secrets": secret_names(),
         "folders": folders,
         "trusted": packages,
-        "training": (os.getpid(), started(os.getpid())),
+        "training": training,
+        "owner": training,
+        "waits": True,
         "environment": dict(os.environ),
         "cwd": str(Path.cwd()),
     }
 
 
 class Link:
-    """Starts a follower, restarts it if it dies, logs its messages, and ends it in time.
+    """Starts a sender, restarts it if it dies, logs its messages, and ends it in time.
 
-    Only `until_opened`, `wait` and `leave` wait, in bounded time. After the run's end, the follower has `flush_timeout`
-    seconds. With `forked`, it is forked from a process that the jobs of a sweep share.
+    Only `until_opened`, `wait` and `leave` wait, in bounded time. After the run's end, the sender has `flush_timeout`
+    seconds. With `waits=False`, it also has the time to import its library, because this process leaves it. If `sweep`
+    is given, its jobs share the sender.
     """
 
     def __init__(
@@ -69,28 +74,31 @@ class Link:
         options: Mapping[str, Any],
         *,
         training_continues: bool = True,
-        forked: bool = False,
+        waits: bool = True,
+        sweep: Sweep | None = None,
         trust: Trust | None = None,
     ) -> None:
         self.run_dir, self.name = run_dir, name
-        self._flush_timeout, self._forked = options["flush_timeout"], forked
+        self._flush_timeout, self._sweep = options["flush_timeout"], sweep
         self._suffix = "; training continues, the records stay in the run directory" if training_continues else ""
-        self._errors = run_dir / FOLDER / f"{name}.log"
-        self._child: Child | None = None
-        self._first = first_message(kind, options, trust)
+        self._sender: Sender | None = None
+        self._first = {**first_message(kind, options, trust), "run_dir": str(run_dir.absolute()), "name": name}
+        self._first["waits"] = waits
+        if sweep is not None:  # its end may kill the sender; the end of this process may not
+            self._first["owner"] = (sweep.pid, sweep.started)
         self._messages: list[Mapping[str, Any] | None] = [self._first]
-        """All messages, for each process that is started; None after the last one."""
+        """All messages, for each sender that is started; None after the last one."""
         self._warned = self._over = self._left = False
         self._deadline = 0.0
         self._changed = threading.Condition()
-        """Held while the process is replaced or sent a message, so that no message is lost."""
+        """Held while the sender is replaced or sent a message, so that no message is lost."""
         self.trouble: str | None = None
         """What does not work now; None if everything works."""
         self.died: str | None = None
-        """Why the last process ended early; None if the service has opened the run since."""
+        """Why the last sender ended early; None if the service has opened the run since."""
         self.opened = False
         """Whether the service has opened the run."""
-        self._thread = threading.Thread(target=self._run, name=f"follower of {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"sender of {name}", daemon=True)
 
     def start(self) -> None:
         """Start the process, which imports its library while the run is prepared."""
@@ -102,7 +110,7 @@ class Link:
         self._warn(f"{problem}{self._suffix}")
 
     def begin(self) -> None:
-        """Let the follower open the run. Called when the run is described and its log is cut."""
+        """Let the sender open the run. Called when the run is described and its log is cut."""
         self._say({"say": "begin"})
 
     def until_opened(self, seconds: float) -> bool:
@@ -112,14 +120,14 @@ class Link:
         return self.opened
 
     def finish(self, finish: Finish) -> None:
-        """Tell the follower how the run ended. It has `flush_timeout` seconds from now. Later calls have no effect."""
+        """Tell the sender how the run ended. It has `flush_timeout` seconds from now. Later calls have no effect."""
         with self._changed:
             if not self._told:
                 self._deadline = monotonic() + self._flush_timeout
                 self._say({"finish": asdict(finish)}, None)
 
     def wait(self) -> None:
-        """Wait until the follower has ended, at most until its deadline, then kill it."""
+        """Wait until the sender has ended, at most until its deadline, then kill it."""
         if not self.is_alive():
             return
         self._thread.join(timeout=max(0.0, self._deadline + MARGIN + 0.5 - monotonic()))
@@ -129,91 +137,114 @@ class Link:
         self._thread.join(timeout=1.0)  # a process that waits for a broken disk cannot be killed
 
     def leave(self) -> None:
-        """Let the follower send the rest while this process continues, or exits. Its troubles are not logged."""
+        """Let the sender send the rest while this process continues, or exits. Its troubles are not logged."""
         self._left = True
         SENDING[:] = [*(link for link in SENDING if link.is_alive() or link.trouble is not None), self]
         with self._changed:
-            self._changed.wait_for(lambda: self._child is not None or not self.is_alive(), timeout=_DELIVERY)
-            child = self._child
+            self._changed.wait_for(lambda: self._sender is not None or not self.is_alive(), timeout=_DELIVERY)
+            child = self._sender
         if child is not None:
             child.delivered(_DELIVERY)
 
     def is_alive(self) -> bool:
-        """Return whether the follower is running, or is restarted."""
+        """Return whether the sender is running, or is restarted."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Kill the follower now."""
+        """Kill the sender now."""
         with self._changed:
             self._over = True
-            if self._child is not None:
-                self._child.kill()
+            if self._sender is not None:
+                self._sender.kill()
             self._changed.notify_all()
 
     def _say(self, *messages: Mapping[str, Any] | None) -> None:
         with self._changed:
             self._messages += messages
-            if self._child is not None:
+            if self._sender is not None:
                 for message in messages:
-                    self._child.tell(message)
+                    self._sender.tell(message)
             self._changed.notify_all()
 
     @property
     def _told(self) -> bool:
-        """Whether the follower was told how the run ended."""
+        """Whether the sender was told how the run ended."""
         return self._messages[-1] is None
 
     def _run(self) -> None:
-        """Start the follower, and restart it if it dies early; runs in the thread."""
-        problem = self._follow(fork_server(self._first, self._errors) if self._forked else None)
+        """Start the sender, and restart it if it dies early; runs in the thread."""
+        problem = self._be_served()
         for pause in _PAUSES:
             if problem is not None:
                 self.died = problem
                 self._warn(f"{problem} and is restarted{'' if self._told else self._suffix}")
                 with self._changed:
                     self._changed.wait_for(lambda: self._over or self._told, timeout=pause)
-                problem = self._follow()
+                problem = self._be_served()
         if problem is not None:
             with self._changed:
-                self.trouble = f"{problem} again and is given up, see {shown(self._errors)}"
+                self.trouble = f"{problem} again and is given up, see {shown(self._log)}"
                 self._warned = False  # the first warning has announced a restart
                 self._changed.notify_all()
             self._warn(f"{self.trouble}{self._suffix}")
 
-    def _follow(self, server: ForkServer | None = None) -> str | None:
-        """Run one process from its start to its end. Returns what happened if it ended early."""
+    def _be_served(self) -> str | None:
+        """Talk to one sender from its start to its end. Returns what happened if it ended early."""
         try:
-            child = Child(self.run_dir, self.name, self._errors, server)
+            sender = self._started()
         except OSError as error:
             return f"its process could not be started ({error})"
         with self._changed:
             for message in self._messages:
-                child.tell(message)
+                sender.tell(message)
             if self._over:
-                child.kill()
-            self._child = child
+                sender.kill()
+            self._sender = sender
             self._changed.notify_all()
-        for message in child.messages():
-            self._hear(message)
-        code = child.ended()
-        if code == HANGS:
-            self._hangs()
+        outcome = None
+        for message in sender.messages():
+            if message["kind"] == "ended":
+                outcome = message["code"]
+            else:
+                self._hear(message)
+        code = sender.close()
+        outcome = code if outcome is None else outcome
         with self._changed:
-            self._child = None
-            gives_up = self.trouble is not None  # it has said why
-            if self._over or (code in (0, LEFT, HANGS) and (self._told or gives_up)):
-                return None
-        return self._follow() if code is None else self._problem(code)
+            self._sender = None
+        if outcome == OTHER:
+            self._sweep = None
+            return self._be_served()
+        if outcome == HANGS:
+            self._hangs()
+        gives_up = self.trouble is not None  # it has said why
+        if self._over or (outcome in (0, LEFT, HANGS) and (self._told or gives_up)):
+            return None
+        return self._problem(code)
+
+    def _started(self) -> Sender:
+        """Return the sender of the sweep, if jobs share one and that is possible here, else a new one of this run."""
+        if self._sweep is not None:
+            with suppress(OSError):
+                return Sender.of_sweep(self._sweep.folder, self.name)
+            self._sweep = None
+        return Sender.of_run(self.run_dir, self.name)
+
+    @property
+    def _log(self) -> Path:
+        """The file with the output of the sender."""
+        return log_of(self.run_dir if self._sweep is None else self._sweep.folder, self.name)
 
     def _hangs(self) -> None:
         self.trouble = f"no answer within {self._flush_timeout:g} s after the run's end"
         self._warn(self.trouble)
 
-    def _problem(self, code: int) -> str:
-        """Say why the process has ended: the signal, or the last line of its log."""
+    def _problem(self, code: int | None) -> str:
+        """Say why the sender has ended: the signal, or the last line of its log."""
+        if code is None:
+            return f"its process has ended, see {shown(self._log)},"
         if code < 0:
             return f"its process was killed by {signal.Signals(-code).name}"
-        lines = self._errors.read_text(encoding="utf-8", errors="replace").split("\n") if self._errors.exists() else []
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n") if self._log.exists() else []
         last = next((line for line in reversed(lines) if line.strip()), "")
         return f"its process ended with exit code {code}" + (f" ({last.strip()[:300]})" if last else "")
 

@@ -1,27 +1,26 @@
 """The trackers of a sweep, as its controller sees them. Does not import torch.
 
-The controller marks the sweep's directory, and waits at the end for the followers that still send. The process that
-forks the jobs starts others that fork the followers. The followers of the jobs do the rest: they create the parent run,
-and tell it how their jobs ended.
+The controller marks the sweep's directory, and waits at the end for the senders that still send. The jobs start the
+senders, which do the rest: they create the parent run, and tell it how their jobs ended.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
+import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydraloop.run.processes import started
 from hydraloop.run.record_log import FILENAME, count
-from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import (
@@ -34,8 +33,8 @@ from hydraloop.tracking.cursor import (
 )
 from hydraloop.tracking.link import SENDING
 from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
-from hydraloop.tracking.spawning import MARGIN, close_fork_servers, share_fork_servers, spawn
-from hydraloop.tracking.tracker import FOLDER, OWN, Sweep, SweepEnding
+from hydraloop.tracking.starting import MARGIN, SENDERS, spawn
+from hydraloop.tracking.tracker import FOLDER, Sweep, SweepEnding
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +54,12 @@ class SweepTrackers:
     """Number of jobs."""
     ended: SweepEnding | None = "finished"
     """How the sweep has ended. None: another controller continues it."""
+    _senders: Path | None = None
+
+    def share_senders(self) -> None:
+        """Let jobs share senders, for which `end` waits. Called before processes for jobs are started."""
+        self._senders = Path(tempfile.mkdtemp(prefix="hydraloop-"))
+        os.environ[SENDERS] = str(self._senders)
 
     def begin(self, folder: Path) -> None:
         """Mark the sweep's directory. Called before the first job.
@@ -86,8 +91,10 @@ class SweepTrackers:
         except OSError as error:  # a full disk must not replace the result of the sweep
             log.warning("the end of the sweep is not recorded for trackers: %s", error)
         finally:
-            close_fork_servers()
             SENDING.clear()
+            if self._senders is not None:  # senders without a run end
+                shutil.rmtree(self._senders, ignore_errors=True)
+                os.environ.pop(SENDERS, None)
 
     def _end(self, folder: Path) -> None:
         sweep = description.read_sweep(folder)
@@ -98,19 +105,6 @@ class SweepTrackers:
             log.info("%s", page)
         if not _report(folder) and has_open_parent(folder):  # the last job has failed before it had a follower
             _sync(folder)
-
-
-def share_followers(folder: Path, lines: Iterable[str]) -> None:
-    """Start the processes that followers are forked from, in the process that forks the jobs of a sweep.
-
-    Args:
-        lines: overrides and hooks of the jobs. Trackers of hydraloop that they name are imported; the followers of
-            others are Python processes.
-    """
-    named = set(re.findall(r"\w+", " ".join(lines)))
-    about = {"folders": ALLOWLIST.folders, "trusted": ALLOWLIST.packages}
-    firsts = [{"kind": kind, **about} for name, kind in OWN.items() if name in named]
-    share_fork_servers(firsts, folder / FOLDER / "followers.log")
 
 
 def _wait(folder: Path) -> None:
@@ -130,7 +124,9 @@ def _wait(folder: Path) -> None:
         # The followers of jobs that other processes have trained have no link here.
         waiting = {one for one in waiting if (links[one].is_alive() if one in links else not _is_over(*one))}
     for one in waiting:
-        links[one].stop() if one in links else kill_hanging(*one)
+        if one in links:
+            links[one].stop()
+        kill_hanging(*one)
 
 
 def _report(folder: Path) -> bool:

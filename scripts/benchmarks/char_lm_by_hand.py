@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from hydraloop.data import PythonSources
-from hydraloop.models import GPT
+from hydraloop.examples import GPT, PythonSources
 
 IGNORED = -100
 

@@ -95,17 +95,12 @@ def test_the_order_is_not_checked_where_the_user_says_so() -> None:
             command.compose_job(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)
 
 
-COMMANDS = (
-    *("resume", "evaluate", "predict", "export", "replay", "diff"),
-    *("status", "attach", "results", "logs", "stop", "sync"),
-)
-
-
 def test_help_names_groups_options_flags_examples_and_commands() -> None:
     from hydraloop.cli.help import format_help
+    from hydraloop.commands.parser import COMMANDS, listing
 
     with composer() as opened:
-        text = format_help(opened, "python train.py")
+        text = format_help(opened, "python train.py", listing())
     for part in (
         "usage: python train.py",
         "--dry-run",

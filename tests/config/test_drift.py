@@ -17,8 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 import hydraloop.schemas
 from hydraloop.data import build_loader
 from hydraloop.data.loader_options import LoaderOptions, with_defaults
-from hydraloop.schemas.data import DigitsDataConf, LoaderConf
+from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.docs import field_docs
+from hydraloop.schemas.examples import DigitsDataConf
 from hydraloop.schemas.optimizer import AdamWConf
 from hydraloop.schemas.root import DEFAULT_HOOKS
 
@@ -51,7 +52,7 @@ def stored() -> dict[tuple[str, type], None]:
                     visit(group, node[key])
 
     for group, options in ConfigStore.instance().repo.items():
-        if isinstance(options, Mapping) and group not in ("hydra", "_dummy_empty_config_"):
+        if isinstance(options, Mapping) and group not in ("hydra", "experiment", "_dummy_empty_config_"):
             for option in options.values():
                 if not isinstance(option, Mapping):
                     visit(group, ConfigStore.instance().load(f"{group}/{option.name}").node)

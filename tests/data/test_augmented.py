@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from hydraloop.data import Augmented, Digits, InMemoryDataset, build_loader
+from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.errors import UserError
+from hydraloop.examples import Augmented, Digits
 
 
 def images(count: int = 4, side: int = 8) -> Tensor:

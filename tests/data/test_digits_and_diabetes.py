@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydraloop.data import Diabetes, Digits
-from hydraloop.data.split import SPLITS, stratified_split
 from hydraloop.errors import UserError
+from hydraloop.examples import Diabetes, Digits
+from hydraloop.examples.split import SPLITS, stratified_split
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_an_unknown_split_lists_the_known_ones() -> None:
 def test_loading_imports_no_sklearn() -> None:
     code = (
         "import sys\n"
-        "from hydraloop.data import Diabetes, Digits\n"
+        "from hydraloop.examples import Diabetes, Digits\n"
         "Digits('train'), Diabetes('train')\n"
         "assert 'sklearn' not in sys.modules\n"
     )

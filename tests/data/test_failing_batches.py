@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hydraloop.data import Digits, build_loader
+from hydraloop.data import build_loader
 from hydraloop.errors import UserError
+from hydraloop.examples import Digits
 from hydraloop.tasks import Regression
 from tests.data.loader_parts import Words, pad
 from tests.helpers import Recorder, make_engine

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydraloop.data import PythonSources, build_loader
-from hydraloop.data.python_sources import SEPARATOR, files_of
-from hydraloop.data.split import SPLITS
+from hydraloop.data import build_loader
 from hydraloop.errors import UserError
+from hydraloop.examples import PythonSources
+from hydraloop.examples.python_sources import SEPARATOR, files_of
+from hydraloop.examples.split import SPLITS
 
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 Make = Callable[[Mapping[str, bytes]], Path]

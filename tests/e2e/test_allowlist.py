@@ -66,13 +66,10 @@ EXPERIMENTS = {
         "      GIT_CONFIG_VALUE_0: ${hydra.runtime.cwd}/evil/git\n"
     ),
     "hydra.job.env_set.PATH": "hydra:\n  job:\n    env_set:\n      PATH: ${hydra.runtime.cwd}/evil\n",
-    "hydra.job_logging.handlers.x.filename": (
-        "hydra:\n  job_logging:\n    formatters:\n      x:\n        format: \"open('executed', 'w') # %(message)s\"\n"
-        "    handlers:\n      x:\n        class: logging.FileHandler\n        formatter: x\n"
-        "        filename: evil_log.py\n"
-        "    root:\n      handlers: [console, x]\n"
+    "hydra.job_logging.handlers.file.filename": (
+        "hydra:\n  job_logging:\n    handlers:\n      file: {filename: evil_log.py}\n"
     ),
-    "hydra.job_logging.handlers.file.filename": (  # the directory is written without the last / in the run
+    "hydra.job_logging.formatters.full.format": (  # the directory is written without the last / in the run
         "hydra:\n  run: {dir: evil2/}\n  job_logging:\n    sel: {evil2/: b.log, evil2: ../evil_log.py}\n"
         "    formatters: {full: {format: \"open('executed', 'w') # %(message)s\"}}\n"
         "    handlers:\n      file:\n"
@@ -161,10 +158,17 @@ def test_what_only_the_command_line_may_set(project: Project) -> None:
         ]
     )
     assert refused.code == 2
-    assert "type ++hydra.job.env_set.MY_OWN=" in refused.err
+    assert "++hydra.job.env_set.MY_OWN=1" in refused.err
     assert typed.code == swept.code == 0, typed.text + swept.text
     assert params.code == 2
     assert "hydra.job.env_set.MY_OWN" in params.err
+
+
+def test_the_program_may_let_config_files_set_all_options_of_hydra(project: Project) -> None:
+    project.write("conf/experiment/mine.yaml", "# @package _global_\nhydra: {job: {env_set: {MY_OWN: '1'}}}\n")
+    project.write("train.py", (project.path / "train.py").read_text().replace("main()", "main(hydra_sections=True)"))
+    done = project.train("experiment=mine", "--dry-run")
+    assert done.code == 0, done.text
 
 
 @pytest.mark.slow  # some seconds, of a rare case

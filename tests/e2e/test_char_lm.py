@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydraloop.data import PythonSources
+from hydraloop.examples import PythonSources
 from tests.e2e.projects import REPOSITORY, Project
 
 SAMPLE = REPOSITORY / "scripts" / "sample.py"
@@ -172,8 +172,8 @@ def test_paths_that_hold_no_such_model(
     (tmp_path / "empty").mkdir()
     for name, old, new in (
         ("cut", "", ""),
-        ("other", "hydraloop.models.GPT", "hydraloop.models.SmallCNN"),
-        ("refused", "hydraloop.models.GPT", "torch.load"),
+        ("other", "hydraloop.examples.GPT", "hydraloop.models.SmallCNN"),
+        ("refused", "hydraloop.examples.GPT", "torch.load"),
         ("larger", "width: 32", "width: 64"),
         ("words", "vocab_size: 256", "vocab_size: 999"),
     ):

@@ -16,10 +16,10 @@ from typing import Any
 import mlflow
 import pytest
 
+from hydraloop.commands.dispatch import run as command
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook, MLflowLoggerHook
-from hydraloop.tracking import sync
 from hydraloop.tracking.cursor import Cursor
 from tests.e2e.projects import REPOSITORY
 from tests.helpers import at, batches, make_engine
@@ -116,7 +116,7 @@ def test_sync_uses_the_server_of_the_run_and_not_of_the_environment(
     assert "; python -m hydraloop sync" in summary
     assert not cursor.finished
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert sync.main([str(folder / "run")]) == 1, "not sent to the database in this folder"
+    assert command(["sync", str(folder / "run")]) == 1, "not sent to the database in this folder"
     assert "0 of 4 records there; not all: " in (said := capsys.readouterr().out)
     assert "127.0.0.1:9" in said
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import hydraloop
-from hydraloop.data import Augmented, build_loader
+from hydraloop.data import build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
+from hydraloop.examples import Augmented
 from hydraloop.hooks.mode_switch import ModeSwitchHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY

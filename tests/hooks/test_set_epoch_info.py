@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 import hydraloop
-from hydraloop.data import Augmented, InMemoryDataset, build_loader
+from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.examples import Augmented
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from hydraloop.hooks.set_epoch_info import SetEpochInfoHook
 from hydraloop.tasks.task import Task

@@ -27,14 +27,14 @@ from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
-from hydraloop.optim import OneCycle, Schedule, Step
+from hydraloop.optim import Exponential, OneCycle, Schedule
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
 from tests.helpers import at, logged, summary
 from tests.hooks.tiny_runs import batches, bits, engine_of, model, same
 
-HALF = Step(1, gamma=0.5)
+HALF = Exponential(0.5)
 
 
 def hooks_of_a_record(**more: Hook) -> dict[str, Hook]:

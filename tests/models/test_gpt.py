@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.models import GPT
-from hydraloop.models.gpt import Block
+from hydraloop.examples import GPT
+from hydraloop.examples.gpt import Block
 from hydraloop.schemas.distributed import FSDPConf
 from tests.ranks import on_ranks
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hydraloop.data import Digits
+from hydraloop.examples import Digits
 from hydraloop.models import MLP, SmallCNN
 
 

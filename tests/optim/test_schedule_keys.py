@@ -11,7 +11,7 @@ import torch
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
 from hydraloop.errors import UserError
-from hydraloop.optim import Cosine, CosineRestart, Exponential, Linear, OneCycle, Schedule, Step
+from hydraloop.optim import Cosine, CosineRestart, Exponential, Linear, MultiStep, OneCycle, Schedule
 from hydraloop.schemas.scheduler import OPTIONS
 from tests.optim.scheduled import LRS, STEPS, apply, of, option, resumed, run, two_groups, values
 
@@ -95,7 +95,7 @@ def test_several_schedules_of_one_key_multiply(param: str) -> None:
     first = values(optimizer, key)[0]
     base = first[1] if isinstance(first, tuple) else first
     schedules = [
-        of("steps", Step(4, 0.5), optimizer, param=param),
+        of("steps", MultiStep(range(4, STEPS, 4), 0.5), optimizer, param=param),
         of("cosine", Cosine(), optimizer, param=param),
     ]
     for n, found in enumerate(run(optimizer, schedules, key=key)):

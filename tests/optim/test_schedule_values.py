@@ -107,7 +107,6 @@ CASES: list[tuple[str, dict[str, Any], Formula]] = [
     ("onecycle", {}, onecycle),
     ("plateau", {}, plateau),
     ("poly", {}, poly),
-    ("step", {"step_size": 4}, lambda n, lr: lr * 0.1 ** min(n // N // 4, 2)),
     ("warmup_cosine", {"min_lr_ratio": 0.1}, warmup_cosine),
     ("yolox", {}, yolox(1, 3)),
     ("yolox", {"warmup_iters": 3, "num_last_epochs": 2}, yolox(3 * N, 2 * N)),

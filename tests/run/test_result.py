@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -19,7 +20,7 @@ from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.launch.failure import Ended
 from hydraloop.run.environment import versions
-from hydraloop.run.result import Best, Result, ResultFile, describe
+from hydraloop.run.result import Best, Objective, Result, ResultFile, describe, digest
 from hydraloop.sweeps.states import JobState, ended_from_result
 from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, failing, make_engine
@@ -84,6 +85,28 @@ def test_the_objective_is_the_best_of_the_monitored_metric_or_the_last_of_it(
     written = _read(tmp_path)["objective"]
     assert {**written, "value": 0} == {"metric": metric, "rule": rule, "value": 0, "iteration": at}
     assert float(written["value"]) == pytest.approx(value, nan_ok=True)
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert Result.read(tmp_path) is None
+    best, objective = Best("loss", -math.inf, 3, "best.pth"), Objective("loss", "less", 0.5, 3)
+    written = Result("stopped", reason="enough", val_metrics={"loss": math.inf}, best=best, objective=objective)
+    written.write(tmp_path)
+    assert Result.read(tmp_path) == written
+    for old in ('{"status": "finished", "error": null, "of_an_older_version": 1}', '{"status": "failed"}'):
+        (tmp_path / "result.json").write_text(old)
+        assert Result.read(tmp_path) == Result(json.loads(old)["status"])
+    for damaged in ("", "[1]", "{}", '{"status": "fini', '{"status": "done"}', '{"status": "failed", "best": {}}'):
+        (tmp_path / "result.json").write_text(damaged)
+        assert Result.read(tmp_path) is None
+
+
+def test_the_file_of_an_earlier_attempt_is_not_read(tmp_path: Path) -> None:
+    Result("finished").write(tmp_path)
+    of_earlier_version = hashlib.sha256((tmp_path / "result.json").read_bytes()).hexdigest()[:16]
+    for earlier in (digest(tmp_path), of_earlier_version):
+        assert Result.read(tmp_path, earlier=earlier) is None
+    assert Result.read(tmp_path, earlier="0" * 8) == Result("finished")
 
 
 def test_without_a_known_direction_the_objective_is_the_first_metric(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hydraloop.safety.instantiate import instantiate
 
 ALLOWED = [
     "hydraloop.hooks.EMAHook",
-    "hydraloop.data.Digits",
+    "hydraloop.examples.Digits",
     "hydraloop.tasks.Accuracy",
     "hydraloop.models.SmallCNN",
     "torch.nn.Linear",
@@ -117,8 +117,8 @@ REFUSED = [
     "torchmetrics.multimodal.clip_score.CLIPScore",
     "torchmetrics.functional.text.bert.bert_score",
     "torchmetrics.functional.image.arniqa.arniqa",
-    "hydraloop.data.bundled.find_data_file",
-    "hydraloop.data.bundled.read_table",
+    "hydraloop.examples.bundled.find_data_file",
+    "hydraloop.examples.bundled.read_table",
     "hydraloop.hooks.checkpoint.out_dir.CheckpointFolder",
     "hydraloop.hooks.checkpoint.out_dir.CheckpointFolder.locate",
     "hydraloop.hooks.checkpoint.publishing.publish",
@@ -126,7 +126,7 @@ REFUSED = [
     "own_project.parts.ExecutionTraceObserver",
     "hydraloop.tasks.metrics.torch.load",
     "hydraloop.hooks.checkpoint.hook.os.system",
-    "hydraloop.data.bundled.Path",
+    "hydraloop.examples.bundled.Path",
     "hydraloop.builder.build",
     "hydraloop.app.main",
     "hydraloop.safety.allowlist.ALLOWLIST.trust",

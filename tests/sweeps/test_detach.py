@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hydraloop.commands.dispatch import run as main
 from hydraloop.run import lock
 from hydraloop.run.processes import is_alive, started
-from hydraloop.sweeps.commands import main
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
 from tests.e2e.projects import Project

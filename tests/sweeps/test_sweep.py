@@ -18,6 +18,7 @@ from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.report.lines import print_end
 from hydraloop.tracking import description
+from hydraloop.tracking.sweeps import SweepTrackers
 from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make
 from tests.sweeps.test_directory import DESCRIPTION, LR, SEED
 
@@ -32,8 +33,8 @@ def _callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(loop: Controller, error: BaseException | None = None) -> None:
     """Run the jobs, or raise an error before the first one."""
-    command, plan = SimpleNamespace(axes=["seed"]), SimpleNamespace(master={})
-    with sweep._shown_to_others(loop, command, plan, "config"):  # type: ignore[arg-type]
+    plan = SimpleNamespace(master={})
+    with sweep._shown_to_others(loop, SweepTrackers(["seed"]), plan, "config"):  # type: ignore[arg-type]
         if error is not None:
             raise error
         loop.run()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hydraloop.errors import UserError
-from hydraloop.models import GPT
+from hydraloop.examples import GPT
 from hydraloop.tasks import BitsPerByte, LanguageModeling, SumMetric, TokenAccuracy
 from tests.helpers import HostSyncs
 

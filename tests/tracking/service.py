@@ -106,3 +106,12 @@ class Posting(Tracker):
         if answer.status != 200:
             wait = answer.getheader("Retry-After")
             raise BusyError(f"status {answer.status}", None if wait is None else float(wait))
+
+
+class SilentForOne(Posting):
+    """Gets no answer in the run whose directory has the name `silent`."""
+
+    def open(self) -> None:
+        if self.run.run_dir.name == self.options["silent"]:
+            time.sleep(100)
+        super().open()

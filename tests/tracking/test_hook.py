@@ -12,13 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from hydraloop.commands.dispatch import run as command
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import MLflowLoggerHook, TensorBoardLoggerHook, WandbLoggerHook
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.run.result import Result
 from hydraloop.tracking import cursor as cursors
-from hydraloop.tracking import description, link, sync
+from hydraloop.tracking import description, link
 from hydraloop.tracking.cursor import Cursor, lock_of, wait_for_followers
 from hydraloop.tracking.hook import TrackerError, TrackerHook, _ending
 from hydraloop.tracking.tracker import Finish
@@ -125,20 +126,20 @@ def test_what_is_left_is_sent_by_sync_exactly_once(tmp_path: Path, capsys: pytes
         assert told.startswith(f"{before} of 13 records sent")
         assert "; python " in told
         assert str(run_dir) in told
-    assert sync.main([str(tmp_path)]) == 0
+    assert command(["sync", str(tmp_path)]) == 0
     assert f"{NAME}: {13 - before} sent, 13 of 13 records there" in capsys.readouterr().out
     assert _cursor(run_dir).finished
-    assert sync.main([str(run_dir)]) == 0
+    assert command(["sync", str(run_dir)]) == 0
     assert f"{NAME}: 0 sent, 13 of 13 records there" in capsys.readouterr().out
 
 
 def test_sync_of_nothing_and_of_a_run_that_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sync.main([str(tmp_path)]) == 2
+    assert command(["sync", str(tmp_path)]) == 2
     assert "has no run with a tracker" in capsys.readouterr().err
 
     def look(engine: Engine) -> None:
         until(lambda: _cursor(tmp_path).attempt == 0)
-        assert sync.main([str(tmp_path)]) == 1
+        assert command(["sync", str(tmp_path)]) == 1
 
     training(tmp_path, more={"look": at("after_train_iter", look)}).train()
     assert "not all: the run is still sending its records" in capsys.readouterr().out
@@ -389,7 +390,7 @@ def test_a_missing_library_is_reported_before_training(tmp_path: Path, caplog: p
     assert told.startswith(
         "0 of 13 records sent (the package not_there is not installed: pip install not_there); python "
     )
-    assert sync.main([str(tmp_path)]) == 0, "once it is installed"
+    assert command(["sync", str(tmp_path)]) == 0, "once it is installed"
     assert _cursor(tmp_path).sent == 13
 
 

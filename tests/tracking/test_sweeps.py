@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,19 @@ import psutil
 import pytest
 
 from hydraloop.engine.engine import Engine
-from hydraloop.tracking import description, link, spawning, sweeps
+from hydraloop.run.environment import shown
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.tracking import description, link, sweeps
 from hydraloop.tracking.cursor import Cursor, lock_of, sign, wait_for_followers
 from hydraloop.tracking.sweeps import SweepTrackers
+from hydraloop.tracking.tracker import Finish
 from tests.helpers import at
-from tests.processes import command_line
+from tests.tracking.mlflow.server import silent_server
 from tests.tracking.runs import TENSORBOARD, described_run, log_records
+from tests.tracking.service import Service
 from tests.tracking.training import NAME, training, until
+
+CONTINUES = "training continues, the records stay in the run directory"
 
 
 def job(folder: Path, number: int, *, complete: bool, **options: Any) -> Path:
@@ -65,40 +74,56 @@ def test_a_resumed_sweep_keeps_its_parent_run(tmp_path: Path) -> None:
     assert sweep.ended is None
 
 
-_POOL = """
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[SweepTrackers]:
+    """The trackers of a sweep that has begun in `tmp_path`, whose jobs share senders."""
+    trackers = SweepTrackers(jobs=2)
+    trackers.share_senders()
+    trackers.begin(tmp_path)
+    yield trackers
+    trackers.end(tmp_path)
+
+
+def pid_of(run_dir: Path) -> int:
+    """The id of the process that has sent a run last."""
+    _, (pid, _), _ = json.loads((run_dir / "tracking" / f"{NAME}.pid").read_text())
+    return int(pid)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+_JOBS = """
 import os, sys
 from pathlib import Path
-import psutil
-from hydraloop.tracking import link
-from hydraloop.tracking.sweeps import SweepTrackers, share_followers
+from hydraloop.tracking.sweeps import SweepTrackers
 from tests.tracking.training import training
 
 folder = Path(sys.argv[1])
 trackers = SweepTrackers(jobs=2)
+trackers.share_senders()
 trackers.begin(folder)
-server = os.fork()
-if server == 0:
-    share_followers(folder, ["seed=1", "hooks=[ema,tensorboard]"])
-    for number in range(2):
-        job = os.fork()
-        if job == 0:
-            os.setsid()
-            training(folder / str(number), flush_timeout=80.0).train()
-            assert link.SENDING and not psutil.Process().children()
-            os._exit(0)
-        assert os.waitpid(job, 0)[1] == 0
-    os._exit(0)
-assert os.waitpid(server, 0)[1] == 0
+for number in range(2):
+    job = os.fork()
+    if job == 0:
+        os.setsid()
+        training(folder / str(number), flush_timeout=80.0).train()
+        os._exit(0)
+    assert os.waitpid(job, 0)[1] == 0
 trackers.end(folder)
 """
 
 
 @pytest.mark.slow
-def test_followers_of_forked_jobs_are_forks_of_one_process(tmp_path: Path) -> None:
+def test_jobs_share_a_sender_that_ends_with_neither_of_them(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _POOL, str(tmp_path)], check=True, env=environment)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _JOBS, str(tmp_path)], check=True, env=environment)
     cursors = [Cursor.load(tmp_path / str(number), NAME) for number in range(2)]
     assert [cursor is not None and (cursor.sent, cursor.complete) for cursor in cursors] == [(13, True)] * 2
+    pids = {(tmp_path / str(number) / "tracking" / f"{NAME}.pid").read_text() for number in range(2)}
+    assert len(pids) == 1
 
 
 @pytest.mark.parametrize(("background", "waits"), [(False, True), (True, False)])
@@ -139,11 +164,9 @@ def test_the_end_waits_for_the_follower_of_a_continued_job(tmp_path: Path, caplo
     assert caplog.messages == []
 
 
-def test_no_job_waits_and_the_end_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trackers = SweepTrackers(jobs=2)
-    trackers.begin(tmp_path)
+def test_no_job_waits_and_the_end_does(tmp_path: Path, sweep: SweepTrackers, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "0" / "tracking").mkdir(parents=True)
-    with lock_of(tmp_path / "0", NAME), caplog.at_level(logging.WARNING, "hydraloop"):  # this follower has to wait
+    with lock_of(tmp_path / "0", NAME), caplog.at_level(logging.WARNING, "hydraloop"):  # this run has to wait
         for number in range(2):
             start = time.monotonic()
             engine = training(tmp_path / str(number), flush_timeout=80.0)
@@ -151,27 +174,114 @@ def test_no_job_waits_and_the_end_does(tmp_path: Path, caplog: pytest.LogCapture
             assert time.monotonic() - start < 40.0
         told = engine.messages.read("tracked")[NAME]
         assert "the rest is being sent, for up to 80 s" in told or told.startswith("13 of 13 records sent, ")
-        server = _fork_server()
-        until(lambda: len(server.children()) == 2)  # both are forks of one process
-    trackers.end(tmp_path)
+    sweep.end(tmp_path)
     for number in range(2):
         cursor = Cursor.load(tmp_path / str(number), NAME)
         assert cursor is not None
         assert (cursor.sent, cursor.complete) == (13, True)
     assert caplog.records == []
-    until(lambda: not psutil.pid_exists(server.pid))
+    assert pid_of(tmp_path / "0") == pid_of(tmp_path / "1")
+    until(lambda: not psutil.pid_exists(pid_of(tmp_path / "0")))
+
+
+def linked(run_dir: Path, sweep: bool = True, kind: str = TENSORBOARD, **options: Any) -> link.Link:
+    """A link of a run with three records."""
+    described_run(run_dir)
+    log_records(run_dir, 3)
+    found = description.read_sweep(run_dir.parent) if sweep else None
+    made = link.Link(run_dir, NAME, kind, {"flush_timeout": 80.0, **options}, sweep=found)
+    made.start()
+    made.begin()
+    return made
+
+
+def finished(links: Iterable[link.Link]) -> list[bool]:
+    """Finish runs. Returns which are complete."""
+    for one in links:
+        one.finish(Finish("finished"))
+    for one in links:
+        one.wait()
+    return [(cursor := Cursor.load(one.run_dir, NAME)) is not None and cursor.complete for one in links]
+
+
+@pytest.fixture
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers may be in the package `tests`."""
+    monkeypatch.setattr(ALLOWLIST, "_trusted", {"tests"})
+
+
+@pytest.mark.usefixtures("sweep", "trusted")
+def test_a_call_that_hangs_for_one_run_delays_no_other(tmp_path: Path) -> None:
+    kind, options = "tests.tracking.service.SilentForOne", {"silent": "3", "flush_timeout": 15.0}
+    with Service().up() as service:
+        links = [linked(tmp_path / str(number), kind=kind, port=service.port, **options) for number in range(10)]
+        links[3].finish(Finish("finished"))
+        others = [one for one in links if one is not links[3]]
+        assert finished(others) == [True] * 9
+        assert links[3].is_alive()
+        assert len({pid_of(one.run_dir) for one in links}) == 1
+        links[3].wait()
+    assert links[3].trouble == "no answer within 15 s after the run's end"
+
+
+@pytest.mark.slow  # starts ten processes
+@pytest.mark.usefixtures("sweep", "trusted")
+def test_one_of_ten_servers_is_silent(tmp_path: Path) -> None:
+    """Runs with another server have another sender."""
+    kind = "tests.tracking.service.Posting"
+    with ExitStack() as stack:
+        ports = [stack.enter_context(Service().up()).port for _ in range(9)]
+        ports.insert(3, int(stack.enter_context(silent_server()).rpartition(":")[2]))
+        links = [
+            linked(tmp_path / str(number), kind=kind, port=port, flush_timeout=20.0)
+            for number, port in enumerate(ports)
+        ]
+        for one in links:
+            until(lambda: (one.run_dir / "tracking" / f"{NAME}.pid").exists())  # noqa: B023 - called at once
+        assert len({pid_of(one.run_dir) for one in links}) == 10
+        assert finished(links) == [number != 3 for number in range(10)]
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_sender_that_is_killed_is_replaced_for_all_its_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    links = [linked(tmp_path / str(number)) for number in range(3)]
+    assert all(one.until_opened(80.0) for one in links)
+    until(lambda: all(path.exists() for path in (one.run_dir / "tracking" / f"{NAME}.pid" for one in links)))
+    sender = psutil.Process(pid_of(tmp_path / "0"))
+    assert sender not in psutil.Process().children(recursive=True), "a job is killed with its descendants"
+    with caplog.at_level(logging.WARNING, "hydraloop"):
+        sender.kill()
+        until(lambda: all(one.died is not None for one in links))
+    log = tmp_path / "tracking" / f"{NAME}.log"
+    assert caplog.messages == [f"{NAME}: its process has ended, see {shown(log)}, and is restarted; {CONTINUES}"] * 3
+    assert finished(links) == [True] * 3
+    pids = {pid_of(one.run_dir) for one in links}
+    assert len(pids) == 1
+    assert sender.pid not in pids
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_run_with_another_environment_has_another_sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    links = [linked(tmp_path / "0")]
+    assert links[0].until_opened(80.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # not of interest to trackers
+    links.append(linked(tmp_path / "1"))
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "another")
+    links.append(linked(tmp_path / "2"))
+    assert finished(links) == [True] * 3
+    first, second, other = (pid_of(one.run_dir) for one in links)
+    assert first == second != other
 
 
 def test_the_end_does_not_wait_for_a_follower_that_was_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trackers = SweepTrackers(jobs=1)
     trackers.begin(tmp_path)
-    described_run(tmp_path / "0")
-    follower = link.Link(tmp_path / "0", NAME, TENSORBOARD, {"flush_timeout": 80.0})
-    follower.start()
-    follower.begin()
-    assert follower.until_opened(80.0)
-    follower.stop()
-    until(lambda: not follower.is_alive())
+    own = linked(tmp_path / "0", sweep=False)
+    assert own.until_opened(80.0)
+    own.stop()
+    until(lambda: not own.is_alive())
+    Cursor(TENSORBOARD, {"flush_timeout": 80.0}).save(tmp_path / "0", NAME)
     start = time.monotonic()
     with caplog.at_level(logging.WARNING, "hydraloop"):
         trackers.end(tmp_path)
@@ -180,50 +290,20 @@ def test_the_end_does_not_wait_for_a_follower_that_was_killed(tmp_path: Path, ca
     assert warning.startswith(f"{NAME}: not everything is sent in 0; ")
 
 
-def _fork_server() -> psutil.Process:
-    module = "hydraloop.tracking.process"
-    (server,) = [one for one in psutil.Process().children() if module in command_line(one)]
-    return server
-
-
-def _stopped_fork() -> psutil.Process:
-    """Stop the only follower that was forked, as SIGSTOP does."""
-    (follower,) = _fork_server().children()
-    follower.suspend()
-    return follower
-
-
-def _is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.slow  # some seconds, of a rare case
-def test_a_forked_follower_that_hangs_is_killed_at_the_end(tmp_path: Path) -> None:
-    trackers = SweepTrackers(jobs=1)
-    trackers.begin(tmp_path)
+def test_a_sender_that_hangs_is_killed_at_the_end(tmp_path: Path, sweep: SweepTrackers) -> None:
     hung: list[psutil.Process] = []
 
     def hang(engine: Engine) -> None:
         until(lambda: (cursor := Cursor.load(tmp_path / "0", NAME)) is not None and cursor.attempt == 0)
-        hung.append(_stopped_fork())
+        hung.append(psutil.Process(pid_of(tmp_path / "0")))
+        hung[0].suspend()
 
     training(tmp_path / "0", flush_timeout=1.0, more={"hang": at("after_train_iter", hang, nth=3)}).train()
     start = time.monotonic()
-    trackers.end(tmp_path)
+    sweep.end(tmp_path)
     assert time.monotonic() - start < 20.0
-    until(lambda: _is_gone(hung[0]), 20.0)
-
-
-def test_a_forked_follower_can_be_killed(tmp_path: Path) -> None:
-    described_run(tmp_path)
-    follower = link.Link(tmp_path, NAME, TENSORBOARD, {"flush_timeout": 80.0}, forked=True)
-    follower.start()
-    follower.begin()
-    assert follower.until_opened(80.0)
-    process = _stopped_fork()
-    follower.stop()
-    until(lambda: not follower.is_alive() and _is_gone(process), 20.0)
-    spawning.close_fork_servers()
+    until(lambda: is_gone(hung[0]), 20.0)
 
 
 _FAILS = """
@@ -263,10 +343,12 @@ SweepTrackers(jobs=2).begin(Path(sys.argv[1]))
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_job_leaves_the_rest_to_its_own_controller_only(tmp_path: Path, killed: bool) -> None:
     """A job that is resumed after its sweep was killed waits for its follower."""
+    trackers = SweepTrackers(jobs=2)
     if killed:
         subprocess.run([sys.executable, "-c", _BEGINS, str(tmp_path)], check=True)
     else:
-        SweepTrackers(jobs=2).begin(tmp_path)
+        trackers.share_senders()
+        trackers.begin(tmp_path)
     (tmp_path / "0" / "tracking").mkdir(parents=True)
     with lock_of(tmp_path / "0", NAME):  # this follower cannot send
         engine = training(tmp_path / "0", flush_timeout=0.5)
@@ -275,44 +357,25 @@ def test_a_job_leaves_the_rest_to_its_own_controller_only(tmp_path: Path, killed
     assert told.startswith("0 of 13 records sent")
     assert ("the rest is being sent" in told) == (not killed)
     assert bool(link.SENDING) == (not killed)
-    SweepTrackers().end(tmp_path)
-
-
-def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
-    (tmp_path / "threads.py").write_text(
-        "import threading, time\n"
-        "from hydraloop.tracking.tensorboard import TensorBoardTracker\n"
-        "class Mine(TensorBoardTracker): pass\n"
-        "threading.Thread(target=time.sleep, args=[100], daemon=True).start()\n"
-    )
-    first = {"kind": "threads.Mine", "folders": [str(tmp_path)], "trusted": []}
-    server = spawning.ForkServer(first, tmp_path / "errors.log")
-    child = spawning.Child(tmp_path, NAME, tmp_path / "errors.log", server)
-    assert list(child.messages()) == []
-    assert child.ended() is None
-    server.close()
+    trackers.end(tmp_path)
 
 
 _EXITS = """
 import sys
 from pathlib import Path
-from hydraloop.tracking.link import Link
-from hydraloop.tracking.tracker import Finish
+from tests.tracking.test_sweeps import Finish, linked
 
-link = Link(Path(sys.argv[1]), "tracker", sys.argv[2], {"flush_timeout": 80.0}, forked=sys.argv[3] == "True")
-link.start()
-link.begin()
+link = linked(Path(sys.argv[1]), sys.argv[2] == "True")
 link.finish(Finish("finished"))
 link.leave()
 """
 
 
-@pytest.mark.parametrize("forked", [False, True])
-def test_a_process_that_exits_at_once_leaves_its_follower(tmp_path: Path, forked: bool) -> None:
-    described_run(tmp_path)
-    log_records(tmp_path, 3)
-    subprocess.run([sys.executable, "-c", _EXITS, str(tmp_path), TENSORBOARD, str(forked)], check=True)
-    until(lambda: (cursor := Cursor.load(tmp_path, NAME)) is not None and cursor.complete)
+@pytest.mark.usefixtures("sweep")
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_process_that_exits_at_once_leaves_its_sender(tmp_path: Path, shared: bool) -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _EXITS, str(tmp_path / "0"), str(shared)], check=True)
+    until(lambda: (cursor := Cursor.load(tmp_path / "0", NAME)) is not None and cursor.complete)
 
 
 def test_a_parent_run_that_nobody_closed_is_closed_by_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,8 @@ class Ended:
     code: int | None
     """0: the state file has the outcome. LEFT, NOT_RECORDED. 75, 129, 130, 143 as a single run. Negative: killed by
     that signal. None: not known, as the process was not a child."""
+    by_scheduler: bool = False
+    """Whether a scheduler has preempted the job, or has ended it because of its time limit."""
 
 
 class Executor(Protocol):

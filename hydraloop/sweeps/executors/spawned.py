@@ -18,7 +18,6 @@ from typing import Any
 from hydraloop.run import atomic, environment
 from hydraloop.sweeps.executors.executor import LEFT, Request
 from hydraloop.sweeps.states import LOG, REQUEST
-from hydraloop.tracking.spawning import share_fork_servers
 
 
 class Spawn:
@@ -39,7 +38,7 @@ class Spawn:
         Raises:
             OSError: the process could not be started.
         """
-        variables = self.variables(request, waits_for_followers=True)
+        variables = self.variables(request)
         if request.gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(request.gpus)
         if request.threads is not None:
@@ -54,23 +53,15 @@ class Spawn:
                 start_new_session=True,
             )
 
-    def variables(self, request: Request, *, waits_for_followers: bool) -> dict[str, str]:
+    def variables(self, request: Request) -> dict[str, str]:
         """Write the file with a request, and return the environment variables that `command` needs.
-
-        Args:
-            waits_for_followers: whether the sweep does, at its end. Otherwise the job does.
 
         Raises:
             OSError: the file cannot be written.
         """
         path = Path(request.folder, REQUEST)
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {
-            "sweep": str(self.sweep),
-            "overrides": self._overrides,
-            "waits_for_followers": waits_for_followers,
-            "request": asdict(request),
-        }
+        content = {"sweep": str(self.sweep), "overrides": self._overrides, "request": asdict(request)}
         with atomic.replacing(path, flush=False) as unfinished:
             unfinished.touch(mode=0o600)
             unfinished.write_text(json.dumps(content), encoding="utf-8")
@@ -93,8 +84,6 @@ def received() -> tuple[Path, list[str], Request]:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         sys.exit(LEFT)
-    if content["waits_for_followers"]:
-        share_fork_servers([], Path())
     sent: dict[str, Any] = content["request"]
     sent |= {name: tuple(value) for name, value in sent.items() if isinstance(value, list)}
     request = Request(**sent)

@@ -58,7 +58,6 @@ def prepare() -> None:
 
     for name in ("mlflow", "alembic"):  # they log tracebacks of errors that are raised anyway
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # a batch is thousands of objects: 20,000 metrics a second instead of 13,000
 
 

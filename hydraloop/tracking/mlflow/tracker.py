@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -61,6 +62,7 @@ class MLflowTracker(Tracker):
     def preload(cls) -> None:
         with hidden("pandas", "numpy"):  # only for data frames; a fifth of the CPU time of the import
             prepare()
+        gc.freeze()  # the library
 
     # Called by the follower. ---------------------------------------------------------------------------------------
 

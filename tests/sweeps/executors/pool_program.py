@@ -13,20 +13,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import hydra
 import psutil
-from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig
 
 from hydraloop.errors import UserError
 from hydraloop.run.processes import is_alive, started
@@ -251,88 +242,6 @@ def a_job_with_an_environment_is_spawned() -> None:
     executor.close()
 
 
-def launched(task: Callable[[DictConfig], object], *lines: str, **options: object) -> Sequence[JobReturn]:
-    """Run jobs of a Hydra program with our launcher."""
-    with hydra.initialize(version_base=None, config_path=None):
-        loader = GlobalHydra.instance().config_loader()
-        chosen = ["hydra/launcher=pool", *(f"hydra.launcher.{name}={value}" for name, value in options.items())]
-        config = loader.load_configuration(None, [*chosen, f"hydra.sweep.dir={FOLDER}/sweep"], RunMode.MULTIRUN)
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=HydraContext(loader, Callbacks()), task_function=task, config=config
-        )
-        return launcher.launch([[line] for line in lines], 5)
-
-
-def jobs_of_another_program_return_values_and_errors() -> None:
-    def task(cfg: DictConfig) -> object:
-        if cfg.a == "raise":
-            sys.excepthook = lambda *error: None
-            raise ValueError("on purpose")
-        if cfg.a == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return object() if cfg.a == "object" else {"value": cfg.a, "number": HydraConfig.get().job.num}
-
-    returned = launched(task, "+a=1.5", "+a=raise", "+a=die", "+a=object", max_workers=3)
-    assert returned[0].return_value == {"value": 1.5, "number": 5}
-    assert returned[0].cfg == {"a": 1.5}
-    assert returned[0].overrides == ["+a=1.5"]
-    assert returned[0].hydra_cfg is not None
-    assert returned[0].hydra_cfg.hydra.runtime.output_dir == f"{FOLDER}/sweep/5"
-    assert Path(FOLDER, "sweep", "8", ".hydra", "config.yaml").exists()
-    errors = [refused(functools.partial(getattr, job, "return_value"), HydraException) for job in returned[1:]]
-    assert errors == [
-        "job 6 has failed: ValueError: on purpose",
-        "job 7 has failed: its process ended with exit code -9",
-        "job 8 has failed: the job returned an object of builtins.object\n"
-        "  With the launcher pool, return None, a number, a text, or lists and mappings of these.",
-    ]
-    assert [job.status.name for job in returned] == ["COMPLETED", *["FAILED"] * 3]
-    error = refused(lambda: launched(task, "+a=1", gpus="[99]"), HydraException)
-    assert "hydra.launcher.gpus: GPU 99 does not exist" in error
-
-
-def ctrl_c_reaches_the_jobs_of_another_program() -> None:
-    def task(cfg: DictConfig) -> None:
-        try:
-            Path(FOLDER, f"{cfg.a}.began").touch()
-            time.sleep(60)
-        except KeyboardInterrupt:
-            Path(FOLDER, cfg.a).touch()
-
-    def interrupt(number: int, frame: object) -> None:
-        if len(list(FOLDER.glob("*.began"))) == 2:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
-    try:
-        launched(task, "+a=one", "+a=two", "+a=three", max_workers=2)
-    except KeyboardInterrupt:
-        assert [Path(FOLDER, name).exists() for name in ("one", "two", "three")] == [True, True, False]
-    else:
-        raise AssertionError("not interrupted")
-
-
-def options_of_hydraloop_are_not_those_of_another_program() -> None:
-    script = """
-import hydra
-from hydra.core.config_store import ConfigStore
-@hydra.main(version_base=None, config_path=None)
-def main(cfg):
-    assert cfg == {"precision": 16}, cfg
-main()
-assert "precision" not in ConfigStore.instance().repo
-"""
-    path = Path(FOLDER, "other.py")
-    path.write_text(script)
-    subprocess.run(
-        [sys.executable, str(path), "-m", "hydra/launcher=pool", "hydra/sweeper=hydraloop", "+precision=16"],
-        cwd=FOLDER,
-        check=True,
-    )
-
-
 def a_job_runs_tensor_operations_after_its_controller() -> None:
     """Without the new thread that forks the server, the job would never end."""
     import torch
@@ -363,11 +272,9 @@ CHECKS = [
     a_server_that_cannot_be_prepared_is_an_error,
     a_server_that_is_killed_again_and_again_is_an_error,
     a_job_with_an_environment_is_spawned,
-    jobs_of_another_program_return_values_and_errors,
-    ctrl_c_reaches_the_jobs_of_another_program,
 ]
 
-SLOW = [a_job_runs_tensor_operations_after_its_controller, options_of_hydraloop_are_not_those_of_another_program]
+SLOW = [a_job_runs_tensor_operations_after_its_controller]
 
 if __name__ == "__main__":
     errors: dict[str, str] = {}

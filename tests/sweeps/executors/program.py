@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from hydraloop.sweeps.executors.spawned import received, take
-from hydraloop.tracking.spawning import is_shared
 
 if __name__ == "__main__":
     sweep, _, request = received()
@@ -16,7 +15,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OF_THE_JOB", "HYDRALOOP_SWEEP_JOB")
     variables = {name: os.environ[name] for name in names if name in os.environ}
-    about = {"sweep": str(sweep), "variables": variables, "argv": sys.argv[1:], "leaves": is_shared()}
+    about = {"sweep": str(sweep), "variables": variables, "argv": sys.argv[1:]}
     Path(request.folder, "about.json").write_text(json.dumps(about))
     print("lines:", *request.lines, flush=True)
     for line in request.lines:

@@ -42,7 +42,6 @@ def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
         "sweep": str(tmp_path / "sweep"),
         "variables": expected,
         "argv": ["--config-name=mine"],
-        "leaves": True,
     }
     assert (folder / "job.log").read_text() == "lines: password=hunter2 exit=7\n"
     assert not (folder / "request.json").exists()
@@ -52,7 +51,7 @@ def test_only_its_user_reads_a_request_and_only_one_process_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = Request(0, ("token=x",), str(tmp_path / "0"), attempts=2, environment={"OF_THE_JOB": "yes"})
-    (name, path), *_ = spawned.Spawn(tmp_path, ["a=1,2"]).variables(request, waits_for_followers=False).items()
+    (name, path), *_ = spawned.Spawn(tmp_path, ["a=1,2"]).variables(request).items()
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     monkeypatch.setenv(name, path)
     monkeypatch.setenv("OF_THE_JOB", "no")

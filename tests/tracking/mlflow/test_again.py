@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from hydraloop.commands import sync
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.result import Result
-from hydraloop.tracking import sync
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import MLFLOW
 from tests.e2e.projects import REPOSITORY

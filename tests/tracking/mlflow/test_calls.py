@@ -195,9 +195,9 @@ def test_the_follower_s_process_has_no_pandas(folder: Path) -> None:
         "from pathlib import Path",
         "from hydraloop.run.record_log import LoggedObject, Record",
         "from hydraloop.tracking import description",
-        "from hydraloop.tracking import process",
+        "from hydraloop.tracking import sender",
         "from hydraloop.tracking.tracker import Finish",
-        f"kind = process.load({{'kind': {MLFLOW!r}, 'folders': [], 'trusted': []}})",
+        f"kind = sender.load({{'kind': {MLFLOW!r}, 'folders': [], 'trusted': []}})",
         "assert 'mlflow.store.tracking.sqlalchemy_store' in sys.modules",
         f"assert not {HEAVY}",
         f"run = description.read(Path({str(run.run_dir)!r}))",
@@ -219,8 +219,8 @@ def test_a_process_that_used_sync_has_the_whole_mlflow(folder: Path) -> None:
     log_records(run.run_dir, 3)
     Cursor(MLFLOW, {}).save(run.run_dir, "mlflow")
     run_python(
-        "from hydraloop.tracking import sync",
-        f"sync.main([{str(run.run_dir)!r}])",
+        "from hydraloop.commands.dispatch import run",
+        f"run(['sync', {str(run.run_dir)!r}])",
         "import mlflow",
         "mlflow.data.from_pandas, mlflow.models.infer_signature, mlflow.pytorch",
     )

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from hydraloop.run.record_log import LoggedObject, Record
-from hydraloop.tracking import description
+from hydraloop.run.result import Best, Result, digest
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish
@@ -133,8 +133,8 @@ def test_objects_that_are_not_there_or_damaged(folder: Path, caplog: pytest.LogC
 
 def test_the_result_of_an_earlier_attempt_is_not_this_one_s(folder: Path) -> None:
     run = run_in(folder / "run")
-    (run.run_dir / "result.json").write_text('{"best": {"metric": "accuracy", "value": 0.5, "iteration": 20}}')
-    later = replace(attempt(), earlier_result=description.result_digest(run.run_dir))
+    Result("finished", best=Best("accuracy", 0.5, 20, "best.pth")).write(run.run_dir)
+    later = replace(attempt(), earlier_result=digest(run.run_dir))
     tracker = opened(replace(run, attempts=(later,)))
     tracker.finish(Finish("killed"))
     send_files(tracker)
@@ -188,7 +188,7 @@ def test_checkpoints_are_an_option(folder: Path, which: str | None, expected: li
     (checkpoints / "epoch_3.pth").write_bytes((checkpoints / "epoch_1.pth").read_bytes()[:20])
     best: dict[str, Any] = {"metric": "accuracy", "value": 1.0, "iteration": 10}
     best["checkpoint"] = "/moved/checkpoints/best_accuracy_epoch_1.pth"
-    (run.run_dir / "result.json").write_text(json.dumps({"best": best}))
+    (run.run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best}))
     tracker = opened(run, checkpoints=which)
     send_files(tracker)
     assert artifacts(tracker, "checkpoints") == [f"checkpoints/{name}" for name in expected if which == "all"]
@@ -270,7 +270,7 @@ def test_the_signature_of_an_address_is_not_shown(folder: Path) -> None:
 
 def test_no_secret_of_the_result_is_stored(folder: Path) -> None:
     run = run_in(folder / "run")
-    result = {"error": "https://me:hunter2hunter2@host/x", "best": None}
+    result = {"status": "failed", "error": "https://me:hunter2hunter2@host/x", "best": None}
     (run.run_dir / "result.json").write_text(json.dumps(result))
     tracker = opened(run)
     tracker.finish(Finish("failed", "no"))

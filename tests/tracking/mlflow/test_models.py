@@ -119,7 +119,7 @@ def test_a_model_is_registered_at_the_address_of_the_run(
 
 
 def test_data_sets_are_inputs_of_the_run(folder: Path) -> None:
-    options = {"_target_": "hydraloop.data.Digits", "split": "train"}
+    options = {"_target_": "hydraloop.examples.Digits", "split": "train"}
     config = json.dumps({"data": {"train": options, "val": {**options, "split": "val"}, "loader": {"batch_size": 4}}})
     tracker = opened(run_in(folder / "run"))
     for _ in range(2):  # a call may be repeated
@@ -134,7 +134,7 @@ def test_data_sets_are_inputs_of_the_run(folder: Path) -> None:
 
 
 def test_each_of_several_data_sets_is_an_input(folder: Path) -> None:
-    options = {"_target_": "hydraloop.data.Digits"}
+    options = {"_target_": "hydraloop.examples.Digits"}
     val = {name: {**options, "split": name} for name in ("a", "b")}
     config = json.dumps({"data": {"train": options, "val": val, "test": None}})
     tracker = opened(run_in(folder / "run"))

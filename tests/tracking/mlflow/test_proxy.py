@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from hydraloop.commands import sync
+from hydraloop.commands.dispatch import run as command
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.result import Result
-from hydraloop.tracking import sync
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
@@ -150,7 +151,7 @@ def test_a_proxy_that_refuses_a_file(
     with mlflow_server(tmp_path) as server:
         finished_run(run_dir, server.uri)
         with proxy(server, refusing(run_dir / "0.png", [status] * 9)) as uri:
-            assert sync.main([str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 0
+            assert command(["sync", str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 0
         check(run_dir, server.uri, pictures=PICTURES - 1)
     (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert warning.startswith(f"a file is not stored: {what}")
@@ -164,9 +165,9 @@ def test_a_proxy_that_asks_for_credentials_for_a_file(
     with mlflow_server(tmp_path) as server:
         finished_run(run_dir, server.uri)
         with proxy(server, refusing(run_dir / "0.png", [401] * 4)) as uri:
-            assert sync.main([str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 1
+            assert command(["sync", str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 1
             assert "not all: ConnectionError: the server denies access: set MLFLOW_TRA" in capsys.readouterr().out
-            assert sync.main([str(run_dir)]) == 0
+            assert command(["sync", str(run_dir)]) == 0
         check(run_dir, server.uri)
     assert "not stored" not in caplog.text
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from mlflow.entities import Run as MLflowRun
 
+from hydraloop.commands import sync
 from hydraloop.run.processes import started
-from hydraloop.tracking import description, sync
+from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.sweep import pages, update_parents
 from hydraloop.tracking.mlflow.tracker import MLflowTracker

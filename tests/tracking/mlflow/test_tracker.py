@@ -18,6 +18,7 @@ import pytest
 
 from hydraloop.run.record_log import Record
 from hydraloop.run.record_writer import RecordLog
+from hydraloop.run.result import Best, Result
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, LostError, RefusedError, UnusableError
@@ -49,7 +50,7 @@ def test_the_run_is_there(folder: Path) -> None:
     tracker = opened(run, tags={"team": "blue"}, description="What is **tried**.")
     tracker.send(training(0, 3))
     assert found(tracker).info.status == "RUNNING"
-    (run.run_dir / "result.json").write_text('{"best": {"metric": "accuracy", "value": 0.5, "iteration": 20}}')
+    Result("finished", best=Best("accuracy", 0.5, 20, "best.pth")).write(run.run_dir)
     tracker.finish(Finish("finished"))
     assert artifacts(tracker) == [], "the files come last"
     send_files(tracker)
@@ -103,7 +104,7 @@ def test_a_test_on_an_earlier_checkpoint_is_the_final_value(folder: Path) -> Non
     tracker.send([Record(0, "test", 1, 100, BEGAN, {"accuracy": 0.5}, {})])
     tracker.finish(Finish("finished"))
     tracker.send([Record(1, "test", 1, 50, BEGAN + 9, {"accuracy": 0.9}, {})])
-    (tracker.run.run_dir / "result.json").write_text('{"test_metrics": {"accuracy": 0.9}}')
+    Result("finished", test_metrics={"accuracy": 0.9}).write(tracker.run.run_dir)
     for _ in range(2):
         tracker.finish(Finish("finished"))
     assert found(tracker).data.metrics == {"test/accuracy": 0.9}
@@ -224,9 +225,7 @@ def logged(run_dir: Path, records: list[Record]) -> None:
 def test_a_resumed_run_that_ends_earlier_has_its_own_last_values(folder: Path) -> None:
     first = opened(run_in(folder / "run"))
     sent = training(0, 10)
-    best = {"metric": "accuracy", "value": 0.9, "iteration": 90}
-    result = first.run.run_dir / "result.json"
-    result.write_text(json.dumps({"best": best}))
+    Result("finished", best=Best("accuracy", 0.9, 90, "best.pth")).write(first.run.run_dir)
     first.send(sent)
     first.finish(Finish("finished"))
     second = resumed(first, 50)
@@ -234,7 +233,7 @@ def test_a_resumed_run_that_ends_earlier_has_its_own_last_values(folder: Path) -
     second.open()
     again = training(6, 8, index=6, later=60.0, loss=7.0, lr=0.1)
     second.send(again)
-    result.write_text(json.dumps({"best": {**best, "value": 0.5, "iteration": 60}}))
+    Result("finished", best=Best("accuracy", 0.5, 60, "best.pth")).write(first.run.run_dir)
     logged(second.run.run_dir, [*sent[:6], *again])
     for _ in range(2):
         second.finish(Finish("finished"))

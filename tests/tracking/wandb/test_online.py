@@ -17,12 +17,10 @@ from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB
-from tests.scripts import load_script
 from tests.tracking.runs import attempt, described_run, log_records
 from tests.tracking.wandb.driver import OPTIONS
+from tests.tracking.wandb.service import serving
 from tests.tracking.wandb.test_tracker import KEY, ROOT, append, drive, everything_below
-
-serving = load_script("benchmarks/wandb_service").serving
 
 UID = "0123456789abcdef"
 
@@ -131,7 +129,7 @@ def test_everything_is_sent_again_to_a_new_run(tmp_path: Path) -> None:
 def test_what_the_page_shows(tmp_path: Path) -> None:
     """Times of the records, the best value, data sets as inputs, and the best checkpoint by its alias."""
     run_dir = tmp_path / "run"
-    data = {"train": {"_target_": "hydraloop.data.Digits", "split": "train"}}
+    data = {"train": {"_target_": "hydraloop.examples.Digits", "split": "train"}}
     began = time.time() - 86_400
     described_run(run_dir, replace(attempt(), config=json.dumps({"data": data}), began=began))
     checkpoint = run_dir / "checkpoints" / "best_a_iter_1.pth"

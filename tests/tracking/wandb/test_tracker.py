@@ -16,6 +16,7 @@ import yaml
 
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME, count
+from hydraloop.run.result import digest
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB, Run, Sweep, UnusableError
@@ -199,7 +200,11 @@ def append(run_dir: Path, record: dict[str, Any], timestamp: float) -> None:
 @pytest.mark.slow
 def test_data_sets_are_inputs(tmp_path: Path) -> None:
     """An artifact for each, without its data; runs with the same options share it."""
-    data = {"train": {"_target_": "hydraloop.data.Digits", "split": "train"}, "loader": {"batch_size": 2}, "test": None}
+    data = {
+        "train": {"_target_": "hydraloop.examples.Digits", "split": "train"},
+        "loader": {"batch_size": 2},
+        "test": None,
+    }
     found = []
     for name in ("a", "b"):
         described_run(tmp_path / name, replace(attempt(), config=json.dumps({"data": data}), samples={"train": 9}))
@@ -237,7 +242,7 @@ def test_the_result_of_an_earlier_attempt_is_not_this_ones(tmp_path: Path) -> No
     best = {"metric": "accuracy", "value": 0.5, "iteration": 20, "checkpoint": "nowhere.pth"}
     run_dir.mkdir()
     (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best}))
-    earlier = description.result_digest(run_dir)
+    earlier = digest(run_dir)
     described_run(run_dir, attempt(), replace(attempt(1, 0), earlier_result=earlier))
     (contents,) = drive(run_dir, "log=1", "drain", "killed", "read")["files"].values()
     assert contents["summary"]["status"] == "killed"
@@ -350,7 +355,7 @@ def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
         "checkpoint": str(run_dir / "checkpoints/best_accuracy_iter_1.pth"),
     }
     objective = {"metric": "a", "rule": "less", "value": 1.0, "iteration": 1}
-    (run_dir / "result.json").write_text(json.dumps({"best": best, "objective": objective}))
+    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best, "objective": objective}))
     for value in (3.0, 1.0, float("nan"), 2.0):
         append(run_dir, {"mode": "val", "iteration": 1, "a": value}, time.time())
     env = {"WANDB_DATA_DIR": str(tmp_path / "data"), "WANDB_CACHE_DIR": str(tmp_path / "cache")}
@@ -455,7 +460,7 @@ def test_a_key_is_never_written(tmp_path: Path) -> None:
     """Neither in the file, its logs, the data of the machine nor `result.json`."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
-    (run_dir / "result.json").write_text(json.dumps({"error": f"no such key: {KEY}"}))
+    (run_dir / "result.json").write_text(json.dumps({"status": "failed", "error": f"no such key: {KEY}"}))
     env = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
     drive(run_dir, "log=3", "drain", "finish", "read", mode="auto", system_metrics=True, env=env)
     (run_dir / "result.json").unlink()

@@ -1,0 +1,51 @@
+"""Runs a command of `python -m hydraloop`, and reports its mistakes. Imports torch only for a command that needs it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydraloop.cli.error_reports import Reports
+from hydraloop.commands import parser
+from hydraloop.errors import UserError
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a command, whose name is the first argument.
+
+    Returns:
+        The exit code: 0; 1 if something differs or was not possible; 2 after a mistake, 1 after one in a command that
+        loads the run; 130 after Ctrl-C, otherwise 128 + the number of the signal.
+    """
+    args = parser.read(argv)
+    if args.command in parser.ON_RANKS:
+        from hydraloop.commands import on_ranks
+
+        return on_ranks.run(argv, args)
+    try:
+        code: int = importlib.import_module(f"hydraloop.commands.{args.command}").run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, UserError) as error:
+        Reports(with_traceback=False).show(_of_disk(error, args.directory) if isinstance(error, OSError) else error)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _of_disk(error: OSError, given: Path | list[Path | str]) -> UserError:
+    """Return an error of the file system as one message.
+
+    Args:
+        given: what the command line names.
+    """
+    named = [str(path) for path in (given if isinstance(given, list) else [given])]
+    remedy = f"See its permissions and the free space: ls -ld {shlex.join(named)}; df {shlex.join(named)}"
+    return UserError(f"{error.filename or named[0]}: {error.strerror}", remedy=remedy)

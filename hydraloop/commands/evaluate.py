@@ -1,0 +1,26 @@
+"""`python -m hydraloop evaluate`: the metrics of a finished run, as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+
+from hydraloop.commands.finished_run import FinishedRunCommand
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.run.config_yaml import plain
+
+
+def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Evaluate:
+    """Return the command; see `FinishedRunCommand`."""
+    return Evaluate(args.run, given, overrides)
+
+
+class Evaluate(FinishedRunCommand):
+    """Evaluates the model on one split."""
+
+    def run(self, ranks: Distributed) -> str:
+        """Return the metrics as JSON."""
+        engine = self.engine(ranks, self.split)
+        self.data(engine)
+        return json.dumps(plain(engine.test() if self.split == "test" else engine.validate()))

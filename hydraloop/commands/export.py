@@ -1,0 +1,146 @@
+"""`python -m hydraloop export`: the model of a run for use without hydraloop.
+
+A file has its weights (safetensors), or its graph (pt2, onnx).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydraloop.commands.finished_run import FinishedRunCommand, check_output
+from hydraloop.engine.checkpoint.format import load
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.evaluation.first_batches import first_batches
+from hydraloop.engine.loaders import sets_of
+from hydraloop.errors import UserError
+from hydraloop.hooks.checkpoint.publishing import write_safetensors
+from hydraloop.hooks.shared.model_export import graph_of
+from hydraloop.run import atomic
+from hydraloop.schemas.data import SPLITS
+
+_KEY = "--format"
+_ONNX = ("onnx", "onnxscript")
+"""Packages that torch.onnx needs."""
+
+
+def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Export:
+    """Return the command; see `FinishedRunCommand`.
+
+    Raises:
+        UserError: packages of the format are missing, or the file cannot be written.
+    """
+    missing = [name for name in _ONNX if args.format == "onnx" and importlib.util.find_spec(name) is None]
+    if missing:
+        remedy = f"Install it: pip install {' '.join(missing)}"
+        raise UserError(f"onnx needs {' and '.join(missing)}", key=_KEY, remedy=remedy)
+    output = Path(given.get("output", f"model.{args.format}"))
+    check_output(output)
+    return Export(args.format, output, args.run, given, overrides)
+
+
+class Export(FinishedRunCommand):
+    """Writes the model to a file, in one process."""
+
+    def __init__(self, name: str, output: Path, run: Path, given: Mapping[str, str], overrides: Sequence[str]) -> None:
+        super().__init__(run, given, overrides)
+        self._format, self._output = name, output
+        self.cfg.distributed.nproc_per_node = 1
+        self.cfg.engine.compile = False
+
+    def run(self, ranks: Distributed) -> str:
+        """Write the file. Returns its path."""
+        found = [split for split in ("val", "test", "train") if self.cfg.data.get(split) is not None]
+        engine = self.engine(ranks, *(found[:1] if self._format != "safetensors" else ()))
+        write(engine, self.found.file, self._format, self._output)
+        return str(self._output)
+
+
+def write(engine: Engine, checkpoint: Path, name: str, path: Path) -> None:
+    """Write the model of an engine.
+
+    Args:
+        engine: with the weights loaded. For a graph, with the loader of one split, whose first batch is the example.
+        checkpoint: the file that the weights are from.
+        name: of the format.
+        path: the file.
+
+    Raises:
+        UserError: the model cannot be exported in this format, or the file cannot be written.
+    """
+    if name == "safetensors":
+        with _writing(path):
+            _write_weights(engine, checkpoint, path)
+        return
+    program = _graph(engine, name)
+    with _refusing(f"{name} cannot have this model"), _writing(path):
+        if name == "onnx":
+            _write_onnx(program, path)
+        else:
+            with atomic.replacing(path) as unfinished, unfinished.open("wb") as file:
+                torch.export.save(program, file)
+
+
+def _write_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of each package that it could support
+    with warnings.catch_warnings(action="ignore"):  # about torch's own code
+        exported: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
+    exported.save(path)  # weights above 2 GB are in a file next to it
+
+
+def _write_weights(engine: Engine, checkpoint: Path, path: Path) -> None:
+    meta = load(checkpoint, key="checkpoint", mmap=True, only=()).get("meta", {})
+    # The weights are the averaged ones, if there are any.
+    facts = {fact: value for fact, value in meta.items() if fact != "averaged_weights"}
+    facts["published_from"] = checkpoint.name
+    obstacle = write_safetensors(path, engine.model.state_dict(), facts, like=checkpoint)
+    if obstacle is not None:
+        raise UserError(f"safetensors cannot have these weights: {obstacle}", key=_KEY, remedy="Use --format pt2.")
+
+
+def _graph(engine: Engine, name: str) -> torch.export.ExportedProgram:
+    loaders = (loader for split in SPLITS for loader in sets_of(getattr(engine.loaders, split)).values())
+    batch = next((batch for loader in loaders for batch in first_batches(loader, 1)), None)
+    if batch is None:
+        raise UserError(
+            f"{name} needs a batch as an example, and the data of the run has none",
+            key="data",
+            remedy="Give data.test a data set, or use --format safetensors.",
+        )
+    task = engine.task.cpu().eval()
+    with _refusing(f"{type(task.model).__name__} cannot be exported as a graph"):
+        return graph_of(task.model, task.predict, batch)[0]
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror}" if error.strerror else str(error)
+        raise UserError(problem, key="output", remedy="Name another file: output=…") from error
+
+
+@contextmanager
+def _refusing(problem: str) -> Iterator[None]:
+    """Raise each error of torch's exporters, of which there are many kinds, as one message."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise UserError(
+            f"{problem}: {type(error).__name__}: {reason}",
+            key=_KEY,
+            remedy="Change the model so that torch.export takes it, or write its weights: --format safetensors.",
+        ) from error

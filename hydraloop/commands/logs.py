@@ -1,0 +1,60 @@
+"""`python -m hydraloop logs`: what a job, a run or a detached controller has printed."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from hydraloop.commands.status import log_of, sweep_in
+from hydraloop.errors import UserError, printable
+from hydraloop.run import lock
+
+_POLL = 0.3
+"""Seconds between two looks at a log."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a log. Returns the exit code 0. Errors: as in `show`."""
+    show(args.directory, args.job, follow=args.follow)
+    return 0
+
+
+def show(path: Path, number: int | None, *, follow: bool) -> None:
+    """Print a log.
+
+    Args:
+        path: the directory of a sweep or a run.
+        number: that of a job; None: the log of a run, or of the sweep's detached controller.
+        follow: also print what is added, until the process has ended.
+
+    Raises:
+        UserError: there is no such job or no log.
+    """
+    sweep, folder = sweep_in(path), path
+    if sweep is not None and number is not None:
+        last = sweep.description.axes.count - 1
+        if not 0 <= number <= last:
+            raise UserError(f"the sweep has no job {number}", key="job", remedy=f"Name one from 0 to {last}.")
+        folder = sweep.folder(number)
+    log = log_of(folder)
+    if log is None:
+        problem = "the job has not started" if number is not None else "there is no log"
+        if sweep is not None and number is None:
+            problem = "the sweep was not detached, so its controller has printed to its terminal"
+        status = shlex.join(["python", "-m", "hydraloop", "status", str(path)])
+        raise UserError(problem, key="logs", remedy=f"See which jobs there are: {status}")
+    alive = sweep.controllers if sweep is not None and number is None else partial(lock.holder, folder)
+    with log.open("rb") as file:
+        while True:
+            is_over = not follow or not alive()
+            while line := file.readline(1 << 16):  # after the end was seen, so that nothing is missed
+                text = line.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")  # of progress bars
+                sys.stdout.buffer.write(printable(text).encode())
+            sys.stdout.buffer.flush()
+            if is_over:
+                return
+            time.sleep(_POLL)

@@ -1,0 +1,152 @@
+"""The command lines of `python -m hydraloop <command>`: their one parser, and the list of commands for `--help`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydraloop.errors import UserError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, as `--help` shows it."""
+
+    arguments: str
+    """As typed, in the list of commands."""
+    summary: str
+    details: str = ""
+    """More sentences for the command's own help."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Arguments that are typed as `key=value`, with their possible values."""
+
+
+_SPLIT = {"split": "test|val"}
+_CHECKPOINT = {"checkpoint": "best|last|FILE"}
+COMMANDS = {
+    "resume": Command("<run>", "continue a run with its saved config"),
+    "evaluate": Command("<run>", "print the metrics of a finished run as JSON", keys=_SPLIT | _CHECKPOINT),
+    "predict": Command(
+        "<run>",
+        "write the predictions of a finished run, in the order of the data",
+        keys={**_SPLIT, **_CHECKPOINT, "output": "FILE.jsonl|FILE.npz"},
+    ),
+    "export": Command(
+        "<run>", "write the model of a finished run for use without hydraloop", keys={**_CHECKPOINT, "output": "FILE"}
+    ),
+    "replay": Command(
+        "<run> iteration=<n>",
+        "rebuild a run at an iteration, and compare it with its records",
+        "It prints the samples, the loss and the norm of the gradients.",
+        {"iteration": "N"},
+    ),
+    "diff": Command(
+        "<run> <run>",
+        "print what differs between two runs",
+        "It compares config, code, packages, results, and the first record that differs. Exit code: 0 nothing differs, "
+        "1 something differs, 2 a mistake.",
+    ),
+    "status": Command("<folder>", "print how a sweep or a run is doing"),
+    "attach": Command("<folder>", "show a sweep or a run until it ends", "Ctrl-C leaves it running."),
+    "results": Command("<sweep>", "print the results of a sweep, and write results.csv and results.json"),
+    "logs": Command("<folder> [job]", "print what a job, a run or a controller has printed"),
+    "stop": Command("<folder>", "let a sweep or a run save and end, and end all of its processes"),
+    "sync": Command("<folder>", "send trackers the records and files that they do not have"),
+}
+ON_RANKS = ("evaluate", "predict", "export", "replay")
+"""Commands that load a run, on as many processes as the run had."""
+_PROGRAM = "python -m hydraloop"
+_COLUMN = 39
+"""Where the summaries begin in the list."""
+
+
+def listing() -> str:
+    """Return the list of commands."""
+    lines = ["Commands for runs and sweeps; <command> --help lists the arguments"]
+    for name, command in COMMANDS.items():
+        typed = f"  {_PROGRAM} {name} {command.arguments}"
+        if len(typed) >= _COLUMN:
+            lines.append(typed)
+            typed = ""
+        lines.append(f"{typed:{_COLUMN}}{command.summary}")
+    return "\n".join(lines)
+
+
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of a command. Its name is the first one.
+
+    Raises:
+        SystemExit: after a mistake, with argparse's message, or after `--help`.
+    """
+    name, command = argv[0], COMMANDS[argv[0]]
+    description = f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}"
+    parser = argparse.ArgumentParser(prog=f"{_PROGRAM} {name}", description=description)
+    parser.set_defaults(command=name)
+    if name in ON_RANKS:
+        _add_run(parser, name)
+    elif name == "diff":
+        what = "a run directory, outputs/<date>/<run>"
+        parser.add_argument("directory", nargs=2, type=Path, metavar="RUN", help=what)
+    elif name == "sync":
+        _add_trackers(parser)
+    else:
+        _add_directory(parser, name)
+    return parser.parse_intermixed_args(argv[1:])
+
+
+def _add_run(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument("run", type=Path, help="the run directory, outputs/<date>/<run>")
+    own = ", ".join(f"{key}={values}" for key, values in COMMANDS[name].keys.items())
+    what = f"{own}; or changes of the run's config, such as data.test.root=/data"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])
+    what = "packages whose classes the config may name, such as timm,peft; a dot for the files in the working directory"
+    parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGES", help=what)
+    if name == "export":
+        what = "weights, or the graph of the model (torch.export, ONNX)"
+        parser.add_argument("--format", required=True, choices=("safetensors", "pt2", "onnx"), help=what)
+    if name == "replay":
+        parser.add_argument("--pdb", action="store_true", help="open Python's debugger before the iteration")
+
+
+def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument("directory", type=Path, help="multirun/<date>/<sweep>, or outputs/<date>/<run>")
+    if name == "logs":
+        parser.add_argument("job", type=int, nargs="?", help="the number of a job; none: the controller's log")
+        parser.add_argument("-f", "--follow", action="store_true", help="print new lines until it has ended")
+    if name == "results":
+        parser.add_argument("--json", action="store_true", help="print the results as JSON, and write nothing")
+    if name == "stop":
+        wait = "until what has not ended, and writes no checkpoint, is killed (30)"
+        parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help=wait)
+        parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
+
+
+def _add_trackers(parser: argparse.ArgumentParser) -> None:
+    what = "a run, a sweep, or a folder of them (outputs/); or an option that is used instead of the run's, such as "
+    parser.add_argument("directory", nargs="+", help=f"{what}hooks.mlflow.tracking_uri=http://localhost:5000")
+    what = "send everything, because the service has been replaced or has moved; with an option of a tracker, to that "
+    parser.add_argument("--again", action="store_true", help=f"{what}one only")
+    what = "a package or file with a custom tracker"
+    parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGE", help=what)
+
+
+def split(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
+    """Return the command's own `key=value` arguments, and the changes of the run's config.
+
+    Raises:
+        UserError: an argument of the command has no value.
+    """
+    keys = COMMANDS[args.command].keys
+    own: dict[str, str] = {}
+    overrides = []
+    for text in args.overrides:
+        key, _, value = text.partition("=")
+        if key not in keys:
+            overrides.append(text)
+        elif not value:
+            raise UserError("it has no value", key=key, remedy=f"Write {key}={keys[key]}, or leave it out.")
+        else:
+            own[key] = value
+    return own, overrides

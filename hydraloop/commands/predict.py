@@ -1,0 +1,121 @@
+"""`python -m hydraloop predict`: the predictions of a finished run, in the order of the data.
+
+A file is `.jsonl` with one line for each sample, or `.npz` with one array for each output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydraloop.commands.finished_run import FinishedRunCommand, check_output
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.errors import UserError
+from hydraloop.run import atomic
+from hydraloop.run.config_yaml import plain
+
+FORMATS = (".jsonl", ".npz")
+OUTPUT = "output"
+"""The name of predictions that have none: a tensor or a list instead of a dict."""
+
+Parts = Iterator[tuple[str, Any]]
+"""The name of the data set (empty for a single one), and what `engine.predict` yields."""
+
+
+def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Predict:
+    """Return the command; see `FinishedRunCommand`.
+
+    Raises:
+        UserError: the file cannot be written, or has an unknown suffix.
+    """
+    output = Path(given.get("output", "predictions.jsonl"))
+    check_output(output)
+    if output.suffix not in FORMATS:
+        problem = f"{output} is neither JSON lines nor NumPy's format"
+        raise UserError(problem, key="output", remedy=f"Use {output.stem}.jsonl or .npz.")
+    return Predict(output, args.run, given, overrides)
+
+
+class Predict(FinishedRunCommand):
+    """Writes the predictions for one split to a file."""
+
+    def __init__(self, output: Path, run: Path, given: Mapping[str, str], overrides: Sequence[str]) -> None:
+        super().__init__(run, given, overrides)
+        self._output = output
+
+    def run(self, ranks: Distributed) -> str:
+        """Write the file on rank 0. Returns its path."""
+        engine = self.engine(ranks, self.split)
+        parts = ((name, part) for name, loader in self.data(engine).items() for part in engine.predict(loader))
+        if ranks.is_main:
+            write(self._output, parts)
+        else:
+            for _ in parts:  # takes part in collectives
+                pass
+        return str(self._output)
+
+
+def write(path: Path, parts: Parts) -> None:
+    """Write all predictions to a file, whose suffix says the format. It appears when it is complete.
+
+    Raises:
+        UserError: an array cannot have these predictions.
+    """
+    with atomic.replacing(path) as unfinished:
+        if path.suffix == ".npz":
+            try:
+                arrays = _arrays(parts)
+            except ValueError as error:  # samples of different shapes
+                remedy = "Use JSON lines: output=predictions.jsonl"
+                raise UserError(f"the predictions are not an array: {error}", key="output", remedy=remedy) from error
+            with unfinished.open("wb") as binary:
+                np.savez(binary, **arrays)
+            return
+        with unfinished.open("w", encoding="utf-8") as text:
+            for row in _rows(parts):
+                text.write(json.dumps(plain(row)) + "\n")
+
+
+def _columns(part: Any) -> Mapping[str, Any]:
+    return part if isinstance(part, Mapping) else {OUTPUT: part}
+
+
+def _rows(parts: Parts) -> Iterator[dict[str, Any]]:
+    """Yield a line for each sample: the data set if there are several, the position in it, and the outputs."""
+    counts: dict[str, int] = {}
+    for data_set, part in parts:
+        columns = {
+            name: value.tolist() if isinstance(value, Tensor) else value for name, value in _columns(part).items()
+        }
+        if taken := columns.keys() & {"index", "data_set" if data_set else "index"}:
+            remedy = "Give it another name in the task, or use output=predictions.npz."
+            raise UserError(f"predict returns an entry {taken.pop()!r}, as each line has", key="task", remedy=remedy)
+        for sample in zip(*columns.values(), strict=True):
+            counts[data_set] = index = counts.get(data_set, -1) + 1
+            where = {"data_set": data_set} if data_set else {}
+            yield {**where, "index": index, **dict(zip(columns, sample, strict=True))}
+
+
+def _arrays(parts: Parts) -> dict[str, Any]:
+    """Return the arrays by name; with several data sets `<data set>/<output>`."""
+    found: dict[str, list[Any]] = {}
+    for data_set, part in parts:
+        for name, value in _columns(part).items():
+            found.setdefault(f"{data_set}/{name}".lstrip("/"), []).append(_array(value))
+    return {name: np.concatenate(arrays) for name, arrays in found.items()}
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # NumPy has no bfloat16
+    array = np.array(value)
+    if array.dtype == object:
+        raise ValueError(f"there are values of type {type(value[0]).__name__}")
+    return array

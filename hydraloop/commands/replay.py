@@ -1,0 +1,276 @@
+"""`python -m hydraloop replay`: rebuilds a run at an iteration, and writes nothing into its directory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from bdb import BdbQuit
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.builder import assemble
+from hydraloop.cli.run_config import config_of
+from hydraloop.commands.diff import described, records
+from hydraloop.commands.on_ranks import RankCommand
+from hydraloop.engine.checkpoint.format import Position, peek
+from hydraloop.engine.checkpoint.history import history
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.fsdp import whole
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
+from hydraloop.engine.loaders import share_of
+from hydraloop.engine.progress import Progress
+from hydraloop.errors import UserError, printable
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.grad_clip import GradClipHook, total_norm
+from hydraloop.hooks.rollback import RollbackHook
+from hydraloop.hooks.shared.kept_losses import samples_of
+from hydraloop.launch.checks import check_debugger
+from hydraloop.parts import Parts
+from hydraloop.run import attempts, changes
+from hydraloop.run.checkpoint_files import first_intact
+from hydraloop.run.config_yaml import loaded, plain
+from hydraloop.run.directory import check_holds_run, checkpoint_folders
+from hydraloop.run.environment import versions
+from hydraloop.run.record_log import FILENAME, read_all
+from hydraloop.safety import typed_options
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.validate import check_strategy, validate
+
+
+def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Replay:
+    """Return the command. Errors: as in `Replay`."""
+    command = Replay(args.run, given.get("iteration", ""), overrides, debug=args.pdb)
+    if args.pdb:
+        check_debugger(command.cfg, is_sweep=False)
+    return command
+
+
+class Replay(RankCommand):
+    """A run that is to be rebuilt at an iteration, from the newest undamaged checkpoint before it.
+
+    Args:
+        run_dir: of the run.
+        iteration: its number, from 1, as typed.
+        overrides: changes of the run's config.
+        debug: whether the debugger is opened before the iteration.
+
+    Raises:
+        UserError: a wrong argument, or a run that cannot be rebuilt from its directory.
+    """
+
+    def __init__(self, run_dir: Path, iteration: str, overrides: Sequence[str], *, debug: bool = False) -> None:
+        if not iteration.isdecimal() or int(iteration) < 1:
+            problem = f"{iteration!r} is not the number of an iteration"
+            raise UserError(problem, key="iteration", remedy="Write iteration=1 for the first one.")
+        ALLOWLIST.distrust(run_dir)
+        check_holds_run(run_dir)
+        self._run_dir, self._iteration, self._debug = run_dir, int(iteration), debug
+        saved = history(checkpoint_folders(run_dir))
+        self._left_out = saved[0].left_out if saved else {}
+        earlier = [one for one in saved if one.iteration < self._iteration]
+        later = [one for one in saved if one.iteration >= self._iteration][-1:]
+        intact = first_intact(one.path for one in earlier)
+        self._start = next((one for one in earlier if one.path == intact), None)
+        known = later or earlier[:1]
+        # Of the process that trained the iteration, or of the one before.
+        self._meta = meta = known[0].meta if known else {}
+        if meta.get("given"):
+            raise UserError(
+                f"the run got {', '.join(meta['given'])} as objects from Python, which its config does not describe",
+                key="run",
+                remedy="Replay a run that was started from a config.",
+            )
+        # A later attempt may have changed the config.
+        text = meta.get("config") if later and attempts.folders(run_dir) else None
+        super().__init__(config_of(run_dir, overrides, lambda: meta, text), meta, overrides)
+        self._set_options(overrides, trained_later=bool(later))
+        log_of_run = read_all(run_dir / FILENAME)
+        recorded = [one.iteration for one in log_of_run if one.mode == "train" and one.iteration >= self._iteration]
+        self._end = min(recorded, default=self._iteration)
+        begin = (0, "the beginning") if self._start is None else (self._start.iteration, self._start.path)
+        self.source = f"from {begin[1]} (iteration {begin[0]}): {self._end - begin[0]} iterations to step"
+
+    def _set_options(self, overrides: Sequence[str], *, trained_later: bool) -> None:
+        """Set the options that a replay determines.
+
+        Args:
+            trained_later: whether a checkpoint after the iteration is known, which tells how it was trained.
+        """
+        cfg, meta, typed = self.cfg, self._meta, typed_options.keys_of(overrides)
+        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
+        cfg.engine.test = False
+        cfg.engine.allow_nan = True  # the iteration may be the one at which the run has failed
+        if self._start is not None:
+            cfg.load_from = cfg.init.checkpoint = None
+            before = self._start.meta
+            if not trained_later or before.get("hyperparameters") != meta.get("hyperparameters"):
+                # Typed when the run was resumed.
+                typed += [change.key for change in changes.differences(changes.config_of(before), plain(cfg))]
+        typed_options.remember(cfg, typed)
+
+    def run(self, ranks: Distributed) -> str:
+        """Step to the iteration, and on to the next record of the run; called on each rank. Returns JSON on rank 0.
+
+        Raises:
+            UserError: the run ends before the iteration.
+        """
+        cfg, start, iteration = self.cfg, self._start, self._iteration
+        cfg.distributed.nproc_per_node = 1  # no processes are started
+        if ranks.world_size == 1:
+            cfg.distributed.strategy = "auto"
+        validate(cfg)
+        check_strategy(cfg.distributed.strategy, several=ranks.world_size > 1)
+        end = ranks.from_main(self._end)  # the run may be writing records
+        watch = _Watch(iteration, end, debug=self._debug)
+        with TemporaryDirectory(prefix="hydraloop-") as name:
+            folder, parts = Path(ranks.from_main(name)), Parts(hooks={"replay": watch})
+            _redirect(cfg.hooks, self._run_dir, folder)
+            # From the beginning, the global batch is that of the run, too.
+            position = (
+                Position(Progress(), 0, {**self._meta, "left_out_steps": 0})
+                if start is None
+                else peek(start.path, key="run")
+            )
+            checkpoint = None if start is None else start.path
+            engine = assemble(cfg, ranks, folder, parts, checkpoint=checkpoint, position=position)
+            if iteration > engine.max_iters:
+                problem = f"the run has only {engine.max_iters} iterations"
+                raise UserError(problem, key="iteration", remedy=f"Use iteration={engine.max_iters} or less.")
+            self._leave_hooks_out(engine)
+            try:
+                engine.train()
+            except BdbQuit:
+                raise KeyboardInterrupt from None
+            if not watch.found:
+                why = f": {engine.stop_reason}" if engine.stop_reason else ""
+                problem = f"the run ends at iteration {engine.progress.iteration}{why}"
+                raise UserError(problem, key="iteration", remedy=f"Use iteration={engine.progress.iteration} or less.")
+            text = self._compared(engine, watch, folder) if ranks.is_main else ""
+            self.differs = ranks.from_main(self.differs)
+            return text
+
+    def _leave_hooks_out(self, engine: Engine) -> None:
+        """Do not call hooks that only observe or save; their states are still loaded."""
+        for name, hook in engine.hooks.items():
+            if isinstance(hook, CheckpointHook):
+                hook.out_dir = None  # in the temporary directory, where nothing is saved
+                hook.idle_points = frozenset(MOUNT_POINTS) - {"before_run"}
+            elif type(hook).on_error != "raise":
+                hook.idle_points = MOUNT_POINTS
+            elif isinstance(hook, RollbackHook) and name in self._left_out:
+                # Batches that the run has left out later are left out at once.
+                hook.load_state_dict({"losses": {}, "left_out": self._left_out[name], "rollbacks": 0})
+                if self._start is None:
+                    hook.after_load_checkpoint(engine, {})
+        engine.calls.build()
+
+    def _compared(self, engine: Engine, watch: _Watch, folder: Path) -> str:
+        """Compare the records with those of the run. Returns JSON; prints the first difference."""
+        recorded: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+        for (iteration, mode, _), values in records(self._run_dir):
+            recorded[iteration, mode].append(values)
+        lines: list[str] = []
+        compared, record = 0, None
+        for (iteration, mode, _), values in records(folder):
+            found = [list(changes.differences(old, values)) for old in recorded[iteration, mode]]
+            if not found:  # made by a hook that is left out here
+                continue
+            closest = min(found, key=len)  # with a tracker, the log keeps the records from before a rollback
+            compared += 1
+            if closest and not lines:
+                first = ", ".join(map(described, closest[:3]))
+                lines = [f"the records differ, first at iteration {iteration}, mode {mode}: {first}"]
+            if (iteration, mode) == (watch.end, "train"):
+                record = {"iteration": iteration, **values}
+        if not lines and record is None and recorded[watch.end, "train"]:  # a rollback has interrupted it
+            lines = [f"the run has a record of iteration {watch.end}, and the replay has none"]
+        self.differs = bool(lines)
+        if self.differs:
+            lines += changes.code(self._meta.get("git") or {}, engine.checkpoints.git)
+            lines += changes.packages(self._meta, {"versions": versions()})
+        elif compared:
+            lines = [f"{compared} records are equal to those of the run"]
+        else:
+            lines = ["the run has no record of these iterations"]
+        print(printable("\n".join(lines)), file=sys.stderr)
+        return json.dumps(plain({**watch.found, "record": record}))
+
+
+def _redirect(hooks: DictConfig, run_dir: Path, folder: Path) -> None:
+    """Let custom hooks that were given a path in the run directory write to another folder, also in a moved run."""
+    old = [re.escape(json.dumps(str(run_dir.resolve()))[1:-1])]
+    with suppress(KeyError, TypeError):  # a run that was started from Python
+        file = run_dir / attempts.RECORDS / "hydra.yaml"
+        runtime: Any = OmegaConf.select(loaded(file, file), "hydra.runtime") if file.exists() else None
+        began_in = runtime["output_dir"], os.path.relpath(runtime["output_dir"], runtime["cwd"])
+        absolute, relative = (re.escape(json.dumps(path)[1:-1]) for path in began_in)
+        old += [absolute, rf'(?<=")(?:\./)?{relative}']
+    inside = re.compile(rf"(?:{'|'.join(old)})(?![\w.-])")
+    for name, node in cast(dict[str, Any], OmegaConf.to_container(hooks)).items():
+        hooks[name] = json.loads(inside.sub(lambda _: json.dumps(str(folder))[1:-1], json.dumps(node)))
+
+
+class _Watch(Hook):
+    """Notes what happens in an iteration, and stops the run after a later one.
+
+    Args:
+        iteration: its number, from 1.
+        end: the later one, or the same.
+        debug: whether to open the debugger before the iteration.
+    """
+
+    priority = Priority.HIGHEST
+    collective = True
+
+    def __init__(self, iteration: int, end: int, *, debug: bool) -> None:
+        self.iteration, self.end, self._debug = iteration, end, debug
+        self.found: dict[str, Any] = {}
+        self._open = False  # whether the iteration has begun, and its optimizer step has not ended
+        self._norm_type = 2.0
+
+    def before_train(self, engine: Engine) -> None:
+        """Let Ctrl-C end the command at once: nothing is saved."""
+        engine.requests.ignore_signals()
+        self._norm_type = next(
+            (hook.norm_type for hook in engine.hooks.values() if isinstance(hook, GradClipHook)), 2.0
+        )
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        if engine.progress.iteration + 1 == self.iteration:
+            if self._debug:
+                breakpoint()
+            self._open, self.found = True, {}
+
+    def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Note the norm of the gradients, before any hook clips them."""
+        if self._open:
+            parameters = [parameter for group in engine.stepper.optimizer.param_groups for parameter in group["params"]]
+            name = f"{engine.step}/grad_norm".lstrip("/")
+            self.found[name] = float(whole(total_norm(engine, parameters, self._norm_type)))
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        now = engine.progress.iteration
+        if now == self.iteration:
+            epoch = engine.progress.epoch
+            share = share_of(engine.loaders.train)
+            samples = samples_of(engine, epoch, batch_idx)
+            if samples is not None and share is not None:
+                samples = samples[: share(batch_idx)[0]]  # without a filler
+            losses = {name: float(value) for name, value in outputs.items() if name.rpartition("/")[2] == "loss"}
+            of_ranks = engine.distributed.gather({"samples": samples, **losses})
+            place = {"iteration": now, "epoch": epoch + 1, "batch": batch_idx}
+            self.found = {**place, "ranks": of_ranks, **self.found}
+        self._open = self._open and not engine.stepper.window_closed
+        if now == self.end:
+            engine.requests.preempt("replay", agreed=True)  # no validation follows
+            engine.checkpoints.save_nothing_more()

@@ -1,0 +1,98 @@
+"""`python -m hydraloop status`: how a sweep or a run is doing, from the files of its directory.
+
+Neither this command nor `attach`, `logs`, `results` and `stop` need the project and its packages, or import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections import Counter
+from pathlib import Path
+
+from hydraloop.errors import UserError, printable
+from hydraloop.run.checkpoint_files import candidates
+from hydraloop.run.directory import checkpoint_folders, holds_run
+from hydraloop.run.environment import resume_command, shown
+from hydraloop.sweeps import description, states
+from hydraloop.sweeps.detach import CONTROLLER_LOG, RUN_LOG
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.states import JobState
+
+_LISTED = ("running", "interrupted", "failed")
+"""States of jobs that are listed."""
+_MOST = 20
+"""Jobs of one state that are listed. More do not fit on a screen; `results` lists all."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the state. Returns the exit code 0.
+
+    Raises:
+        UserError: the directory holds no sweep and no run.
+    """
+    sweep = sweep_in(args.directory)
+    lines = _of_run(args.directory) if sweep is None else _of_sweep(sweep)
+    print(printable("\n".join(lines)))
+    return 0
+
+
+def sweep_in(path: Path) -> SweepDirectory | None:
+    """Return the sweep in a directory; None if it holds a run.
+
+    Raises:
+        UserError: it holds neither.
+    """
+    if (path / description.FILENAME).exists():
+        return SweepDirectory.load(path)
+    if not holds_run(path):
+        remedy = "Name one: ls -d multirun/*/* outputs/*/*"
+        raise UserError(f"{path} holds no sweep and no run", key="directory", remedy=remedy)
+    return None
+
+
+def _of_run(path: Path) -> list[str]:
+    state = states.current(path, states.read(path) or JobState(0, "running"), path)
+    continues = state.state == "interrupted" and candidates(*checkpoint_folders(path))
+    hint = [f"  {shlex.join(resume_command(path))}"] if continues else []
+    return [*_described(state, "the run", path), *hint]
+
+
+def _of_sweep(sweep: SweepDirectory) -> list[str]:
+    found = sweep.current_states()
+    counts = Counter(state.state for state in found)
+    lines = [
+        f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
+        f"{len(found)} jobs: {', '.join(f'{counts[name]} {name}' for name in counts)}",
+    ]
+    controllers = sweep.controllers().values()
+    lines += [f"controller: process {one.processes[0][0]} on {one.host}, since {one.since}" for one in controllers]
+    lines += hint(sweep, found)
+    for name in _LISTED:
+        listed = [state for state in found if state.state == name]
+        for state in listed[:_MOST]:
+            lines += _described(state, sweep.name(state.number), sweep.folder(state.number))
+        if len(listed) > _MOST:
+            lines.append(f"and {len(listed) - _MOST} other jobs {name}")
+    return lines
+
+
+def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
+    """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
+    if all(state.is_over for state in found) or sweep.controllers():
+        return []
+    return [f"No controller is running. Continue the sweep: {sweep.resume_command()}"]
+
+
+def _described(state: JobState, name: str, folder: Path) -> list[str]:
+    """Return the lines about a job, or about a run."""
+    where = f"process {state.pid} on {state.host}" if state.state == "running" else state.error or state.reason or ""
+    first, *rest = f"{state.state}: {name}{': ' if where else ''}{where}".splitlines()
+    log = log_of(folder)
+    return [first, *rest, *([] if log is None else [f"  {shown(log)}"])]
+
+
+def log_of(folder: Path) -> Path | None:
+    """Return the log of a job, of a controller, or of a run; None if there is none."""
+    logs = (folder / name for name in (states.LOG, CONTROLLER_LOG, RUN_LOG, "train.log"))
+    return next((log for log in logs if log.exists()), None)

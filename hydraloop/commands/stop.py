@@ -1,0 +1,90 @@
+"""`python -m hydraloop stop`: let a sweep or a run save and end. No process of it is left on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from hydraloop.commands import status
+from hydraloop.commands.status import sweep_in
+from hydraloop.run import lock
+from hydraloop.run.environment import shown
+from hydraloop.sweeps import states, stopping
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.states import JobState
+
+_POLL = 0.3
+"""Seconds between two looks at the jobs."""
+_RECORDING = 2.0
+"""Seconds for another `stop` to record the jobs that have ended."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """End the processes, and print what has ended. Returns the exit code: 1 if something could not be stopped, else 0.
+
+    Processes that an earlier `stop` has told to end are killed.
+
+    Raises:
+        UserError: the directory holds no sweep and no run.
+    """
+    path, sweep, others = args.directory, sweep_in(args.directory), set[str]()
+
+    def find() -> list[int]:
+        holders = _holders(path, sweep).values()
+        others.update(one.host for one in holders if not one.is_here)
+        # The first process of a lock tells rank 0, if rank 0 is another process.
+        return [one.alive[0][0] for one in holders if one.alive]
+
+    def waits() -> None:
+        command = shlex.join(["python", "-m", "hydraloop", "stop", "--kill", shown(path)])
+        print(f"waiting for a checkpoint that is being written; kill the run: {command}", flush=True)
+
+    were_told = [lock.note_stop(folder) for folder, one in _holders(path, sweep).items() if one.alive]
+    ended, killed, left = stopping.end(find, args.wait, waits, kill=args.kill or any(were_told))
+    print(f"processes ended: {ended}" + (f", killed: {killed}" if killed else ""))
+    if left:
+        pids = ",".join(map(str, left))
+        print(f"error: these processes could not be ended: ps -o pid,user,stat,args -p {pids}", file=sys.stderr)
+    if others:
+        print(f"error: processes on {', '.join(sorted(others))} continue: run the command there, too", file=sys.stderr)
+    if sweep is not None:
+        _record_ends(sweep, seconds=0.0 if others or left else _RECORDING)
+    return 1 if others or left else status.run(args)
+
+
+def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, lock.Holder]:
+    """Return the processes that are to be told, by the folder that each of them has locked."""
+    if sweep is None:
+        holder = lock.holder(path)
+        return {} if holder is None else {path: holder}
+    held = {path / lock.CONTROLLERS / name: one for name, one in sweep.controllers().items()}
+    if any(one.is_here for one in held.values()):  # a controller tells its own jobs
+        return held
+    for job in _running(sweep):
+        holder = lock.holder(sweep.folder(job.number))
+        # Another `stop` holds the lock of a job while it records how the job has ended.
+        if holder is not None and holder.processes[0][0] == job.pid:
+            held[sweep.folder(job.number)] = holder
+    return held
+
+
+def _record_ends(sweep: SweepDirectory, *, seconds: float) -> None:
+    """Write the states of jobs whose process was killed, and withdraw jobs that wait in Slurm's queue.
+
+    Args:
+        seconds: how long to wait for another `stop` to record the others.
+    """
+    for number in range(sweep.description.axes.count):
+        (sweep.folder(number) / states.REQUEST).unlink(missing_ok=True)
+    until = time.monotonic() + seconds
+    while [job for job in _running(sweep) if sweep.settle(job.number, None).state == "running"]:
+        if time.monotonic() > until:
+            break
+        time.sleep(_POLL)
+
+
+def _running(sweep: SweepDirectory) -> list[JobState]:
+    return [state for state in sweep.states() if state.state == "running"]

@@ -1,0 +1,193 @@
+"""`sync.py` with many runs: a broken one does not affect the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hydraloop.commands import sync
+from hydraloop.commands.dispatch import run as command
+from hydraloop.run.processes import started
+from hydraloop.run.result import Result
+from hydraloop.safety.secrets import masked, name_secrets
+from hydraloop.tracking import description
+from hydraloop.tracking.cursor import Cursor, sync_command
+from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
+from tests.tracking.service import Service
+
+
+def _run(run_dir: Path, *, options: Mapping[str, object] = {}, **changes: object) -> Path:
+    described_run(run_dir, replace(attempt(), **changes))  # type: ignore[arg-type]
+    log_records(run_dir, 3)
+    Cursor(TENSORBOARD, {"pictures": True, "hparams": None, **options}).save(run_dir, "tensorboard")
+    return run_dir
+
+
+@pytest.mark.parametrize("broken", ["run.json", "attempt_0.json", "tensorboard.cursor.json", "sweep.json"])
+@pytest.mark.parametrize("content", ["", "[1]", "{}"])
+def test_a_broken_file_is_one_runs_trouble(
+    tmp_path: Path, broken: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abc":
+        Result("finished").write(_run(tmp_path / name))
+    (tmp_path / "a" / "tracking" / broken).write_text(content)
+    code = sync.send_all([tmp_path])
+    shown = capsys.readouterr().out
+    for name in "bc":
+        cursor = Cursor.load(tmp_path / name, "tensorboard")
+        assert cursor is not None
+        assert (cursor.sent, cursor.finished) == (3, True)
+    if broken != "sweep.json":  # which is looked for above a run only
+        assert code == 1
+        assert "a  tensorboard: " in shown
+        assert "not all: " in shown
+
+
+def test_sync_leaves_out_what_the_interval_does_and_an_option_changes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = _run(tmp_path / "a", options={"interval": 20})  # records at 10, 20 and 30
+    Result("finished").write(run_dir)
+    assert sync.send_all([tmp_path]) == 0
+    assert "tensorboard: 1 sent, 1 of 3 records there, 2 left out by interval" in capsys.readouterr().out
+    assert sync.send_all([tmp_path], sync.How(again=True, options={"tensorboard": {"interval": 15}})) == 0
+    events = EventAccumulator(str(run_dir / "tensorboard")).Reload().Scalars("train/loss")
+    assert [event.step for event in events] == [30]
+
+
+def test_whether_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tags = {"host": socket.gethostname()}
+    own = started(os.getpid())
+    assert own is not None
+    _run(tmp_path / "on", tags=tags, pid=os.getpid(), started=own, began=0.0)
+    _run(tmp_path / "over", tags=tags, pid=os.getpid(), started=own - 3600, began=2.0**33)
+    assert sync.send_all([tmp_path]) == 1
+    on, over = capsys.readouterr().out.splitlines()
+    assert on.endswith("not all: the run is still training")
+    assert "over  tensorboard: 3 sent, 3 of 3 records there, " in over
+    run = description.read(tmp_path / "over")
+    assert run is not None
+    assert description.ending(tmp_path / "over", run.attempt).status == "killed"
+
+
+def test_what_is_typed_masks_all_it_says(tmp_path: Path) -> None:
+    run_dir = _run(tmp_path / "a")
+    cursor = Cursor.load(run_dir, "tensorboard")
+    assert cursor is not None
+    cursor.kind = "http://me:s3cretPassw0rd@host"
+    cursor.save(run_dir, "tensorboard")
+    done = subprocess.run(
+        [sys.executable, "-m", "hydraloop", "sync", str(run_dir)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "the tracker 'http://me:***@host'" in done.stdout
+    assert "s3cretPassw0rd" not in done.stdout + done.stderr
+
+
+def test_a_secret_that_the_config_names_is_not_stored(tmp_path: Path) -> None:
+    name_secrets(["my_token"])
+    try:
+        run_dir = _run(tmp_path / "a", options={"my_token": "***"})
+    finally:
+        name_secrets([])
+    typed = "hooks.tensorboard.my_token=plain1234"
+    subprocess.run([sys.executable, "-m", "hydraloop", "sync", str(run_dir), typed], check=False)
+    cursor = Cursor.load(run_dir, "tensorboard")
+    assert cursor is not None
+    assert (cursor.sent, cursor.options["my_token"]) == (3, "***")
+    assert not any("plain1234" in path.read_text() for path in (run_dir / "tracking").iterdir())
+
+
+_EVIL = """
+from pathlib import Path
+from hydraloop.tracking.tensorboard import TensorBoardTracker
+
+Path(__file__).with_name("executed").touch()
+
+class Evil(TensorBoardTracker): pass
+"""
+
+
+@pytest.mark.parametrize(
+    "inside", [".", pytest.param("a", marks=pytest.mark.slow), pytest.param("a/tracking", marks=pytest.mark.slow)]
+)
+def test_no_class_is_taken_from_the_working_directory(tmp_path: Path, inside: str) -> None:
+    """A cursor names a file that came with the run. The command is started in its directory, or in that of the run."""
+    run_dir = _run(tmp_path / "a")
+    here = tmp_path / inside
+    (here / "evil.py").write_text(_EVIL)
+    Cursor("evil.Evil", {}).save(run_dir, "tensorboard")
+    command = [sys.executable, "-m", "hydraloop", "sync"]
+    done = subprocess.run([*command, str(run_dir)], cwd=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the tracker 'evil.Evil' cannot be loaded" in done.stdout
+    assert "--trusted evil" in done.stdout
+    assert not (here / "executed").exists()
+    Cursor(TENSORBOARD, {}).save(run_dir, "tensorboard")
+    assert subprocess.run([*command, str(run_dir)], cwd=here, check=False).returncode == 0
+
+
+def test_a_service_that_asks_to_wait_for_an_hour_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sync, "_BUSY", 0.5)
+    service = Service(lambda number: (503, {"Retry-After": "3600"}))
+    run_dir = _run(tmp_path / "a")
+    with service.up():
+        Cursor("tests.tracking.service.Posting", {"port": service.port}).save(run_dir, "tensorboard")
+        assert sync.send_all([run_dir], sync.How(trusted=["tests"])) == 1
+    assert service.requests == 1
+    assert "not all: the service asks to try later" in capsys.readouterr().out
+
+
+def test_a_custom_tracker_gets_no_masked_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service, run_dir = Service(), _run(tmp_path / "a")
+    cursor = Cursor("tests.tracking.service.Posting", masked({"port": 0, "urls": ["http://h/x?sig=abc"], "token": "x"}))
+    cursor.save(run_dir, "mine")
+    trusted = ["--trusted", "tests", "--again", str(run_dir), "hooks.mine.urls=[]"]
+    with service.up():
+        assert command(["sync", *trusted, f"hooks.mine.port={service.port}"]) == 1
+        shown = capsys.readouterr().out
+        assert "hooks.mine.token has a secret, which is not stored: add hooks.mine.token=<value>" in shown
+        assert Cursor.load(run_dir, "mine") == cursor, "nothing is sent, and nothing is forgotten"
+        assert service.requests == 0
+        assert command(["sync", *trusted, f"hooks.mine.port={service.port}", "hooks.mine.token=t0psecret"]) == 0
+    stored = Cursor.load(run_dir, "mine")
+    assert stored is not None
+    assert (stored.sent, stored.options["token"]) == (3, "***")
+
+
+def test_again_with_an_option_sends_to_that_tracker_only(tmp_path: Path) -> None:
+    run_dir = _run(tmp_path / "a")
+    Result("finished").write(run_dir)
+    assert command(["sync", str(tmp_path)]) == 0
+    Cursor(TENSORBOARD, {"pictures": True, "hparams": None}).save(run_dir, "other")
+    before = (run_dir / "tracking" / "tensorboard.cursor.json").stat().st_mtime_ns
+    assert command(["sync", "--again", str(tmp_path), "hooks.other.pictures=false"]) == 0
+    assert (run_dir / "tracking" / "tensorboard.cursor.json").stat().st_mtime_ns == before
+    other = Cursor.load(run_dir, "other")
+    assert other is not None
+    assert other.sent == 3
+
+
+def test_again_replaces_files(tmp_path: Path) -> None:
+    """TensorBoard's event files are written again."""
+    run_dir = _run(tmp_path / "a")
+    Result("finished").write(run_dir)
+    for again in (False, True):
+        assert sync.send_all([tmp_path], sync.How(again=again)) == 0
+        read = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+        assert [point.step for point in read.Scalars("train/loss")] == [10, 20, 30]
+
+
+def test_the_printed_command_trusts_the_package_of_a_custom_tracker() -> None:
+    kinds = [TENSORBOARD, "my_project.webhook.WebhookTracker"]
+    assert sync_command(Path("outputs/a"), kinds) == "python -m hydraloop sync --trusted my_project outputs/a"
