@@ -103,7 +103,7 @@ def main(path: Path, seed: int) -> None:
         cfg = grid.compose(axes.lines(0), number=0)
         cfg.hydra.sweep.dir = str(path)
         Contender.config = cfg
-        jobs = Jobs(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
+        jobs = Jobs(Reports(with_traceback=False), torchrun.Leader())
         worker = Contender(directory, Draft(overrides=[], cfg=cfg, typed=[]), jobs, grid)
         controllers: set[int] = set()
         killed = 0
