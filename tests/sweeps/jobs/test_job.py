@@ -191,6 +191,13 @@ def measured(run_dir: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
+def test_a_job_without_hydras_records_has_its_config(module_project: Project) -> None:
+    assert run(module_project, [0, 0], path="unrecorded", **{"hydra.output_subdir": ["null"]}) == [0]
+    folder = module_project.path / "unrecorded" / "0"
+    assert state_of(folder.parent, 0).state == "finished"
+    assert [path.name for path in (folder / ".hydra").glob("*.yaml")] == ["config.yaml"]
+
+
 def test_directories_with_names(module_project: Project) -> None:
     """A job continues in its own directory, and takes no other job's, nor that of a run or outside the sweep."""
     module_project.write("named/held/result.json", "{}")
