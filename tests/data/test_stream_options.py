@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.data.loaders_from_config import build_loaders
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
