@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.console import PrintableFormatter
 from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
@@ -27,7 +28,6 @@ from hydraloop.launch.unloading import leave_before_unloading
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import working_directory
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.safety.typed_options import keys_of
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
@@ -52,7 +52,7 @@ class RankCommand(ABC):
         self.differs = False
         """After `run`: whether the command found a difference."""
         options = cfg.distributed
-        if "distributed.nproc_per_node" not in keys_of(overrides):  # of a run of torchrun, the config says 1
+        if "distributed.nproc_per_node" not in typed_keys(overrides):  # of a run of torchrun, the config says 1
             options.nproc_per_node = meta.get("ranks_per_node", options.nproc_per_node)
 
     @property

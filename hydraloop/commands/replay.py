@@ -18,6 +18,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.builder import assemble
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.run_config import config_of
 from hydraloop.commands.diff import described, records
 from hydraloop.commands.on_ranks import RankCommand
@@ -42,7 +43,6 @@ from hydraloop.run.config_yaml import loaded, plain
 from hydraloop.run.directory import check_holds_run, checkpoint_folders
 from hydraloop.run.environment import versions
 from hydraloop.run.record_log import FILENAME, read_all
-from hydraloop.safety import typed_options
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import check_strategy, validate
 
@@ -101,7 +101,7 @@ class Replay(RankCommand):
         Args:
             trained_later: whether a checkpoint after the iteration is known, which tells how it was trained.
         """
-        cfg, meta, typed = self.cfg, self._meta, typed_options.keys_of(overrides)
+        cfg, meta, typed = self.cfg, self._meta, list(typed_keys(overrides))
         cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
         cfg.engine.test = False
         cfg.engine.allow_nan = True  # the iteration may be the one at which the run has failed
@@ -111,7 +111,7 @@ class Replay(RankCommand):
             if not trained_later or before.get("hyperparameters") != meta.get("hyperparameters"):
                 # Typed when the run was resumed.
                 typed += [change.key for change in changes.differences(changes.config_of(before), plain(cfg))]
-        typed_options.remember(cfg, typed)
+        self._typed = typed
 
     def run(self, ranks: Distributed) -> str:
         """Step to the iteration, and on to the next record of the run; called on each rank. Returns JSON on rank 0.
@@ -137,7 +137,7 @@ class Replay(RankCommand):
                 else peek(start.path, key="run")
             )
             checkpoint = None if start is None else start.path
-            engine = assemble(cfg, ranks, folder, parts, checkpoint=checkpoint, position=position)
+            engine = assemble(cfg, ranks, folder, parts, self._typed, checkpoint=checkpoint, position=position)
             if iteration > engine.max_iters:
                 problem = f"the run has only {engine.max_iters} iterations"
                 raise UserError(problem, key="iteration", remedy=f"Use iteration={engine.max_iters} or less.")

@@ -84,6 +84,16 @@ def resolved_but_secrets(cfg: DictConfig) -> Any:
     return _interpolated(values, masked(values), OmegaConf.to_container(cfg, resolve=False, enum_to_str=True))
 
 
+def without_secrets(cfg: DictConfig) -> Any:
+    """Return a config as `resolved_but_secrets` does, with the other secrets masked.
+
+    Raises:
+        UserError: as `resolved`.
+    """
+    config = resolved_but_secrets(cfg)
+    return _without_literals(config, masked(config))
+
+
 def _interpolated(value: Any, hidden: Any, written: Any) -> Any:
     """Return `value`, but what is `written` at each secret, where `hidden` differs from `value`."""
     if value == hidden:
@@ -93,6 +103,19 @@ def _interpolated(value: Any, hidden: Any, written: Any) -> Any:
     if isinstance(written, list):
         return [_interpolated(*items) for items in zip(value, hidden, written, strict=True)]
     return written
+
+
+def _without_literals(value: Any, hidden: Any) -> Any:
+    """Return `value`, but what is `hidden` at each secret that is not an interpolation."""
+    if isinstance(value, Mapping):
+        return {name: _without_literals(item, hidden[name]) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_literals(*items) for items in zip(value, hidden, strict=True)]
+    return value if _is_interpolated(value) else hidden
+
+
+def _is_interpolated(written: object) -> bool:
+    return isinstance(written, str) and "${" in written and mask_text(written) == written
 
 
 def check_no_secret(cfg: DictConfig) -> None:
@@ -120,7 +143,7 @@ def _secrets(written: Any, hidden: Any, key: str) -> Iterator[str]:
     elif isinstance(written, list):
         for index, value in enumerate(written):
             yield from _secrets(value, hidden[index], f"{key}.{index}")
-    elif written != hidden and not (isinstance(written, str) and "${" in written and mask_text(written) == written):
+    elif written != hidden and not _is_interpolated(written):
         yield key
 
 

@@ -9,12 +9,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.cli import arguments
-from hydraloop.cli.command import Command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.notebook import compose
 from hydraloop.cli.resume_command import BASE, check_resume
 from hydraloop.engine.checkpoint.format import write
 from hydraloop.errors import UserError
+from hydraloop.plan import Draft
 from hydraloop.run.config_yaml import check_no_secret
 from tests.e2e.projects import REPOSITORY
 
@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def check(*words: str) -> Command:
+def check(*words: str) -> Draft:
     with opened(REPOSITORY, BASE) as composer:
         return check_resume(arguments.read(["resume", *words]), composer)
 
@@ -40,7 +40,7 @@ def test_the_saved_config_is_changed_by_what_is_typed(run: Path) -> None:
     command = check(str(run), "engine.max_epochs=4", "hooks.ema=null", "hydra.verbose=true")
     assert (command.cfg.resume, command.cfg.mine, command.cfg.hooks.ema) == (str(run), 4, None)
     assert command.cfg.hydra.verbose is True
-    assert command.typed == ["engine.max_epochs", "hooks.ema", "hydra.verbose"]
+    assert command.typed == ("engine.max_epochs", "hooks.ema", "hydra.verbose")
     assert command.cfg.resume_strict, "false is for the start that it was typed for"
     assert not check(str(run), "resume_strict=false").cfg.resume_strict
 
