@@ -32,6 +32,7 @@ import pytest
 from tests.e2e.projects import Project, Run
 from tests.e2e.trackers.http_proxy import http_proxy
 from tests.e2e.trackers.tracked import Points, mlflow_runs, points, tensorboard_points, wandb_runs
+from tests.processes import running_in, until
 from tests.small_disk import small_disk
 from tests.tracking.mlflow.server import MLflowServer, free_port, mlflow_server
 from tests.tracking.wandb.service import KEY, Service, serving
@@ -128,9 +129,7 @@ class Training:
         printed = self.process.communicate(timeout=LONGEST)[0]
         ended = time.time()
         assert self._has_records(), printed
-        while any(_folder(process) == self.project.path for process in psutil.process_iter()):
-            assert time.time() < ended + LONGEST, "its trackers have not ended"
-            time.sleep(0.05)
+        until(lambda: not running_in(self.project.path), "its trackers have ended", seconds=LONGEST)
         return ended
 
     def has(self, name: str, *, uploaded: bool) -> Points:
@@ -156,12 +155,6 @@ class Training:
                 copy = shutil.copytree(folder, self.project.path / "uploaded" / folder.name)
                 self.project.python("-m", "wandb", "sync", str(copy), **account)
             return _rows(service)
-
-
-def _folder(process: psutil.Process) -> Path | None:
-    with suppress(psutil.Error):
-        return Path(process.cwd())
-    return None
 
 
 def _merged(found: Sequence[Points]) -> Points:
