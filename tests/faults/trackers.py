@@ -32,6 +32,7 @@ import pytest
 from tests.e2e.projects import Project, Run
 from tests.e2e.trackers.http_proxy import http_proxy
 from tests.e2e.trackers.tracked import Points, mlflow_runs, points, tensorboard_points, wandb_runs
+from tests.faults import tables
 from tests.processes import running_in, until
 from tests.small_disk import small_disk
 from tests.tracking.mlflow.server import MLflowServer, free_port, mlflow_server
@@ -423,12 +424,10 @@ def main(rounds: int = 2, *names: str) -> int:
                     print(f"{name}: {found}", file=sys.stderr)
     print(f"{rounds} rounds of {TOTAL} records; without a tracker ", end="")
     print(f"{_spread([1000 * one.iteration_time for one in alone])} ms an iteration\n")
-    print("| fault | exit code | at the run's end | after `sync` | twice | slower, % | end, s |")
-    print(f"|{'---|' * 7}")
+    tables.head("fault", "exit code", "at the run's end", "after `sync`", "twice", "slower, %", "end, s")
     for name in chosen:
         if found := outcomes[name]:
-            print(f"| {' | '.join(_cells(name, found))} | {_spread(slower[name])} |", end="")
-            print(f" {_spread([one.ending_time for one in found])} |")
+            tables.row(*_cells(name, found), _spread(slower[name]), _spread([one.ending_time for one in found]))
     return int(wrong > 0)
 
 
