@@ -21,7 +21,7 @@ from hydraloop.cli.error_reports import Reports
 from hydraloop.launch import torchrun
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import leave
-from hydraloop.plan import Draft
+from hydraloop.plan import Draft, RunPlan
 from hydraloop.run.result import Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
@@ -47,8 +47,22 @@ def write_or_die(folder: Path, state: states.JobState, *, flush: bool) -> None:
     sometimes_killed(0.1)
 
 
-class Contender(SweepJob):
+class Played(Jobs):
     """Writes a file instead of training."""
+
+    def train(self, plan: RunPlan) -> float | None:
+        sometimes_killed(0.1)
+        time.sleep(random.random() * 0.02)
+        assert plan.run_dir is not None
+        with (plan.run_dir / "ends").open("a") as ends:
+            ends.write("x")
+        Result("finished", val_metrics={"loss": 0.5}).write(plan.run_dir)
+        sometimes_killed(0.1)
+        return None
+
+
+class Contender(SweepJob):
+    """Has one config for all jobs."""
 
     config: DictConfig
 
@@ -56,14 +70,6 @@ class Contender(SweepJob):
         cfg = self.config
         cfg.hydra.job.num = number
         return cfg
-
-    def _train(self, request: Request, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> None:
-        sometimes_killed(0.1)
-        time.sleep(random.random() * 0.02)
-        with (run_dir / "ends").open("a") as ends:
-            ends.write("x")
-        Result("finished", val_metrics={"loss": 0.5}).write(run_dir)
-        sometimes_killed(0.1)
 
 
 def control(directory: SweepDirectory, worker: SweepJob) -> NoReturn:
@@ -103,7 +109,7 @@ def main(path: Path, seed: int) -> None:
         cfg = grid.compose(axes.lines(0), number=0)
         cfg.hydra.sweep.dir = str(path)
         Contender.config = cfg
-        jobs = Jobs(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
+        jobs = Played(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
         worker = Contender(directory, Draft(overrides=[], cfg=cfg, typed=[]), jobs, grid)
         controllers: set[int] = set()
         killed = 0
