@@ -23,7 +23,7 @@ from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import leave
 from hydraloop.plan import Draft, RunPlan
 from hydraloop.run.result import Result
-from hydraloop.sweeps import states
+from hydraloop.sweeps import queue, states
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.directory import SweepDirectory
@@ -81,7 +81,7 @@ def control(directory: SweepDirectory, worker: SweepJob) -> NoReturn:
     while left:
         sometimes_killed(0.02)
         number = left.pop()
-        state = directory.settle(number, None)
+        state = queue.end(directory, number, None)
         if state.is_over:
             continue
         left.insert(0, number)
@@ -95,7 +95,7 @@ def control(directory: SweepDirectory, worker: SweepJob) -> NoReturn:
             leave(worker.run(Request(number, (), str(directory.folder(number)), state.attempts, directory.controller)))
         starts += 1
         sometimes_killed(0.02)
-        directory.settle(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), state.attempts + 1)
+        queue.end(directory, number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), state.attempts + 1)
     leave(0)
 
 
@@ -128,7 +128,7 @@ def main(path: Path, seed: int) -> None:
         for pid in controllers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    found = [directory.settle(number, None) for number in range(JOBS)]
+    found = [queue.end(directory, number, None) for number in range(JOBS)]
     ends = [(directory.folder(number) / "ends").read_text() for number in range(JOBS)]
     attempts = sum(state.attempts for state in found)
     print(
