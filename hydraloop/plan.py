@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -88,26 +88,16 @@ class RunPlan:
         Raises:
             UserError: another interpolation does not resolve: `${hydra:…}` and `${now:}` mean nothing to other ranks.
         """
-        return json.dumps(
-            {
-                "config": dumped(without_secrets(self.cfg)),
-                "run_dir": str(self.run_dir.absolute()),
-                "checkpoint": None if self.checkpoint is None else str(self.checkpoint.absolute()),
-                "attempt": None if self.attempt is None else str(self.attempt.absolute()),
-                "is_recorded": self.is_recorded,
-                "known": list(self.known),
-                "typed": list(self.typed),
-                "verbose": plain(self.verbose),
-            }
-        )
+        content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "logging"}
+        paths = {name: path.absolute() for name, path in content.items() if isinstance(path, Path)}
+        return json.dumps({**content, **paths, "cfg": dumped(without_secrets(self.cfg))}, default=str)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """Return the plan that `to_json` wrote."""
         content: dict[str, Any] = json.loads(text)
-        cfg = OmegaConf.create(content.pop("config"))
         paths = {name: content[name] and Path(content[name]) for name in ("run_dir", "checkpoint", "attempt")}
-        return cls(cfg=cfg, **{**content, **paths})
+        return cls(**{**content, **paths, "cfg": OmegaConf.create(content["cfg"])})
 
 
 def plan_run(draft: Draft, locks: ExitStack, find: resume.Find | None = None) -> RunPlan:

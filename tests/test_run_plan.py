@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,7 @@ def test_the_text_has_no_secret_and_the_ranks_of_this_machine_get_it_otherwise(
     assert "hunter2" not in text
     assert "${oc.env:ELSEWHERE}" in text
     private = Private.of(made, folders=[tmp_path], trusted=["mine"])
-    with private.inherited():
-        received = Private(**json.loads(os.environ[VARIABLE]))
+    received = Private(**json.loads(private.variables()[VARIABLE]))
     monkeypatch.delenv("ELSEWHERE")
     monkeypatch.setattr("hydraloop.launch.private.ALLOWLIST", Allowlist())
     found = received.added_to(RunPlan.from_json(text))

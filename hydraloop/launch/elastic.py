@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
+from hydra.core.utils import env_override
 
 from hydraloop.errors import UserError, interrupt
 from hydraloop.launch import rank_log
@@ -65,7 +66,7 @@ def _launch(plan: RunPlan, private: Private, processes: int) -> Ended:
         exit_codes: dict[int, int] = {}
         try:
             worker = str(Path(__file__).with_name("worker.py"))
-            with private.inherited(), _passing_on(name) as passed_on:
+            with env_override(private.variables()), _passing_on(name) as passed_on:
                 exit_codes, number = _run(processes, name, "-P", worker, name, str(os.getpid()), passed_on=_PREEMPTING)
             error = interrupt(number) if number else None
         except KeyboardInterrupt as told:  # before there were ranks

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -53,14 +51,9 @@ class Private:
             secrets=list(_differences(resolved(plan.cfg), without_secrets(plan.cfg))),
         )
 
-    @contextmanager
-    def inherited(self) -> Iterator[None]:
-        """Give it to the processes that are started in the body."""
-        os.environ[VARIABLE] = json.dumps(asdict(self))
-        try:
-            yield
-        finally:
-            os.environ.pop(VARIABLE, None)
+    def variables(self) -> dict[str, str]:
+        """Return the environment variable."""
+        return {VARIABLE: json.dumps(asdict(self))}
 
     def added_to(self, plan: RunPlan) -> RunPlan:
         """Return the plan with the secrets and the logging. Trust what it may name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -80,8 +80,7 @@ def resolved_but_secrets(cfg: DictConfig) -> Any:
     Raises:
         UserError: as `resolved`.
     """
-    values = resolved(cfg)
-    return _interpolated(values, masked(values), OmegaConf.to_container(cfg, resolve=False, enum_to_str=True))
+    return _resolved_but(cfg, lambda written, hidden: written)
 
 
 def without_secrets(cfg: DictConfig) -> Any:
@@ -90,28 +89,27 @@ def without_secrets(cfg: DictConfig) -> Any:
     Raises:
         UserError: as `resolved`.
     """
-    config = resolved_but_secrets(cfg)
-    return _without_literals(config, masked(config))
+    return _resolved_but(cfg, lambda written, hidden: written if _is_interpolated(written) else hidden)
 
 
-def _interpolated(value: Any, hidden: Any, written: Any) -> Any:
-    """Return `value`, but what is `written` at each secret, where `hidden` differs from `value`."""
-    if value == hidden:
-        return value
-    if isinstance(written, Mapping):
-        return {name: _interpolated(value[name], hidden[name], written[name]) for name in value}
-    if isinstance(written, list):
-        return [_interpolated(*items) for items in zip(value, hidden, written, strict=True)]
-    return written
+def _resolved_but(cfg: DictConfig, secret: Callable[[Any, Any], Any]) -> Any:
+    """Return the resolved config with other values of secrets.
 
+    Args:
+        secret: returns the value. It gets what is written in the config, and the masked value.
+    """
 
-def _without_literals(value: Any, hidden: Any) -> Any:
-    """Return `value`, but what is `hidden` at each secret that is not an interpolation."""
-    if isinstance(value, Mapping):
-        return {name: _without_literals(item, hidden[name]) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_without_literals(*items) for items in zip(value, hidden, strict=True)]
-    return value if _is_interpolated(value) else hidden
+    def shown(written: Any, value: Any, hidden: Any) -> Any:
+        if value == hidden:
+            return value
+        if isinstance(written, Mapping):
+            return {name: shown(written[name], value[name], hidden[name]) for name in value}
+        if isinstance(written, list):
+            return [shown(*items) for items in zip(written, value, hidden, strict=True)]
+        return secret(written, hidden)
+
+    values = resolved(cfg)
+    return shown(OmegaConf.to_container(cfg, resolve=False, enum_to_str=True), values, masked(values))
 
 
 def _is_interpolated(written: object) -> bool:
