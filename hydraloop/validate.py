@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -24,8 +24,8 @@ from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.hooks import CLASSES
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS as HOOK_GROUPS
 from hydraloop.hooks.shared.selected_hooks import has_schedules, is_left_out, targets
+from hydraloop.option_checks import check_above, check_at_least
 from hydraloop.run.config_yaml import plain
-from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
 from hydraloop.schemas import stored
 from hydraloop.schemas.data import SPLITS, loader_options
@@ -109,18 +109,18 @@ def check_strategy(strategy: str, *, several: bool) -> None:
         )
 
 
-def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
+def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
     """Refuse a trace of a hook or of torch.compile that could be outside the run directory, unless it was typed.
 
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
     """
     from hydraloop.tracking.description import flattened  # 10 ms, which other commands do without
 
-    folder, keys = run_dir.resolve(), typed.keys(cfg)
+    folder = run_dir.resolve()
     for hook, node in hook_nodes(cfg):
         key, path = f"{hook}.json_trace_path", node.get("json_trace_path")
         inside = path is None or (folder / str(path)).resolve().is_relative_to(folder)
-        if key not in keys and not (inside and str(path or ".json").endswith((".json", ".json.gz"))):
+        if key not in typed and not (inside and str(path or ".json").endswith((".json", ".json.gz"))):
             raise UserError(
                 f"{path} may be a file outside the run directory, or not a trace",
                 key=key,
@@ -135,7 +135,7 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
         owner = re.sub(r"(\.\d+)?\._target_$", "", key)
         is_handler = key.endswith("._target_") and str(value).endswith(".tensorboard_trace_handler")
         is_compilers = key.startswith("engine.compile.options.") and "trace" in key.split(".")
-        if (is_handler or is_compilers) and not {owner, key} & {*keys}:
+        if (is_handler or is_compilers) and not {owner, key} & {*typed}:
             raise UserError(
                 "in a config file, this is refused, because it writes files outside the run directory",
                 key=owner,
@@ -254,9 +254,8 @@ def check_sweep_options(master: DictConfig) -> None:
 def _check_options(cfg: DictConfig, section: str = "") -> None:
     """Refuse numbers that are too low, and unknown choices."""
     for key, (lowest, remedy) in _AT_LEAST.items():
-        value = OmegaConf.select(cfg, key) if key.startswith(section) else None
-        if value is not None and value < lowest:
-            raise UserError(f"{value} is below {lowest}", key=key, remedy=remedy)
+        if key.startswith(section):
+            check_at_least(lowest, remedy, **{key: OmegaConf.select(cfg, key)})
     for key, choices in _CHOICES.items():
         value = OmegaConf.select(cfg, key)
         if key.startswith(section) and value not in choices:
@@ -267,9 +266,7 @@ def _check_values(cfg: DictConfig) -> None:
     """Refuse numbers out of range, unknown choices, and options that contradict each other."""
     _check_options(cfg)
     for key, remedy in _ABOVE_0.items():
-        value = OmegaConf.select(cfg, key)
-        if value is not None and not value > 0:
-            raise UserError(f"{value} is not above 0", key=key, remedy=remedy)
+        check_above(0, remedy, **{key: OmegaConf.select(cfg, key)})
     for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
         limit = OmegaConf.select(cfg, f"engine.{name}")
         if limit is not None and not (0 < limit <= 1 if isinstance(limit, float) else limit >= 1):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs what takes too long for CI: scripts/nightly.sh. First the tests marked `nightly`: every hook with its methods
-# removed, MMEngine, Lightning and Hydra 1.4, the trackers' pages in a browser, a long training. Then the usual tests with
+# removed, MMEngine and Lightning, the trackers' pages in a browser, a long training. Then the usual tests with
 # the lowest versions that pyproject.toml allows. At the end it lists the nightly tests that ran or were skipped, and why.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

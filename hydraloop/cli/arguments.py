@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, ValueType
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import OverrideParseException
 
 from hydraloop.errors import UserError
@@ -107,6 +107,29 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
+def typed_keys(overrides: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of the options that overrides set: `a.b` and `a.c` for `++a={b: 1, c: 2}`, none for `~a`.
+
+    Args:
+        overrides: as typed, and valid.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    keys = (
+        _leaves(one.key_or_group, None if one.is_sweep_override() else one.value())
+        for one in parsed
+        if not one.is_delete()
+    )
+    return tuple(dict.fromkeys(key for found in keys for key in found))
+
+
+def _leaves(key: str, value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield key
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{key}.{name!s}", inner)
+
+
 def is_sweep(override: Override) -> bool:
     """Return whether the override has several values."""
     return bool(override.is_sweep_override())
@@ -157,6 +180,7 @@ def _with_empty_list(override: Override) -> str:
 
 
 def _is_plain_list(override: Override) -> bool:
-    if override.value_type is not ValueType.SIMPLE_CHOICE_SWEEP or not isinstance(override._value, ChoiceSweep):
+    values = override.value()
+    if not isinstance(values, ChoiceSweep) or not values.simple_form:
         return False
-    return all(isinstance(choice, str) for choice in override._value.list)
+    return all(isinstance(choice, str) for choice in values.list)

@@ -88,8 +88,8 @@ class _MaskingAnother(MaskingFormatter):
 
 
 def _is_ours_to_report(record: logging.LogRecord) -> bool:
-    """Return False for Hydra 1.4's "Job failed" with a traceback: hydraloop logs errors itself."""
-    return not (record.name == "hydra.core.utils" and record.msg == "Job failed")
+    """Return False for a failed job's traceback, which Hydra 1.4 logs: hydraloop logs errors itself."""
+    return record.name != "hydra.core.utils"
 
 
 class _FileErrors:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from hydraloop.engine.device.batch_transfer import has_streams
 from hydraloop.engine.interruption.worker_signals import QuietWorker
 from hydraloop.errors import UserError
+from hydraloop.option_checks import check_at_least
 from hydraloop.safety.instantiate import instantiate, instantiate_callable
 from hydraloop.schemas.data import LoaderConf, loader_options
 
@@ -113,9 +114,7 @@ def check_ranges(values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
         ("timeout", 0, "Use 0 to wait forever."),
         ("steps_per_epoch", 1, "Use 1 or more."),
     ):
-        value = values.get(name)
-        if value is not None and value < least:
-            raise UserError(f"cannot be {value}", key=keys[name], remedy=remedy)
+        check_at_least(least, remedy, **{keys[name]: values.get(name)})
     if values["pin_memory"] not in (True, False, "auto"):
         raise UserError(
             f"cannot be {values['pin_memory']!r}", key=keys["pin_memory"], remedy="Use auto, true or false."

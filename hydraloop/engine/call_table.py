@@ -19,8 +19,7 @@ class CallTable(MountPoints):
     """For each mount point, an attribute with a call that calls its hooks in order: `calls.before_train()`.
 
     It is built once, from overridden methods only. The hooks get the engine as their first argument. A call applies
-    each hook's `on_error` and adds up its time (about 0.1 µs for each hook). The call of a mount point that no hook
-    uses does nothing.
+    each hook's `on_error` and adds up its time (about 0.1 µs for each hook).
 
     Args:
         engine: what hooks get.
@@ -106,7 +105,6 @@ def _methods(hook: HookLike) -> list[tuple[str, Call]]:
     for general, points in GENERAL_POINTS.items():
         if hook.overrides(general):
             method = getattr(hook, general)
-            # after_val_epoch and after_test_epoch pass metrics, and after_epoch does not take them.
             call = partial(_without_metrics, method) if general == "after_epoch" else method
             found.extend((point, partial(call, mode=mode)) for point, mode in points)
     found.extend((point, getattr(hook, point)) for point in MOUNT_POINTS if hook.overrides(point))
@@ -114,6 +112,7 @@ def _methods(hook: HookLike) -> list[tuple[str, Call]]:
 
 
 def _without_metrics(method: Call, engine: Any, _metrics: Any = None, *, mode: str) -> None:
+    """Call `after_epoch` for after_val_epoch and after_test_epoch, which pass metrics."""
     method(engine, mode=mode)
 
 
@@ -129,15 +128,13 @@ def _one_call(point: str, entries: Sequence[_Entry], running: list[list[float]],
     """Return one call for the methods of a mount point. It reads the clock once between two hooks.
 
     Args:
-        running: a list with one entry, the seconds of the hook that is called now. A hook that calls other hooks, by
-            logging for example, does not count their time.
+        running: a list with one entry, the seconds of the hook that is called now. Hooks that it calls are left out.
         closing: whether a hook that is switched off is called too, to close its files.
     """
-    clock = perf_counter
 
     def call(*args: Any) -> None:
         caller = running[0]
-        begin = start = clock()
+        begin = start = perf_counter()
         try:
             for method, policy, seconds in entries:
                 if policy.disabled and not closing:
@@ -147,7 +144,7 @@ def _one_call(point: str, entries: Sequence[_Entry], running: list[list[float]],
                     method(*args)
                 except Exception as error:
                     policy.handle(error, point)
-                now = clock()
+                now = perf_counter()
                 seconds[0] += now - start
                 start = now
         finally:

@@ -14,7 +14,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import PeerError
 from hydraloop.hooks.shared.kept_losses import KeptLoss, loss_in_backward, samples_of
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.option_checks import check_at_least
 
 _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
 
@@ -57,14 +57,11 @@ class CheckInvalidLossHook(Hook):
         self._kept: list[KeptLoss] = []
         self._left_to_rollback = False
 
-    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """After a rollback, forget the losses of the part that is given up."""
+    def at_position(self, engine: Engine) -> None:
+        """Forget the losses of an earlier training of this engine, or of the part that a rollback gives up."""
         self._kept = []
-
-    def before_train(self, engine: Engine) -> None:
-        """Forget the losses of an earlier training of this engine."""
-        self._kept = []
-        self._left_to_rollback = "nan" in engine.messages.read("goes_back_at", ())
+        others = [hook for hook in engine.hooks.values() if not isinstance(hook, CheckInvalidLossHook)]
+        self._left_to_rollback = any(hook.checks_loss for hook in others)
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep the loss; check all kept losses every `interval` iterations.

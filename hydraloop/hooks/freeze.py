@@ -12,7 +12,7 @@ from hydraloop.engine.checkpoint.names import matching
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.option_checks import check_at_least
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from hydraloop.engine.distributed.fsdp import largest_entry, whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.option_checks import check_above_zero
+from hydraloop.option_checks import check_above
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -50,8 +50,8 @@ class GradClipHook(Hook):
         clip_value: float | None = None,
         error_if_nonfinite: bool = False,
     ) -> None:
-        check_above_zero(norm_type=norm_type)
-        check_above_zero(null=True, max_norm=max_norm, clip_value=clip_value)
+        check_above(0, norm_type=norm_type)
+        check_above(0, "Use a number above 0, or null to switch it off.", max_norm=max_norm, clip_value=clip_value)
         if max_norm is not None and clip_value is not None:
             raise UserError(
                 "gradients are clipped by norm or by value, but both are set",

@@ -16,7 +16,7 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.entries import check_names, position
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.option_checks import check_at_least
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.record_writer import RecordLog
@@ -70,7 +70,7 @@ class LoggerHook(Hook):
     collective = True
 
     def __init__(self, *, interval: int | None = 10, ignore_last: bool = True) -> None:
-        check_at_least(1, null=True, interval=interval)
+        check_at_least(1, "Use 1 or more, or null to switch it off.", interval=interval)
         self._due = Every(interval).due
         self._at_epoch_end = not ignore_last and interval is not None
         self._file: RecordLog | None = None
@@ -90,27 +90,22 @@ class LoggerHook(Hook):
         path = engine.run_dir / FILENAME
         engine.messages.provide("record_log", lambda: path)
 
-    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """After a rollback, remove the records after its checkpoint from the file, unless a tracker has sent them."""
-        self._begin_record(engine)
-        if self._training and engine.distributed.is_main and not is_followed(engine.run_dir):
-            self._cut(engine)
-
-    def before_train(self, engine: Engine) -> None:
-        """In a resumed run, remove the records after its checkpoint from the file."""
-        if engine.settings.resume is not None and not self._resumed and engine.distributed.is_main:
-            wait_for_followers(engine.run_dir)
-            self._cut(engine)
+    def at_position(self, engine: Engine) -> None:
+        """Remove the records after the checkpoint of a resume or a rollback from the file, because the run makes them
+        again. After a rollback, they stay if a tracker has sent them."""
+        goes_back = self._training
+        resumes = engine.settings.resume is not None and not self._resumed
+        if engine.distributed.is_main and (resumes or (goes_back and not is_followed(engine.run_dir))):
+            if not goes_back:
+                wait_for_followers(engine.run_dir)
+            progress = engine.progress
+            path = engine.run_dir / FILENAME
+            cut_after(path, iteration=progress.iteration, last_validation=progress.last_validation)
         self._resumed = self._training = True
         self._begin_record(engine)
 
     def _begin_record(self, engine: Engine) -> None:
         self._iterations_at_record, self._samples_at_record = engine.progress.iteration, engine.progress.samples
-
-    def _cut(self, engine: Engine) -> None:
-        progress = engine.progress
-        path = engine.run_dir / FILENAME
-        cut_after(path, iteration=progress.iteration, last_validation=progress.last_validation)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Make a record every `interval` iterations.

@@ -14,7 +14,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Priority
 from hydraloop.errors import UserError
 from hydraloop.hooks.shared.model_export import ModelExport
-from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_above_zero, check_choice
+from hydraloop.option_checks import CHECKPOINTS, check_above, check_choice
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.mlflow import address
@@ -78,7 +78,7 @@ class MLflowLoggerHook(TrackerHook):
         background: bool = False,
         interval: int = 1,
     ) -> None:
-        check_above_zero(system_metrics_interval=system_metrics_interval)
+        check_above(0, system_metrics_interval=system_metrics_interval)
         check_choice(CHECKPOINTS, checkpoints=checkpoints)
         if registered_model_name is not None and not log_model:
             raise UserError(

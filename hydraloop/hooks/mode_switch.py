@@ -9,8 +9,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import data_sets_with, end_workers
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.option_checks import check_at_least
-from hydraloop.hooks.shared.position import last_begun_epoch
+from hydraloop.option_checks import check_at_least
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class ModeSwitchHook(Hook):
         first = engine.max_epochs - self.num_last_epochs + 1
         when = f"from epoch {first} on" if first > 1 else f"from the start, as the run has {engine.max_epochs} epochs"
         log.info("%s: switches %s; missing: %s", self.key, when, ", ".join(missing) or "nothing")
-        self._switch(engine, last_begun_epoch(engine.progress))
+        self._switch(engine, max(engine.progress.epoch_begun - 1, 0))
 
     def before_train_epoch(self, engine: Engine) -> None:
         """Set the mode of the next epoch."""

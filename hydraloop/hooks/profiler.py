@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError, suggestion
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.option_checks import check_at_least
 from hydraloop.run.environment import shown
 
 if TYPE_CHECKING:
@@ -277,16 +277,14 @@ class ProfilerHook(Hook):
         log.info("profile up to iteration %d, sorted by %s\n%s", engine.progress.iteration, sort_by, table)
 
 
-def _checked_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
+def _checked_schedule(schedule: Mapping[str, Any]) -> dict[str, int]:
     known = [*SCHEDULE, "skip_first_wait"]
     for name, value in schedule.items():
         if name not in known:
             raise UserError(
                 f"there is no {name!r} in a schedule", key=f"schedule.{name}", remedy=suggestion(name, known)
             )
-        least = 1 if name == "active" else 0
-        if value < least:
-            raise UserError(f"{value} is below {least}", key=f"schedule.{name}", remedy=f"Use {least} or more.")
+        check_at_least(1 if name == "active" else 0, **{f"schedule.{name}": value})
     return {**SCHEDULE, **schedule}
 
 

@@ -11,7 +11,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.report.formats import clock, number
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.option_checks import check_above_zero
+from hydraloop.option_checks import check_above
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -41,7 +41,7 @@ class ProgressHook(Hook):
     def __init__(self, *, enabled: bool | str = "auto", refresh_per_second: float = 10) -> None:
         if enabled not in (True, False, "auto"):
             raise UserError(f"{enabled!r} is not a valid value", key="enabled", remedy="Use auto, true or false.")
-        check_above_zero(refresh_per_second=refresh_per_second)
+        check_above(0, refresh_per_second=refresh_per_second)
         self._enabled = enabled
         if enabled is False or (enabled == "auto" and not sys.stdout.isatty()):
             self.idle_points = MOUNT_POINTS

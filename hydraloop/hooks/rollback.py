@@ -20,7 +20,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.check_invalid_loss import invalid_loss
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.kept_losses import KeptLoss, loss_in_backward, means_of
-from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
+from hydraloop.option_checks import check_above, check_at_least, check_choice
 from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.integrity import damage
 
@@ -68,21 +68,16 @@ class RollbackHook(Hook):
             check_choice(_KINDS, on=kind)
         check_at_least(1, max_rollbacks=max_rollbacks, interval=interval)
         check_at_least(2, window=window)
-        if not factor > 1:
-            raise UserError(f"{factor} is not above 1", key="factor", remedy="Use 3, for example.")
+        check_above(1, factor=factor)
         self.factor, self.window, self.max_rollbacks = factor, window, max_rollbacks
         self.skip_samples = skip_samples
-        self.checks_loss = "nan" in self.on
+        self.checks_loss = "nan" in self.on  # then `check_invalid_loss` leaves them to this hook
         self._due = Every(interval).due
         self._wanted = self._training = False
         self._kept: list[KeptLoss] = []
         self._good = self._losses({})
         self._left_out: dict[int, set[int]] = {}
         self._rollbacks = 0
-
-    def before_run(self, engine: Engine) -> None:
-        """Tell `check_invalid_loss` at which losses the run goes back."""
-        engine.messages.provide("goes_back_at", lambda: self.on)
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Leave out the batches of earlier rollbacks."""

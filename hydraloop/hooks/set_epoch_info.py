@@ -8,7 +8,6 @@ from typing import Any
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import data_sets_with
-from hydraloop.hooks.shared.position import last_begun_epoch
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class SetEpochInfoHook(Hook):
         if not self._told:
             names = f"{type(engine.task).__name__} or {type(engine.model).__name__}"
             log.warning("%s does nothing: there is no set_epoch(epoch) in %s", self.key, names)
-        self._tell(last_begun_epoch(engine.progress))
+        self._tell(max(engine.progress.epoch_begun - 1, 0))
 
     def before_train_epoch(self, engine: Engine) -> None:
         """Pass the next epoch."""

@@ -17,7 +17,7 @@ from hydraloop.engine.device.batch_transfer import tensors_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.option_checks import check_above_zero, check_at_least
+from hydraloop.option_checks import check_above, check_at_least
 
 
 class SyncRandomSizeHook(Hook):
@@ -46,7 +46,7 @@ class SyncRandomSizeHook(Hook):
 
     def __init__(self, *, interval: int = 10, min_ratio: float = 0.7, max_ratio: float = 1.3, divisor: int = 1) -> None:
         check_at_least(1, interval=interval, divisor=divisor)
-        check_above_zero(min_ratio=min_ratio)
+        check_above(0, min_ratio=min_ratio)
         if not min_ratio <= max_ratio < math.inf:
             raise UserError(
                 f"{max_ratio} is below min_ratio={min_ratio}, or infinite",

@@ -12,7 +12,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.histograms import histograms as counted
 from hydraloop.engine.records.records import write_json
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.option_checks import check_at_least
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import TENSORBOARD
 
@@ -60,7 +60,7 @@ class TensorBoardLoggerHook(TrackerHook):
         background: bool = False,
         interval: int = 1,
     ) -> None:
-        check_at_least(1, null=True, histograms=histograms)
+        check_at_least(1, "Use 1 or more, or null to switch it off.", histograms=histograms)
         chosen = None if hparams is None else [str(key) for key in hparams]
         options = {"hparams": chosen, "pictures": pictures}
         super().__init__(flush_timeout=flush_timeout, background=background, interval=interval, options=options)
@@ -74,14 +74,9 @@ class TensorBoardLoggerHook(TrackerHook):
         self.check_only_one(engine, "write the same files")
         super().before_run(engine)
 
-    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """After a rollback, count from its iteration."""
+    def at_position(self, engine: Engine) -> None:
+        """Count from the iteration where the run begins or continues."""
         self._seen, self._counted = engine.progress.iteration, None
-
-    def before_train(self, engine: Engine) -> None:
-        """Let the sender begin; count from the iteration where the run begins or continues."""
-        self._seen, self._counted = engine.progress.iteration, None
-        super().before_train(engine)
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Count weights and gradients if an iteration since the last step was due."""

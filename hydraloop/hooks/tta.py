@@ -14,7 +14,6 @@ from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.option_checks import check_at_least, check_choice
 from hydraloop.hooks.shared.tta_views import (
     Merge,
     View,
@@ -23,6 +22,7 @@ from hydraloop.hooks.shared.tta_views import (
     mean_probability,
     named_views,
 )
+from hydraloop.option_checks import check_at_least, check_choice
 from hydraloop.run.result import describe
 
 log = logging.getLogger(__name__)

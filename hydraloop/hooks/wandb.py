@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from hydraloop.engine.engine import Engine
-from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_choice
+from hydraloop.option_checks import CHECKPOINTS, check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import WANDB
 from hydraloop.tracking.wandb import chosen_mode

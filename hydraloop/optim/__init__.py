@@ -17,7 +17,6 @@ from hydraloop.optim.schedule_functions import (
     MultiStep,
     OneCycle,
     Poly,
-    Step,
     WarmupCosine,
 )
 from hydraloop.optim.schedules_from_config import Length, build_schedule, build_schedules
@@ -37,7 +36,6 @@ __all__ = [
     "Plateau",
     "Poly",
     "Schedule",
-    "Step",
     "TorchSchedule",
     "WarmupCosine",
     "avoid_dynamo_import",

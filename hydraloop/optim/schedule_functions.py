@@ -91,18 +91,6 @@ class Exponential(Function):
 
 
 @dataclass(frozen=True)
-class Step(Function):
-    """The value times `gamma` every `step_size` steps."""
-
-    step_size: int = field(metadata=COUNT)
-    gamma: float = field(default=0.1, metadata=ABOVE_0)
-    lengths: ClassVar = ("step_size",)
-
-    def scale(self, k: int, length: int) -> float:
-        return self.gamma ** (k // self.step_size)
-
-
-@dataclass(frozen=True)
 class MultiStep(Function):
     """The value times `gamma` at each of the ascending `milestones`."""
 

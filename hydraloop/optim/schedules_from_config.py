@@ -211,5 +211,5 @@ def _only_the_lr(key: str, not_possible: str) -> UserError:
         f"{not_possible} is not possible with a scheduler of torch or another package: it must be the only schedule "
         "of its optimizer, and changes the lr",
         key=key,
-        remedy=f"Use an option of the group scheduler, or a function: {key}._target_=hydraloop.optim.Step.",
+        remedy=f"Use an option of the group scheduler, or a function: {key}._target_=hydraloop.optim.MultiStep.",
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast, get_args
@@ -153,6 +155,22 @@ def read_all(path: Path) -> Iterator[Record]:
     while (read := reader.read(_BATCH))[0]:
         yield from read[0]
         reader.position = read[1]
+
+
+def read_end(path: Path, size: int) -> list[Record]:
+    """Return the complete records in the last `size` bytes of a log, with index 0.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+        lines = file.read(size).split(b"\n")[:-1]  # the last one has no end yet
+    records = []
+    for line in lines:
+        with suppress(Exception):  # the first one has no beginning; a user may have edited others
+            records.append(_parse(line, 0, -1))
+    return [record for record in records if record.iteration >= 0]
 
 
 def _parse(line: bytes, index: int, iteration: int) -> Record:

@@ -160,19 +160,6 @@ class MomentumConf(LinearConf):
 
 
 @dataclass
-class StepConf(_Schedule):
-    """`scheduler=[step]`: the learning rate times `gamma` every `step_size` epochs."""
-
-    _target_: str = "hydraloop.optim.Step"
-    step_size: int = 7
-    """Epochs (or steps) between two changes. A third of the default 20 epochs, as torchvision's 30 of 90."""
-    gamma: float = 0.1
-    """The factor, above 0; torch's default."""
-    by_epoch: bool = True
-    """Whether the numbers count epochs, in which `step_size` is usually given. False: optimizer steps."""
-
-
-@dataclass
 class MultiStepConf(_Schedule):
     """`scheduler=[multistep]`: the learning rate times `gamma` at each milestone."""
 
@@ -274,7 +261,6 @@ OPTIONS = {
     "onecycle": OneCycleConf,
     "plateau": PlateauConf,
     "poly": PolyConf,
-    "step": StepConf,
     "warmup_cosine": WarmupCosineConf,
     "yolox": YOLOXConf,
 }

@@ -25,7 +25,8 @@ class SweepConf:
     of a sweep do not depend on each other."""
     max_retries: int = 0
     """How often a job that failed or was killed is started again; it continues from its newest checkpoint. 0: most
-    errors would repeat. A job whose loss was NaN is not started again."""
+    errors would repeat. A job whose loss was NaN is not started again. A job that was preempted by a time limit or by
+    Slurm continues without a retry, if it has made progress."""
     max_workers: Optional[int] = None
     """Jobs that run at a time. Null: as many as the GPUs allow; without GPUs, 1; 32 in Slurm's queue."""
     gpus: Optional[List[int]] = None

@@ -1,4 +1,4 @@
-"""The loop of a sweep: starts jobs, settles those whose process has ended, retries, and passes signals on.
+"""The loop of a sweep: starts the jobs of a source, settles those whose process has ended, and passes signals on.
 
 All that it knows is in the directory too. Therefore a controller may be killed, and others may share the work. The
 state of a running job names the controller that has started it, and that one retries it and sends signals to it. When
@@ -14,10 +14,10 @@ import shutil
 import signal
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from hydraloop.run.processes import machine, send
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
+from hydraloop.sweeps.source import Job, Source
 from hydraloop.sweeps.states import JobState
 
 _POLL = 0.2
@@ -55,18 +56,15 @@ class Watcher(Protocol):
 class Controller:
     """Runs the jobs of a sweep.
 
-    Each job is in one place: `_pending` if it is to start, `_running` if this controller answers for its process,
-    `_elsewhere` if another controller does, and `ended` if it is over or is left as it is.
+    Each job is in one place: with the source or in `_queue` if it is to start, in `_running` if this controller answers
+    for its process, in `_elsewhere` if another controller does, and in `ended` if it is over or is left as it is.
     """
 
     directory: SweepDirectory
     executor: Executor
-    lines: Callable[[int], tuple[str, ...]]
-    """Returns the overrides of a job, not masked."""
+    source: Source
     shares: Shares
     watcher: Watcher
-    environment: Callable[[int], Mapping[str, str]] = lambda number: {}
-    """Returns `hydra.job.env_set` of a job."""
     max_retries: int = 0
     stop_on_failure: bool = False
     retry_failed: bool = False
@@ -78,10 +76,14 @@ class Controller:
     """What this process has received."""
     problem: UserError | None = None
     """Why no further job can be started or recorded."""
-    _pending: dict[int, int] = field(default_factory=dict)
-    """Their attempts until now."""
-    _running: dict[int, int] = field(default_factory=dict)
-    """Which attempt it is that this controller has started or adopted."""
+    _queue: deque[Job] = field(default_factory=deque)
+    """Jobs that start again when the source has no other."""
+    _given: dict[int, Job] = field(default_factory=dict)
+    """The jobs that the source has given, until they have ended."""
+    _attempts: Counter[int] = field(default_factory=Counter)
+    """Attempts of each job that this controller knows of."""
+    _running: dict[int, JobState] = field(default_factory=dict)
+    """The attempt that this controller has started or adopted, with the iterations of earlier ones."""
     _unreported: dict[int, int | None] = field(default_factory=dict)
     """Running jobs whose end the executor does not report: adopted ones, and those whose launcher has ended, but not
     all ranks. The exit code of that launcher."""
@@ -98,28 +100,32 @@ class Controller:
         for state in self.directory.states():
             if state.state == "running":
                 state = self._settle(state.number)  # its process may have been killed
+            self._attempts[state.number] = state.attempts
             if state.state == "running":
                 self._elsewhere.add(state.number)
             elif state.is_over and not (self.retry_failed and state.state == "failed"):
                 self.ended[state.number] = state
-            else:
-                self._pending[state.number] = state.attempts
+                self.source.ended(state)
 
     def run(self) -> None:
         """Run all jobs that are not over."""
         with self._signals_noted():
-            while self._running or (self._elsewhere and not self._gives_up) or (self._pending and not self.stops):
-                self._look()
-                self._start()
-                for ended in self.executor.poll(_POLL if self._running or self._elsewhere else 0.0):
+            while self._goes_on():
+                for ended in self.executor.poll(_POLL):
                     if self.signals:
                         self._codes.add(ended.code)
-                    self._end(ended.number, ended.code)
+                    self._end(ended.number, ended.code, by_scheduler=ended.by_scheduler)
                 self._pass_signals_on()
                 self.watcher.update()
         for number, state in self.ended.items():  # another controller may have finished it since
             if state.state != "finished":
                 self.ended[number] = self.directory.state(number)
+
+    def _goes_on(self) -> bool:
+        """Start jobs. Return whether there is one to wait for."""
+        self._look()
+        self._start()
+        return bool(self._running) or (bool(self._elsewhere) and not self._gives_up)
 
     @property
     def stops(self) -> bool:
@@ -129,8 +135,8 @@ class Controller:
     @property
     def left(self) -> list[int]:
         """The numbers of jobs that are not over."""
-        unfinished = (number for number, state in self.ended.items() if not state.is_over)
-        return sorted([*self._pending, *self._running, *self._elsewhere, *unfinished])
+        over = {number for number, state in self.ended.items() if state.is_over}
+        return [number for number in range(self.directory.description.axes.count) if number not in over]
 
     @property
     def failed(self) -> list[JobState]:
@@ -165,57 +171,71 @@ class Controller:
                 continue
             self._elsewhere.remove(state.number)
             if is_running:
-                self._running[state.number], self._unreported[state.number] = state.attempts, None
+                self._running[state.number], self._unreported[state.number] = state, None
                 if self.shares.slots is not None:
                     self.shares.slots.hold(state.number, state.gpus)
             elif state.is_over:
                 self._leave(state)
             else:
-                self._pending[state.number] = state.attempts
+                self._start_again(state)
         self._looked = time.monotonic()
 
     def _start(self) -> None:
         """Start jobs while there is room."""
-        while self._pending and not self.stops and len(self._running) < self.shares.workers:
-            number, attempts = next(iter(self._pending.items()))
-            state = self._settle(number)
+        while self._has_room and (job := self._next()) is not None:
+            state = self._settle(job.number)
             if state.state == "running":
-                self._elsewhere.add(number)
-            elif state.is_over and state.attempts != attempts:  # another controller has run it
+                self._elsewhere.add(job.number)
+            elif state.is_over and state.attempts != self._attempts[job.number]:  # another controller has run it
                 self._leave(state)
-            elif not self._submit(state):
-                return
-            del self._pending[number]
+            else:
+                self._submit(job, state)
 
-    def _submit(self, state: JobState) -> bool:
-        """Start a job. Return whether it was possible."""
-        slots, number = self.shares.slots, state.number
-        gpus = None if slots is None else slots.take(number)
-        if slots is not None and gpus is None:
-            return False
+    @property
+    def _has_room(self) -> bool:
+        slots = self.shares.slots
+        return not self.stops and len(self._running) < self.shares.workers and (slots is None or slots.are_free)
+
+    def _next(self) -> Job | None:
+        """Return the next job to start; None if there is none now."""
+        while (job := self.source.next_job()) is not None:
+            self._given[job.number] = job
+            if job.number not in self._running and job.number not in self._elsewhere:
+                return job
+        return self._queue.popleft() if self._queue else None
+
+    def _start_again(self, state: JobState) -> None:
+        """Queue a job that has ended early. A job that the source has not given yet comes from there."""
+        self._attempts[state.number] = state.attempts
+        if state.number in self._given:
+            self._queue.append(self._given[state.number])
+
+    def _submit(self, job: Job, state: JobState) -> None:
+        """Start a job."""
+        slots, number = self.shares.slots, job.number
         request = Request(
             number,
-            self.lines(number),
+            job.lines,
             str(self.directory.folder(number)),
             state.attempts,
             self.directory.controller,
-            gpus,
+            None if slots is None else slots.take(number),
             self.shares.threads,
-            self.environment(number),
+            job.environment,
         )
         try:
             self.executor.submit(request)
         except UserError as error:
             self.problem = error
             self._give(number)
-            return False
-        self._running[number] = state.attempts + 1
+            return
+        self._running[number] = replace(state, attempts=state.attempts + 1)
         self.watcher.started(state)
-        return True
 
-    def _end(self, number: int, code: int | None) -> None:
-        """Settle a job whose process has ended: retry it, or leave it as it is."""
-        attempt = self._running[number]
+    def _end(self, number: int, code: int | None, *, by_scheduler: bool = False) -> None:
+        """Settle a job whose process has ended: queue it again, or leave it as it is."""
+        begun = self._running[number]
+        attempt = begun.attempts
         state = self._settle(number, code, attempt)
         is_adopted = number in self._unreported
         is_ours = state.attempts == attempt and (is_adopted or state.controller == self.directory.controller)
@@ -227,16 +247,27 @@ class Controller:
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")
-        elif self._may_retry(state):
-            self._retries[number] += 1
-            self._pending[number] = state.attempts
+        elif self._starts_again(state, begun.iterations, by_scheduler):
+            self._start_again(state)
             self.watcher.ended(state)
         else:
             self._leave(state)
 
-    def _may_retry(self, state: JobState) -> bool:
-        has_ended_early = state.state in ("failed", "interrupted") and not state.has_diverged
-        return has_ended_early and not self.stops and self._retries[state.number] < self.max_retries
+    def _starts_again(self, state: JobState, iterations: int, by_scheduler: bool) -> bool:
+        """Return whether a job is queued again. Count it as a retry unless the job was preempted.
+
+        Args:
+            iterations: of the job before the attempt. An attempt without progress is a retry: it might repeat forever.
+            by_scheduler: whether a scheduler has ended the attempt.
+        """
+        if state.state not in ("failed", "interrupted") or state.has_diverged or self.stops:
+            return False
+        cause = state.preempted_by
+        is_preempted = cause is not None and (by_scheduler or cause not in signal.Signals.__members__)
+        if is_preempted and state.iterations > iterations:
+            return True
+        self._retries[state.number] += 1
+        return self._retries[state.number] <= self.max_retries
 
     def _settle(self, number: int, code: int | None = None, attempt: int | None = None) -> JobState:
         """Return the state of a job; if it cannot be written, the one before."""
@@ -256,6 +287,8 @@ class Controller:
     def _leave(self, state: JobState) -> None:
         self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
         self.ended[state.number] = state
+        self._given.pop(state.number, None)
+        self.source.ended(state)
         self.watcher.ended(state)
 
     def _give(self, number: int) -> None:

@@ -22,7 +22,7 @@ from hydraloop.run.checkpoint_files import candidates
 from hydraloop.run.config_yaml import plain
 from hydraloop.run.directory import checkpoint_folders
 from hydraloop.run.result import FILENAME as RESULT
-from hydraloop.run.result import Best, Result
+from hydraloop.run.result import PREEMPTED, Best, Result
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "pruned"]
 """`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep
@@ -72,6 +72,8 @@ class JobState:
     """The best checkpoint, else the newest; relative to the run directory."""
     total: int | None = None
     """Iterations of the whole run, for its progress."""
+    iterations: int = 0
+    """Completed iterations when an attempt last wrote its result."""
     earlier_result: str | None = None
     """Digest of `result.json` when the attempt began: such a file is not the outcome of this attempt."""
     gpus: tuple[str, ...] = ()
@@ -80,6 +82,13 @@ class JobState:
     def is_over(self) -> bool:
         """Whether the job has an outcome. An interrupted job has none yet."""
         return self.state in ("finished", "failed", "stopped", "pruned")
+
+    @property
+    def preempted_by(self) -> str | None:
+        """What has preempted the job, which has saved: the name of a signal, or a time limit. None if nothing has."""
+        reason = self.reason or ""
+        is_preempted = self.state == "interrupted" and reason.startswith(PREEMPTED)
+        return reason.removeprefix(PREEMPTED) if is_preempted else None
 
     @property
     def has_diverged(self) -> bool:
@@ -119,7 +128,8 @@ def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
     found = Result.read(run_dir, earlier=state.earlier_result)
     if found is None:
         return None
-    told = replace(state, state=found.status, error=found.error, reason=found.reason)
+    iterations = found.progress.get("iteration", state.iterations)
+    told = replace(state, state=found.status, error=found.error, reason=found.reason, iterations=iterations)
     if found.objective is not None:
         goal = found.objective
         told = replace(told, metric=goal.metric, rule=goal.rule, value=goal.value, step=goal.iteration)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
+from hydraloop.option_checks import check_at_least
 from hydraloop.run.processes import is_ancestor
 from hydraloop.run.record_log import FILENAME, count
 from hydraloop.run.result import describe
@@ -73,8 +74,7 @@ class TrackerHook(Hook):
             problem = f"{flush_timeout} is negative" if flush_timeout < 0 else f"{flush_timeout} is longer than a day"
             raise UserError(problem, key="flush_timeout", remedy=f"Use seconds, 0 or more, up to {_DAY}.")
         self._flush_timeout, self._background = flush_timeout, background
-        if interval < 1:
-            raise UserError(f"{interval} is below 1", key="interval", remedy="Use 1 or more.")
+        check_at_least(1, interval=interval)
         self._options = {**options, "flush_timeout": flush_timeout, "background": background, "interval": interval}
         self._link: Link | None = None
         self._begun = self._logged = self._leaves = False

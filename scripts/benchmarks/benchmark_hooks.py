@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
@@ -84,50 +84,3 @@ def settle(engine: Engine) -> None:
     if engine.device.type != "cpu":
         torch.accelerator.synchronize(engine.device)
     engine.distributed.barrier()
-
-
-class Records(Hook):
-    """Stores the records of training."""
-
-    def __init__(self) -> None:
-        self.records: list[Mapping[str, Any]] = []
-
-    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
-        """Store the record."""
-        if record["mode"] == "train":
-            self.records.append(record)
-
-
-class NoSyncs(Hook):
-    """Lets CUDA raise at each operation that synchronizes host and device, except where a record is written.
-
-    Args:
-        begin: number of completed iterations after which checking starts.
-        record_every: iterations between two records.
-    """
-
-    priority = 0  # before the hook that makes the record
-
-    def __init__(self, *, begin: int, record_every: int) -> None:
-        self.begin, self.record_every = begin, record_every
-        self.checked = 0
-        """Number of iterations that were checked."""
-
-    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        """Turn the check on; it stays on while the next batch is fetched."""
-        if engine.progress.iteration >= self.begin:
-            torch.cuda.set_sync_debug_mode("error")
-
-    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Turn the check off before a record or the end."""
-        progress = engine.progress
-        if progress.iteration <= self.begin:
-            return
-        self.checked += 1
-        if progress.iteration % self.record_every == 0 or progress.iteration >= engine.max_iters:
-            torch.cuda.set_sync_debug_mode("default")
-
-    def after_train(self, engine: Engine) -> None:
-        """Turn the check off, also after an error."""
-        if torch.cuda.is_available():
-            torch.cuda.set_sync_debug_mode("default")

@@ -6,8 +6,7 @@
 
 `ddp` runs 2 processes on the CPU with gloo, each with half of the cores. `bf16` runs one process with one thread and
 autocast. `gpu` runs bf16 and torch.compile on a GPU, with the experiment's small model and with one of the size of
-GPT-2, and then some iterations in which CUDA raises at each host sync between two records. Without a GPU, it prints
-that it is skipped.
+GPT-2. Without a GPU, it prints that it is skipped.
 
 hydraloop is built from the config with all default hooks, but without checkpoints at an interval and without lines in
 the terminal. The loop by hand (`char_lm_by_hand.py`) has the same model, data, optimizer, schedule and clipping, and
@@ -23,10 +22,10 @@ Further arguments are overrides of the config, for both: `engine.threads=1`, `da
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
-import platform
-import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -35,17 +34,13 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from benchmark_hooks import Interleaved, NoSyncs, Records
+from benchmark_hooks import Interleaved
 from char_lm_by_hand import ByHand
+from measure import ROOT, environment, goal, machine, ratios, spread
 
 import hydraloop
-from hydraloop.engine.engine import Engine
 
-ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 2
-CHECKED = 50
-"""Iterations on a GPU in which host syncs between records raise."""
-
 USUAL = (
     "experiment=char_lm",
     "engine.val_interval=null",
@@ -110,92 +105,56 @@ def main() -> None:
 
 def launch(processes: int) -> None:
     """Start this script again with the same arguments in several processes."""
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id="char_lm",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # a free port
-        local_addr="127.0.0.1",
-        monitor_interval=0.1,
-    )
-    elastic_launch(config, sys.executable)(*sys.argv)
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // processes))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    subprocess.run([sys.executable, *launcher, *sys.argv], env=environment(OMP_NUM_THREADS=threads), check=True)
 
 
 def measure(case: Case, rounds: int, iterations: int, overrides: Sequence[str]) -> None:
     """Compare the two, and print the result on rank 0."""
-    timed = iterations * (rounds + 1) + 1
-    on_gpu = "engine.device=cuda" in case.overrides
     added = [
         "+hooks.interleaved._target_=benchmark_hooks.Interleaved",
         f"+hooks.interleaved.length={iterations}",
         f"+hooks.interleaved.rounds={rounds}",
-        "+hooks.records._target_=benchmark_hooks.Records",
-        f"engine.max_iters={timed + CHECKED * on_gpu}",
+        f"engine.max_iters={iterations * (rounds + 1) + 1}",
     ]
-    if on_gpu:
-        added += [
-            "+hooks.no_syncs._target_=benchmark_hooks.NoSyncs",
-            f"+hooks.no_syncs.begin={timed}",
-            "+hooks.no_syncs.record_every=${default_hooks.logger.interval}",
-        ]
     cfg = hydraloop.compose([*USUAL, *case.overrides, *overrides, *added], folder=ROOT, trusted=["benchmark_hooks"])
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w") as file:
         engine = hydraloop.build(cfg, run_dir=Path(folder))
         by_hand = ByHand(cfg, engine.device, file)
-        cast(Interleaved, engine.hooks["interleaved"]).other = by_hand.run
+        interleaved = cast(Interleaved, engine.hooks["interleaved"])
+        interleaved.other = by_hand.run
         engine.train()
         if engine.distributed.is_main:
             block, batch = cfg.data.train.block_size, cfg.data.loader.batch_size
             tokens = iterations * batch * block * engine.distributed.world_size
-            report(case, engine, by_hand, tokens, iterations)
+            report(case, interleaved, tokens, iterations)
+            log = Path(folder) / "metrics.jsonl"  # missing if the run is too short for a record
+            records = (
+                [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+            )
+            for record in records:
+                if record["iteration"] == by_hand.iteration:
+                    print(f"loss at the end: by hand {by_hand.loss:.3f}, hydraloop {record['loss']:.3f}")
         engine.distributed.close()
 
 
-def report(case: Case, engine: Engine, by_hand: ByHand, tokens: int, iterations: int) -> None:
-    """Print the table.
+def report(case: Case, interleaved: Interleaved, tokens: int, iterations: int) -> None:
+    """Print the figures.
 
     Args:
         case: the setting.
-        engine: hydraloop's engine, after training.
-        by_hand: the loop by hand.
+        interleaved: the rounds of both.
         tokens: tokens in a round, on all ranks.
         iterations: iterations in a round.
     """
-    interleaved = cast(Interleaved, engine.hooks["interleaved"])
-    rounds = list(zip(interleaved.ours, interleaved.theirs, strict=True))
-    device = platform.processor() or platform.machine()
-    if engine.device.type == "cuda":
-        device = torch.cuda.get_device_name(engine.device)
-    print(f"{case.name}: {device}, torch {torch.__version__}, threads {torch.get_num_threads()}, ", end="")
-    print(f"{len(rounds)} rounds of {iterations} iterations; tokens a second")
-    print(f"  by hand     {_spread([tokens / theirs.time for _, theirs in rounds], '{:9,.0f}')}")
-    print(f"  hydraloop   {_spread([tokens / ours.time for ours, _ in rounds], '{:9,.0f}')}")
-    ratios = [theirs.time / ours.time for ours, theirs in rounds]
-    met = "met" if statistics.median(ratios) >= case.goal else "NOT met"
-    print(f"  ratio       {_spread(ratios, '{:9.3f}')}  goal: at least {case.goal:g}, {met}")
-    if engine.device.type == "cpu":
-        print(f"  by CPU time {_spread([theirs.cpu / ours.cpu for ours, theirs in rounds], '{:9.3f}')}  of rank 0")
-    records = cast(Records, engine.hooks["records"]).records
-    losses = {record["iteration"]: record["loss"] for record in records}
-    if by_hand.iteration in losses:
-        print(f"  loss        by hand {by_hand.loss:.3f}, hydraloop {losses[by_hand.iteration]:.3f}, at the end")
-    # The last one of each round: it has no pause in it.
-    mfus = [record["mfu"] for record in records if "mfu" in record and record["iteration"] % iterations == 0]
-    if mfus:
-        print(f"  mfu         {_spread(mfus, '{:9.3f}')}  in hydraloop's records")
-    if "no_syncs" in engine.hooks:
-        checked = cast(NoSyncs, engine.hooks["no_syncs"]).checked
-        print(f"  host syncs between records: none in {checked} iterations (they would have raised)")
-
-
-def _spread(values: list[float], form: str) -> str:
-    low, middle, high = (form.format(value) for value in (min(values), statistics.median(values), max(values)))
-    return f"median {middle}  (min {low}, max {high})"
+    ours, theirs = interleaved.ours, interleaved.theirs
+    print(f"{case.name}: {machine()}, torch {torch.__version__}, threads {torch.get_num_threads()}, ", end="")
+    print(f"{len(ours)} rounds of {iterations} iterations; tokens a second")
+    for name, rounds in (("by hand", theirs), ("hydraloop", ours)):
+        print(f"{name}: {spread([tokens / one.time for one in rounds], 0)}")
+    goal("ratio", ratios([one.time for one in theirs], [one.time for one in ours]), least=case.goal, digits=3)
+    print(f"by CPU time: {spread(ratios([one.cpu for one in theirs], [one.cpu for one in ours]), 3)}, of rank 0")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,35 @@
-"""Hooks that make records of ten values and time the calls in the training thread, by the engine and by hand."""
+"""Hooks that make records of ten values and time the calls in the training thread, by the engine and by hand.
+
+`python tracker_hooks.py TimedRecords|ByHand INTERVAL AT_ONCE [override …]` trains with one of them in a project folder,
+and writes what it has measured to `measured.json` there.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import Hook
-from hydraloop.engine.records.entries import position
+import hydraloop
 
 VALUES = 10
 IN_A_ROW = 50
 """Number of calls one after the other, after training."""
-
-
+USUAL = (
+    "engine.val_interval=null",
+    "engine.test=false",
+    "data.loader.batch_size=64",
+    "default_hooks.logger.interval=null",
+    "default_hooks.checkpoint.interval=null",
+)
 Way = Callable[[int, dict[str, float]], object]
 
 
-class TimedRecords(Hook):
+class TimedRecords(hydraloop.Hook):
     """Makes records at an interval. Stores the duration of each call and the time at which each iteration ended.
 
     Args:
@@ -38,15 +47,17 @@ class TimedRecords(Hook):
         self.ended: list[float] = []
         """Time at which each iteration ended, in seconds."""
 
-    def ways(self, engine: Engine) -> dict[str, Way]:
+    def ways(self, engine: hydraloop.Engine) -> dict[str, Way]:
         """Functions that make a record from an iteration and its values, by name."""
-        return {
-            "hydraloop": lambda at, values: engine.log_record(
-                {**position(engine.progress, "train"), "iteration": at, **values}
-            )
-        }
+        return {"hydraloop": lambda at, values: engine.log_record({"mode": "train", "iteration": at, **values})}
 
-    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+    def before_train(self, engine: hydraloop.Engine) -> None:
+        """Set the order of the functions."""
+        self._turns = list(self.ways(engine).items())
+
+    def after_train_iter(
+        self, engine: hydraloop.Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]
+    ) -> None:
         """Make records at the interval."""
         self.ended.append(perf_counter())
         if engine.progress.iteration % self.interval == 0:
@@ -55,11 +66,7 @@ class TimedRecords(Hook):
                 iteration = engine.progress.iteration if self.at_once == 1 else self.made + 1
                 self._call(way, iteration, self.took.setdefault(name, []))
 
-    def before_train(self, engine: Engine) -> None:
-        """Set the order of the functions."""
-        self._turns = list(self.ways(engine).items())
-
-    def after_train(self, engine: Engine) -> None:
+    def after_train(self, engine: hydraloop.Engine) -> None:
         """Make more records, one after the other."""
         for name, way in self._turns:
             for number in range(IN_A_ROW):
@@ -76,14 +83,13 @@ class TimedRecords(Hook):
 class ByHand(TimedRecords):
     """Does the same with each library's functions in the training thread. Each record uses the next function."""
 
-    def before_train(self, engine: Engine) -> None:
+    def before_train(self, engine: hydraloop.Engine) -> None:
         """Import the libraries and open their outputs."""
         import mlflow
         import torch.utils.tensorboard
         import wandb
-        from mlflow.entities import Metric
 
-        self._metric, here = Metric, Path.cwd()
+        here = Path.cwd()
         self._mlflow = mlflow.MlflowClient(tracking_uri=f"sqlite:///{here}/mlflow.db")
         self._run_id = self._mlflow.create_run(self._mlflow.create_experiment("by hand")).info.run_id
         self._wandb = wandb.init(mode="offline", dir=str(here), settings=wandb.Settings(console="off", silent=True))
@@ -92,30 +98,24 @@ class ByHand(TimedRecords):
         self._waiting: list[Any] = []
         super().before_train(engine)
 
-    def after_train(self, engine: Engine) -> None:
+    def after_train(self, engine: hydraloop.Engine) -> None:
         """Make the remaining records, and close the outputs."""
-        self._wait()
         super().after_train(engine)
-        self._wait()
+        while self._waiting:
+            self._waiting.pop().wait()
         self._wandb.finish()
         self._board.close()
         self._file.close()
 
-    def ways(self, engine: Engine) -> dict[str, Way]:
-        """Functions by name. Those that leave work to threads come last."""
+    def ways(self, engine: hydraloop.Engine) -> dict[str, Way]:
+        """Functions by name. The one that leaves work to threads comes last."""
         return {
-            "a line of JSON, flushed": self._write,
-            "mlflow, log_metric, one value": self._log_metric,
-            "mlflow, log_batch, ten values": self._log_batch,
-            "TensorBoard, ten add_scalar": self._add_scalars,
+            "one line of JSON, flushed": self._write,
+            "MLflow's log_metric, one value": self._log_metric,
+            "ten TensorBoard scalars": self._add_scalars,
             "wandb.log": lambda at, values: self._wandb.log(values, step=at),
-            "mlflow, log_metric, one value, asynchronous": self._log_metric_later,
-            "mlflow, log_batch, ten values, asynchronous": self._log_batch_later,
+            "MLflow's log_metric, one value, asynchronous": self._log_metric_later,
         }
-
-    def _wait(self) -> None:
-        while self._waiting:
-            self._waiting.pop().wait()
 
     def _log_metric(self, step: int, values: dict[str, float]) -> None:
         self._mlflow.log_metric(self._run_id, "value", values["value_0"], step=step)
@@ -124,14 +124,6 @@ class ByHand(TimedRecords):
         sent = self._mlflow.log_metric(self._run_id, "later", values["value_0"], step=step, synchronous=False)
         self._waiting.append(sent)
 
-    def _log_batch(self, step: int, values: dict[str, float]) -> None:
-        metrics = [self._metric(name, value, step, step) for name, value in values.items()]
-        self._mlflow.log_batch(self._run_id, metrics)
-
-    def _log_batch_later(self, step: int, values: dict[str, float]) -> None:
-        metrics = [self._metric(name, value, step, step) for name, value in values.items()]
-        self._waiting.append(self._mlflow.log_batch(self._run_id, metrics, synchronous=False))
-
     def _add_scalars(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
@@ -139,3 +131,19 @@ class ByHand(TimedRecords):
     def _write(self, step: int, values: dict[str, float]) -> None:
         self._file.write(json.dumps({"iteration": step, **values}) + "\n")
         self._file.flush()
+
+
+def main(hook: str, interval: str, at_once: str, *overrides: str) -> None:
+    """Train, and write what was measured."""
+    logging.disable(logging.INFO)  # no lines in the terminal
+    added = [f"+hooks.timed={{_target_: tracker_hooks.{hook}, interval: {interval}, at_once: {at_once}}}"]
+    cfg = hydraloop.compose([*USUAL, *overrides, *added], folder=Path.cwd(), trusted=["tracker_hooks"])
+    engine = hydraloop.build(cfg, run_dir=Path("run"))
+    engine.train()
+    timed: Any = engine.hooks["timed"]
+    measured = {"took": timed.took, "took_in_a_row": timed.took_in_a_row, "ended": timed.ended}
+    Path("measured.json").write_text(json.dumps(measured), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -174,9 +174,7 @@ def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"checkpoint": "x.pth"}, "checkpoint: there is no checkpoint file x.pth"),
         ({"overrides": ["data=cifar"]}, "data: an option of a group cannot be selected"),
-        ({"overrides": ["engine.max_epoch=3"]}, "engine.max_epoch: there is no such option\n  Did you mean max_epochs"),
         ({"overrides": ["task.mdel=3"]}, "Did you mean model? To add it: +task.mdel=3"),
         ({"overrides": ["engine.threads=many"]}, "engine.threads: Value 'many'"),
         ({"overrides": ["data.loader.batch_size=abc"]}, "to Integer\n  Try data.loader.batch_size=64."),
@@ -190,7 +188,6 @@ def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Pat
             "~hooks.ema cannot change the config of a run\n  Write hooks.ema=null.",
         ),
         ({"overrides": ["task.model.width=abc"]}, "task.model: SmallCNN refuses its options"),
-        ({"overrides": ["task.model.num_classes=7"]}, "checkpoint: the weights do not fit the model SmallCNN"),
         ({"overrides": ["splt=val"]}, "splt: there is no such option\n  Did you mean split"),
         ({"overrides": "engine.max_epoch=3"}, "engine.max_epoch: there is no such option"),
         ({"splits": ["tset"]}, "splits: 'tset' is not a split\n  Use train, val or test."),
@@ -200,14 +197,6 @@ def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Pat
 )
 def test_what_does_not_fit_the_run(run: Path, options: dict[str, Any], expected: str) -> None:
     assert expected in error(run, **options)
-
-
-def test_a_folder_without_a_run_or_without_a_checkpoint(run: Path, tmp_path: Path) -> None:
-    assert error(tmp_path).startswith(f"run: {tmp_path} is not a run directory\n  Name one")
-    moved = shutil.copytree(run, tmp_path / "moved")
-    shutil.rmtree(moved / "checkpoints")
-    (moved / "result.json").unlink()
-    assert error(moved).startswith(f"checkpoint: {moved} has no complete checkpoint\n  Train with")
 
 
 def test_a_config_of_another_version(run: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.compat.packages import REPOSITORY, environment
 from tests.e2e.projects import Done, Project
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 SECRET = "9f86d081884c7d659a2feaa0"
 
@@ -30,11 +30,6 @@ def train(project: Project, *arguments: str, code: int = 0) -> Done:
     assert "Warning" not in done.text
     assert "Traceback" not in done.text
     return done
-
-
-def test_these_versions_are_the_ones_used(project: Project) -> None:
-    code = "import hydra, omegaconf; print(hydra.__version__, omegaconf.__version__)"
-    assert project.python("-c", code, **environment("hydra")).out.split() == ["1.4.0rc3", "2.4.1rc1"]
 
 
 def test_a_dry_run(project: Project) -> None:
@@ -97,8 +92,9 @@ def test_a_callback_of_the_project(project: Project) -> None:
     assert "the callback was called" in done.text
 
 
-def test_jobs_of_a_sweep_are_those_that_hydra_composes() -> None:
-    arguments = [sys.executable, "-m", "pytest", "tests/sweeps/test_grid.py", "-W", "ignore:Hydra could not discover"]
+def test_the_jobs_of_a_sweep_and_the_limits_of_config_files() -> None:
+    tests = ("tests/sweeps/test_grid.py", "tests/cli/test_config_file_limits.py", "tests/cli/test_hydra_targets.py")
+    arguments = [sys.executable, "-m", "pytest", *tests, "-W", "ignore:Hydra could not discover"]
     done = subprocess.run(
         arguments, cwd=REPOSITORY, env=os.environ | environment("hydra"), capture_output=True, text=True, timeout=300
     )

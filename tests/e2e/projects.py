@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,16 +118,19 @@ class Project:
         """Start `python train.py …` with torch imported, without waiting for it."""
         return SERVER.start([script, *arguments], self.path, _environment())
 
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
         """Start `python train.py …` in a new interpreter, without waiting for it.
 
         Args:
+            environment: variables to add.
             options: of `Popen`.
         """
         return subprocess.Popen(
             [sys.executable, "train.py", *arguments],
             cwd=self.path,
-            env=_environment(),
+            env=_environment() | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -126,12 +126,6 @@ def test_the_error_is_known_to_the_closing_hooks(tmp_path: Path) -> None:
     assert dict(recorder.arguments)["on_exception"] == (error,)
 
 
-def test_without_an_error_there_is_none(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path)
-    engine.train()
-    assert engine.error is None
-
-
 def test_nothing_of_a_tasks_traceback_is_lost(tmp_path: Path) -> None:
     class Broken(Task):
         def forward(self, batch: Any) -> dict[str, Tensor]:
@@ -236,11 +230,6 @@ def test_without_training_data_or_with_an_empty_loader(tmp_path: Path) -> None:
             Engine(task=task, optimizer=optimizer, loaders=loaders, settings=settings, run_dir=tmp_path).train()
         assert caught.value.key == key
         assert caught.value.remedy
-
-
-def test_an_empty_loader_is_refused_with_epochs_too(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no batch"):
-        make_engine(tmp_path, train=[], max_epochs=2).train()
 
 
 def test_without_an_optimizer_nothing_is_trained(tmp_path: Path) -> None:

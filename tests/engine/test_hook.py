@@ -118,12 +118,6 @@ def test_helpers_are_no_mount_points(name: str) -> None:
     assert name in vars(made)
 
 
-@pytest.mark.parametrize("name", [*MOUNT_POINTS, *GENERAL_POINTS])
-def test_every_mount_point_can_be_overridden(name: str) -> None:
-    assert type("MyHook", (Hook,), {name: _method})
-    assert callable(getattr(Hook, name))
-
-
 def test_there_are_27_mount_points_and_four_general_ones() -> None:
     assert len(set(MOUNT_POINTS)) == 27
     assert list(GENERAL_POINTS) == ["before_epoch", "after_epoch", "before_iter", "after_iter"]
@@ -190,56 +184,12 @@ def test_general_points_are_called_at_the_train_val_and_test_points_with_the_mod
 # The helpers. --------------------------------------------------------------------------------------------------------
 
 
-class Due(Hook):
-    """Calls all helpers."""
-
-    def __init__(self) -> None:
-        self.due: dict[str, list[int]] = {
-            name: [] for name in ("every 2 train iters", "every 2 iters", "every 2 epochs", "batch", "end", "last")
-        }
-        self.ends: list[tuple[Mode, int]] = []
-
-    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
-        iteration = engine.progress.iteration
-        for name, yes in (
-            ("every 2 train iters", self.every_n_train_iters(engine, 2)),
-            ("every 2 iters", self.every_n_iters(engine, 2)),
-            ("batch", self.every_n_inner_iters(batch_idx, 2)),
-            ("end", self.end_of_epoch(engine, batch_idx)),
-            ("last", self.is_last_train_iter(engine)),
-        ):
-            if yes:
-                self.due[name].append(iteration)
-
-    def after_train_epoch(self, engine: Engine) -> None:
-        if self.every_n_epochs(engine, 2, begin=1):
-            self.due["every 2 epochs"].append(engine.progress.epoch)
-        assert self.is_last_train_epoch(engine) == (engine.progress.epoch == 4)
-
-    def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any, mode: Mode) -> None:
-        if self.end_of_epoch(engine, batch_idx, mode):
-            self.ends.append((mode, batch_idx))
-
-
-def test_helpers_say_when_something_is_due(tmp_path: Path) -> None:
-    hook = Due()
-    make_engine(tmp_path, {"due": hook}, train=batches(3), val=batches(2), test=batches(4), max_epochs=4).train()
-    assert hook.due == {
-        "every 2 train iters": [2, 4, 6, 8, 10, 12],
-        "every 2 iters": [2, 4, 6, 8, 10, 12],
-        "every 2 epochs": [2, 4],
-        "batch": [2, 5, 8, 11],
-        "end": [3, 6, 9, 12],
-        "last": [12],
-    }
-    assert hook.ends == [("train", 2), ("val", 1)] * 4 + [("test", 3)]
-
-
 class AsThere(Hook):
     """Compares the helpers with mmengine 0.10's formulas, whose counters are still those before the iteration."""
 
     def __init__(self) -> None:
         self.compared = 0
+        self.ends: list[tuple[Mode, int]] = []
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
         done = engine.progress.iteration - 1  # their runner.iter here
@@ -261,11 +211,17 @@ class AsThere(Hook):
                 assert self.every_n_epochs(engine, n, start) == theirs
         assert self.is_last_train_epoch(engine) == (done + 1 == engine.max_epochs)
 
+    def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any, mode: Mode) -> None:
+        if self.end_of_epoch(engine, batch_idx, mode):
+            self.ends.append((mode, batch_idx))
+
 
 def test_the_helpers_answer_as_mmengines_do(tmp_path: Path) -> None:
     hook = AsThere()
-    make_engine(tmp_path, {"as_there": hook}, train=batches(5), max_epochs=4).train()
+    loaders = {"train": batches(5), "val": batches(2), "test": batches(4)}
+    make_engine(tmp_path, {"as_there": hook}, **loaders, max_epochs=4).train()
     assert hook.compared == 20 * 16
+    assert hook.ends == [("train", 4), ("val", 1)] * 4 + [("test", 3)]
 
 
 class LastEpoch(Hook):

@@ -16,7 +16,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, ParamSchedulerHook
-from hydraloop.optim import Schedule, Step
+from hydraloop.optim import Exponential, Schedule
 from tests.config.composed import REPOSITORY
 from tests.helpers import differences
 from tests.hooks.tiny_runs import batches, engine_of, model
@@ -51,7 +51,7 @@ class Seen(Hook):
 def seen(run_dir: Path, hooks: dict[str, Hook | None], **options: Any) -> list[list[Any]]:
     watch, net = Seen(), model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    schedules = {"half": Schedule("half", Step(1, gamma=0.5), optimizer)} if options.get("scheduled", True) else {}
+    schedules = {"half": Schedule("half", Exponential(0.5), optimizer)} if options.get("scheduled", True) else {}
     train = build_loader(Noisy(), shuffle=True, batch_size=2)
     engine_of(
         run_dir, {**hooks, "watch": watch}, net=net, optimizer=optimizer, schedules=schedules, train=train
@@ -81,7 +81,7 @@ def test_a_hook_of_the_same_class_is_enough(tmp_path: Path) -> None:
     class Mine(ParamSchedulerHook):
         """A user's own, under another name."""
 
-    engine = engine_of(tmp_path, {"mine": Mine()}, schedules={"half": Schedule("half", Step(1), optimizer())})
+    engine = engine_of(tmp_path, {"mine": Mine()}, schedules={"half": Schedule("half", Exponential(0.5), optimizer())})
     assert list(engine.hooks) == ["mine", "sampler_seed"]
 
 

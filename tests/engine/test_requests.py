@@ -45,13 +45,6 @@ def test_a_checkpoint_asked_for_inside_a_window_waits_for_its_end(tmp_path: Path
     assert (progress["iteration"], progress["optimizer_step"]) == (3, 1)
 
 
-def test_a_stop_asked_for_inside_a_window_waits_for_its_end(tmp_path: Path) -> None:
-    hook = at("after_train_iter", lambda engine: engine.request_stop("enough"), nth=4)
-    engine = make_engine(tmp_path, {"asking": hook}, train=batches(20), accumulate=3, max_epochs=2)
-    engine.train()
-    assert (engine.progress.iteration, engine.progress.optimizer_step) == (6, 2)
-
-
 def test_stopping_is_agreed_on_and_the_first_reason_stands(tmp_path: Path) -> None:
     def ask(engine: Engine) -> None:
         engine.request_stop("first")

@@ -138,11 +138,6 @@ def test_max_iters_cuts_the_last_epoch(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_max_iters_goes_over_the_data_again(tmp_path: Path) -> None:
-    trace = _trace(tmp_path, max_iters=6, max_epochs=1, val=None, test=None)
-    assert trace == [*START, *EPOCH, *EPOCH, *EPOCH, "after_train", "after_run"]
-
-
 def test_validation_by_iteration(tmp_path: Path) -> None:
     trace = _trace(tmp_path, train=batches(5), max_epochs=1, val_by_epoch=False, val_interval=2)
     assert trace == [
@@ -157,15 +152,6 @@ def test_validation_by_iteration(tmp_path: Path) -> None:
 def test_validation_by_iteration_at_an_epochs_end_comes_after_the_epoch(tmp_path: Path) -> None:
     trace = _trace(tmp_path, train=batches(2), max_epochs=2, val_by_epoch=False, val_interval=2, test=None)
     assert trace == [*START, *EPOCH, *VAL, *EPOCH, *VAL, "after_train", "after_run"]
-
-
-def test_accumulation_steps_at_each_windows_end(tmp_path: Path) -> None:
-    trace = _trace(tmp_path, train=batches(3), max_epochs=1, accumulate=2, val=None, test=None)
-    assert trace == [
-        *START, "before_train_epoch",
-        *_iteration(0, steps=False), *_iteration(1), *_iteration(2),
-        "after_train_epoch", "after_train", "after_run",
-    ]  # fmt: skip
 
 
 # Errors. -------------------------------------------------------------------------------------------------------------

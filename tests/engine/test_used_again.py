@@ -14,7 +14,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook, ParamSchedulerHook
-from hydraloop.optim import Cosine, Function, Schedule, Step
+from hydraloop.optim import Cosine, Function, MultiStep, Schedule
 from tests.helpers import at, batches, failing, make_engine, tiny_task
 
 
@@ -41,7 +41,7 @@ def _lr(engine: Engine) -> float:
 
 
 def test_a_schedule_steps_once_after_a_validation_on_its_own(tmp_path: Path) -> None:
-    engine = _scheduled(tmp_path, Step(5, gamma=0.5), max_epochs=2)
+    engine = _scheduled(tmp_path, MultiStep([5, 10], gamma=0.5), max_epochs=2)
     engine.validate()
     engine.train()
     assert _lr(engine) == 0.25

@@ -18,10 +18,10 @@ _TIMES = {"time", "data_time", "samples_per_second", "memory", "eta", "timestamp
 def differences(one: Run, other: Run) -> list[str]:
     """Return what differs between two runs, apart from times: names of entries, and both values."""
     return [
-        *_compared("checkpoint", _checkpoint(one), _checkpoint(other)),
-        *_compared("result", result(one), result(other)),
-        *_compared("records", _records(one), _records(other)),
-        *_compared("ledger", ledger(one), ledger(other)),
+        *compared("checkpoint", _checkpoint(one), _checkpoint(other)),
+        *compared("result", result(one), result(other)),
+        *compared("records", _records(one), _records(other)),
+        *compared("ledger", ledger(one), ledger(other)),
     ]
 
 
@@ -51,18 +51,18 @@ def _records(run: Run) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name not in _TIMES} for record in run.records]
 
 
-def _compared(name: str, one: Any, other: Any) -> Iterator[str]:
+def compared(name: str, one: Any, other: Any) -> Iterator[str]:
     """Yield the entries that differ."""
     if type(one) is not type(other):
         yield f"{name}: {one!r} and {other!r}"
     elif isinstance(one, dict):
         for key in {**one, **other}:
-            yield from _compared(f"{name}.{key}", one.get(key), other.get(key))
+            yield from compared(f"{name}.{key}", one.get(key), other.get(key))
     elif isinstance(one, list | tuple):
         if len(one) != len(other):
             yield f"{name}: {len(one)} and {len(other)} entries"
         for index, (first, second) in enumerate(zip(one, other, strict=False)):
-            yield from _compared(f"{name}.{index}", first, second)
+            yield from compared(f"{name}.{index}", first, second)
     elif isinstance(one, torch.Tensor):
         if one.shape != other.shape or one.dtype != other.dtype or one.numpy().tobytes() != other.numpy().tobytes():
             yield f"{name}: {one.flatten()[:4].tolist()} and {other.flatten()[:4].tolist()}"

@@ -21,12 +21,11 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
-from hydraloop.errors import UserError
-from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook
+from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook, RollbackHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError, _norms
 from hydraloop.tasks import Regression
 from tests.helpers import HostSyncs, at
+from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
 
 SAMPLES, BATCH = 22, 4
@@ -37,7 +36,7 @@ class Poison(Hook):
     """Puts a value into the inputs of some iterations (from 1), and keeps which samples they had."""
 
     def __init__(self, iterations: Sequence[int], value: float = math.nan) -> None:
-        self._iterations, self._value = iterations, value
+        self._iterations, self._value = [*iterations], value
         self.samples: list[list[int]] = []
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
@@ -57,7 +56,6 @@ def _engine(
     **settings: Any,
 ) -> Engine:
     """Three epochs on samples whose first feature is their index."""
-    run_dir.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     inputs = torch.cat([torch.arange(SAMPLES)[:, None] / SAMPLES, torch.randn(SAMPLES, 2)], dim=1)
     ranks = distributed or Distributed()
@@ -70,18 +68,16 @@ def _engine(
             world_size=ranks.world_size,
         )
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-    task = Regression(model, nn.MSELoss())
     ranks.prepare(model)
-    return Engine(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+    return engine_of(
+        run_dir,
+        hooks,
+        task=Regression(model, nn.MSELoss()),
         loaders=Loaders(loader),
-        hooks=hooks,
         on_error=on_error,
-        settings=Settings(**{"device": "cpu", "max_epochs": 3, **settings}),
-        run_dir=run_dir,
         distributed=distributed,
         precision=precision,
+        **settings,
     )
 
 
@@ -164,6 +160,18 @@ def test_with_interval_one_the_weights_are_those_before_it(tmp_path: Path) -> No
     assert f"all parameters are finite; the largest norms: {largest} {norms[largest]:.4g}, " in str(error)
 
 
+def test_rollback_goes_back_instead(tmp_path: Path) -> None:
+    bad = Poison([8])
+    hooks = {
+        "check": CheckInvalidLossHook(interval=1),
+        "poison": bad,
+        "rollback": RollbackHook(interval=3),
+        "checkpoint": CheckpointHook(by_epoch=False, interval=3),
+        "cured": at("after_load_checkpoint", lambda engine: bad._iterations.clear()),
+    }
+    assert _engine(tmp_path, hooks).train().status == "finished"
+
+
 def test_an_engine_used_again_after_the_error_looks_at_new_losses(tmp_path: Path) -> None:
     bad = Poison([3])
     engine = _engine(tmp_path, {"check": CheckInvalidLossHook(interval=1), "poison": bad})
@@ -244,13 +252,6 @@ def test_a_long_batch_is_cut_off_in_the_message(tmp_path: Path) -> None:
     assert "samples in data.train: 0, 1, 2, " in str(error)
     assert ", 31, … (100 in all)" in str(error)
     assert error.samples == list(range(100))
-
-
-@pytest.mark.parametrize("interval", [0, -1])
-def test_an_interval_below_one_is_refused(interval: int) -> None:
-    with pytest.raises(UserError) as raised:
-        CheckInvalidLossHook(interval=interval)
-    assert (raised.value.key, raised.value.remedy) == ("interval", "Use 1 or more.")
 
 
 # Ranks. --------------------------------------------------------------------------------------------------------------

@@ -75,11 +75,6 @@ def test_the_checkpoint_of_an_epoch_is_written_before_its_validation(tmp_path: P
     assert (progress["epoch"], progress["iteration"], progress["last_validation"]) == (2, 8, 4)
 
 
-def test_last_checkpoint_names_the_newest_regular_file(tmp_path: Path) -> None:
-    run(tmp_path, CheckpointHook(interval=2, save_best="loss"), max_epochs=3)
-    assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "epoch_3.pth\n"
-
-
 def last(run_dir: Path) -> str:
     return (run_dir / "checkpoints" / "last_checkpoint").read_text().strip()
 
@@ -195,11 +190,6 @@ def test_checkpoints_by_time(
     assert files(tmp_path) == expected
 
 
-def test_a_time_interval_that_is_no_time_is_refused() -> None:
-    with pytest.raises(UserError, match=r"'15 minutes' is not a time above 0"):
-        CheckpointHook(time_interval="15 minutes")
-
-
 @pytest.mark.parametrize("by_epoch", [True, False])
 def test_a_stop_without_save_last_saves_nothing_more(tmp_path: Path, by_epoch: bool) -> None:
     hook = CheckpointHook(interval=4 if by_epoch else 100, by_epoch=by_epoch, save_last=False)
@@ -287,13 +277,6 @@ def test_the_best_file_replaces_the_one_before_it(first: str | bool, tmp_path: P
     assert load(Path(engine.best.checkpoint))["progress"]["last_validation"] == 8
 
 
-def test_the_best_by_iteration_is_named_so(tmp_path: Path) -> None:
-    hook = CheckpointHook(by_epoch=False, interval=None, save_last=False, save_best="acc")
-    metric = Scripted([0.1, 0.5, 0.3])
-    run(tmp_path, hook, metrics={"acc": metric}, max_iters=6, val_by_epoch=False, val_interval=2)
-    assert files(tmp_path) == {"best_acc_iter_4"}
-
-
 def test_several_metrics_have_a_best_file_each_and_the_first_is_the_runs(tmp_path: Path) -> None:
     metrics = {"acc": Scripted([0.1, 0.5, 0.3, 0.2]), "val/loss": Scripted([4.0, 3.0, 1.0, 2.0])}
     engine = best_run(tmp_path, metrics, save_best=["val/loss", "acc"])
@@ -318,13 +301,6 @@ def test_several_metrics_can_have_different_directions(tmp_path: Path, options: 
     engine = best_run(tmp_path, metrics, save_best=["speed", "wer", "my_loss"], **options)
     assert files(tmp_path) == {"best_speed_epoch_2", "best_wer_epoch_3", "best_my_loss_epoch_3"}
     assert (engine.best.metric, engine.best.value) == ("speed", 0.9)
-
-
-@pytest.mark.parametrize(("rule", "epoch"), [("greater", 2), (["greater"], 2), ("less", 3)])
-def test_one_rule_is_that_of_all_metrics(tmp_path: Path, rule: Any, epoch: int) -> None:
-    metrics = {"one": Scripted(VALUES), "other": Scripted(VALUES)}
-    best_run(tmp_path, metrics, save_best=["one", "other"], rule=rule)
-    assert files(tmp_path) == {f"best_one_epoch_{epoch}", f"best_other_epoch_{epoch}"}
 
 
 def test_the_best_is_that_of_the_averaged_weights(tmp_path: Path) -> None:
@@ -377,13 +353,6 @@ def test_the_test_runs_on_the_best_file(tmp_path: Path) -> None:
     other.model.load_state_dict(best["state_dict"])
     assert engine.test_metrics["loss"] == other.test()["loss"]
     assert not same(best["state_dict"], bits(engine.model))
-
-
-def test_a_validation_without_training_saves_nothing(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, {"checkpoint": CheckpointHook(save_best="loss")})
-    engine.validate()
-    assert files(tmp_path) == set()
-    assert engine.best is None
 
 
 # Going on. -----------------------------------------------------------------------------------------------------------
@@ -586,29 +555,6 @@ def test_an_out_dir_that_cannot_be_written_to_is_an_error_before_training(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"interval": 0}, "interval"),
-        ({"save_begin": -1}, "save_begin"),
-        ({"max_keep_ckpts": 0}, "max_keep_ckpts"),
-        ({"max_keep_ckpts": -1}, "max_keep_ckpts"),
-        ({"rule": "bigger"}, "rule"),
-        ({"save_best": ["a", "b"], "rule": ["less", "bigger"]}, "rule"),
-        ({"save_best": ["a", "b"], "rule": ["less"] * 3}, "rule"),
-        ({"published_keys": ["weights"]}, "published_keys"),
-        ({"published_keys": ["optimizer"], "save_optimizer": False}, "published_keys"),
-        ({"published_keys": ["state_dict"], "save_last": False}, "published_keys"),
-        ({"published_keys": ["state_dict"], "save_last": False, "save_best": []}, "published_keys"),
-    ],
-)
-def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as error:
-        CheckpointHook(**options)
-    assert error.value.key == key
-    assert error.value.remedy
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"save_best": 3}, r"save_best: there is no metric '3'"),
@@ -628,8 +574,3 @@ def test_options_that_do_not_fit_the_run_are_refused_before_the_first_iteration(
     with pytest.raises(UserError, match=message):
         engine.train()
     assert engine.progress.iteration == 0
-
-
-def test_without_the_hook_nothing_is_written(tmp_path: Path) -> None:
-    engine_of(tmp_path, {}).train()
-    assert files(tmp_path) == set()

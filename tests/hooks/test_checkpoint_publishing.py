@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -58,29 +57,10 @@ def test_the_weights_are_those_of_the_pth_and_meta_is_in_the_header(tmp_path: Pa
     assert same(net.state_dict(), weights)
 
 
-def test_without_meta_the_header_has_only_the_kind_of_tensors_and_the_checksum(tmp_path: Path) -> None:
-    found = metadata(published(tmp_path, "state_dict"))
-    assert re.fullmatch("[0-9a-f]{8}", found.pop("crc32"))
-    assert found == {"format": "pt"}
-
-
-def test_other_entries_are_in_the_pth_only(tmp_path: Path) -> None:
-    path = published(tmp_path, "state_dict", "optimizer", "progress")
-    assert load(path.with_suffix(".pth")).keys() == {"state_dict", "optimizer", "progress"}
-    assert load_file(path).keys() == model().state_dict().keys()
-
-
 def test_without_the_weights_there_is_no_such_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert not published(tmp_path, "meta").exists()
     assert "safetensors" not in caplog.text
-
-
-def test_the_best_has_one_too(tmp_path: Path) -> None:
-    hook = CheckpointHook(save_best="acc", save_last=False, published_keys=["state_dict"])
-    engine_of(tmp_path, {"checkpoint": hook}, metrics={"acc": Scripted([0.1, 0.9, 0.2])}).train()
-    names = {path.name for path in (tmp_path / "checkpoints").glob("*.safetensors")}
-    assert names == {"best_acc_epoch_2_published.safetensors"}
 
 
 def test_who_can_read_the_pth_can_read_it(tmp_path: Path) -> None:
@@ -175,11 +155,6 @@ def test_what_it_cannot_hold_leaves_it_out_with_one_line(
     assert reason in lines[0]
 
 
-def test_extra_state_that_is_a_tensor_is_in_it(tmp_path: Path) -> None:
-    weights = load_file(published(tmp_path, "state_dict", net=Extra(torch.tensor([1, 2]))))
-    assert weights["_extra_state"].tolist() == [1, 2]
-
-
 def test_meta_is_json_for_any_value(tmp_path: Path) -> None:
     class Notes(EMAHook):
         def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
@@ -218,12 +193,6 @@ def test_a_model_with_shared_weights_takes_it(tmp_path: Path) -> None:
     assert net.first.weight is net.second.weight
 
 
-def test_a_test_without_training_takes_it(tmp_path: Path) -> None:
-    path = published(tmp_path / "one", "state_dict")
-    expected = engine_of(tmp_path / "two", {}, test=True, load_from=path, max_iters=0)
-    assert engine_of(tmp_path / "three", {}, test=True).test(path) == expected.test()
-
-
 def test_init_takes_a_part_of_it(tmp_path: Path) -> None:
     theirs = nn.Linear(3, 5)
     save_file({f"backbone.{name}": value for name, value in theirs.state_dict().items()}, tmp_path / "a.safetensors")
@@ -257,11 +226,6 @@ def test_a_broken_file_is_one_message(tmp_path: Path, content: str) -> None:
     with pytest.raises(UserError) as caught:
         initialise(model(), path, Rules())
     assert caught.value.key == "init.checkpoint"
-
-
-def test_a_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
-    error = _refused(tmp_path, tmp_path / "none.safetensors")
-    assert (error.key, error.problem) == ("load_from", f"there is no checkpoint file {tmp_path}/none.safetensors")
 
 
 def test_weights_of_another_model_are_one_message(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ import torch
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.early_stopping import EarlyStoppingHook
 from hydraloop.run.result import Result
@@ -200,13 +198,6 @@ def test_validations_by_iteration_count_as_well(tmp_path: Path) -> None:
     assert str(engine.stop_reason).endswith("best 0.5 at iteration 3")
 
 
-def test_the_loss_can_be_followed(tmp_path: Path) -> None:
-    hook = EarlyStoppingHook(monitor="loss", min_delta=1e6, patience=2)
-    result = _engine(tmp_path, [0.0] * 9, {"early_stopping": hook}).train()
-    assert "early_stopping: loss " in str(result.reason)
-    assert result.progress["epoch"] == 3
-
-
 def test_a_validation_outside_of_training_does_not_count(tmp_path: Path) -> None:
     hook = EarlyStoppingHook(patience=1)
     engine = _engine(tmp_path, [0.1, 0.9, 0.8, 0.1, 0.1], {"early_stopping": hook}, max_epochs=1)
@@ -320,11 +311,6 @@ def test_ranks_are_stopped_together_when_they_are_resumed(tmp_path: Path) -> Non
     assert on_ranks(2, resumed_on_rank, str(tmp_path / "resumed"), str(saved)) == [(3, whole.reason)] * 2
 
 
-def test_a_test_alone_needs_no_validation(tmp_path: Path) -> None:
-    hooks = {"early_stopping": EarlyStoppingHook()}
-    assert "loss" in _engine(tmp_path, VALUES, hooks, val=False, test=True).test()
-
-
 def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _engine(tmp_path, VALUES, {"early_stopping": EarlyStoppingHook(patience=4), "saving": Saving()}).train()
     hook = EarlyStoppingHook(monitor="loss", patience=9)
@@ -342,17 +328,9 @@ def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytes
 
 def on_rank(distributed: Distributed, run_dir: str) -> tuple[int, str | None]:
     """Rank 1's own metric would never stop it."""
-    net = model()
     values = VALUES if distributed.is_main else [float(value) for value in range(9)]
-    engine = Engine(
-        task=Task(net, torch.nn.functional.mse_loss, {"score": Scripted(values, True)}),
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        loaders=Loaders(batches(2), batches(1)),
-        hooks={"early_stopping": EarlyStoppingHook(patience=3)},
-        settings=Settings(device="cpu", max_epochs=9, sanity_val_steps=0),  # a value for each validation
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    )
+    hooks: dict[str, Hook] = {"early_stopping": EarlyStoppingHook(patience=3)}
+    engine = _engine(Path(run_dir), values, hooks, distributed=distributed)
     return engine.train().progress["epoch"], engine.stop_reason
 
 
@@ -379,15 +357,9 @@ class Forgetful(Task):
 
 
 def _forgetful(run_dir: Path, hook: EarlyStoppingHook) -> Engine:
-    net = model()
-    return Engine(
-        task=Forgetful(net, torch.nn.functional.mse_loss, {"score": Scripted([0.9, 0.8, 0.7, 0.6, 0.5], True)}),
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        loaders=Loaders(batches(2), batches(1)),
-        hooks={"early_stopping": hook},
-        settings=Settings(device="cpu", max_epochs=5),
-        run_dir=run_dir,
-    )
+    score = Scripted([0.9, 0.8, 0.7, 0.6, 0.5], True)
+    task = Forgetful(model(), torch.nn.functional.mse_loss, {"score": score})
+    return engine_of(run_dir, {"early_stopping": hook}, task=task, max_epochs=5, sanity_val_steps=1)
 
 
 def test_a_missing_metric_is_left_out_or_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -395,22 +367,6 @@ def test_a_missing_metric_is_left_out_or_an_error(tmp_path: Path, caplog: pytest
     assert "hooks.early_stopping: the validation has no 'score', only: loss; it does not count" in caplog.text
     with pytest.raises(RuntimeError, match="no 'score', only: loss"):
         _forgetful(tmp_path, EarlyStoppingHook(patience=2, strict=True)).train()
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"patience": -1}, "patience"),
-        ({"min_delta": -0.1}, "min_delta"),
-        ({"min_delta": nan}, "min_delta"),
-        ({"rule": "bigger"}, "rule"),
-    ],
-)
-def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as raised:
-        EarlyStoppingHook(**options)
-    assert raised.value.key == key
-    assert raised.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -91,13 +91,6 @@ def test_the_average_is_of_the_parameters_and_in_float32(tmp_path: Path) -> None
     assert not torch.equal(averaged["0.weight"], engine.model.state_dict()["0.weight"])
 
 
-def test_training_does_not_notice(tmp_path: Path) -> None:
-    plain = engine_of(tmp_path / "plain", {})
-    plain.train()
-    engine, _ = run(tmp_path / "ema", EMAHook())
-    assert same(bits(engine.model), bits(plain.model))
-
-
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 12), (3, 6)])  # windows of 3 in epochs of 4: two steps each
 def test_updates_follow_optimizer_steps_and_not_iterations(tmp_path: Path, accumulate: int, steps: int) -> None:
     ema = EMAHook(momentum=0.3, warmup=False)
@@ -154,13 +147,6 @@ def test_steps_that_fp16_skips_do_not_postpone_begin_epoch(tmp_path: Path) -> No
     engine_of(tmp_path, hooks, train=batches(10), precision=precision).train()
     assert 0 < precision.skipped < 20
     assert updates.at == [21, 26]
-
-
-def test_the_interval_counts_in_the_decay_of_momentum(tmp_path: Path) -> None:
-    # mmengine's steps are those since the first update, not the updates.
-    ema = EMAHook(ema_type="momentum_annealing", gamma=10, interval=4)
-    _, recorder = run(tmp_path, ema)
-    check(ema.state_dict()["averaged"], average(recorder.steps[3::4], lambda u: 10 / (10 + 4 * u)))
 
 
 @pytest.mark.parametrize(
@@ -287,15 +273,6 @@ def test_with_weights_raw_evaluation_is_raw(tmp_path: Path) -> None:
         assert same(evaluated, recorder.steps[-1])
 
 
-@pytest.mark.parametrize("options", [{"begin_iter": 7}, {"begin_epoch": 2}])
-def test_before_the_first_update_evaluation_is_raw(tmp_path: Path, options: dict[str, Any]) -> None:
-    # Validations after 4, 8 and 12 steps, and a test.
-    _, recorder = run(tmp_path, EMAHook(**options), test=True)
-    assert same(recorder.evaluated[0], recorder.steps[3])
-    assert not same(recorder.evaluated[1], recorder.steps[7])
-    assert not same(recorder.evaluated[3], recorder.steps[11])
-
-
 @pytest.mark.parametrize(("best", "averages"), [(1, False), (3, True)])
 def test_the_best_checkpoint_and_what_is_published_are_raw_before_the_first_update(
     tmp_path: Path, best: int, averages: bool
@@ -406,52 +383,6 @@ def test_an_average_that_is_missing_is_an_error_unless_told_otherwise(tmp_path: 
 
 
 # Mistakes. -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"ema_type": "exponental"}, "ema_type"),
-        ({"ema_type": None}, "ema_type"),
-        ({"momentum": 0.0}, "momentum"),
-        ({"momentum": 1.0}, "momentum"),
-        ({"interval": 0}, "interval"),
-        ({"begin_iter": -1}, "begin_iter"),
-        ({"begin_epoch": -1}, "begin_epoch"),
-        ({"begin_iter": 5, "begin_epoch": 2}, "begin_iter"),
-        ({"begin_iter": 5, "by_epoch": True}, "begin_iter"),
-        ({"ema_type": "exp_momentum", "gamma": 0}, "gamma"),
-        ({"ema_type": "linear_momentum", "warm_up_steps": 0}, "warm_up_steps"),
-        ({"ema_type": "linear_momentum", "warm_up_steps": float("nan")}, "warm_up_steps"),
-        ({"gamma": 7}, "gamma"),  # of other types: they would have no effect
-        ({"ema_type": "linear_momentum", "gamma": 7}, "gamma"),
-        ({"warm_up_steps": 5000}, "warm_up_steps"),
-        ({"ema_type": "exp_momentum", "warm_up_steps": 5}, "warm_up_steps"),
-        ({"ema_type": "stochastic", "momentum": 0.1}, "momentum"),
-        ({"ema_type": "momentum_annealing", "warmup": False}, "warmup"),
-    ],
-)
-def test_options_out_of_range_are_refused_when_the_hook_is_made(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as error:
-        EMAHook(**options)
-    assert error.value.key == key
-    assert error.value.remedy
-
-
-def test_the_earlier_name_of_an_option_is_refused_with_the_new_one() -> None:
-    with pytest.raises(UserError, match=r"^warm_up: EMAHook takes no argument 'warm_up'\n  Use warm_up_steps\.$"):
-        EMAHook(warm_up=5)  # type: ignore[call-arg]  # the earlier name
-
-
-def test_an_option_of_another_type_is_refused_with_the_types_that_have_it() -> None:
-    with pytest.raises(UserError, match=r"^gamma: .*\n  Leave it out, or use momentum_annealing or exp_momentum\.$"):
-        EMAHook(gamma=7)
-
-
-@pytest.mark.parametrize("options", [{"interval": 2.5}, {"begin_iter": 2.5}, {"begin_epoch": 2.5, "by_epoch": True}])
-def test_what_is_counted_is_a_whole_number(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"2\.5 is not a whole number"):
-        EMAHook(**options)
 
 
 @pytest.mark.parametrize(

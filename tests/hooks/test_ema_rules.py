@@ -156,15 +156,6 @@ def test_all_types_are_here_and_their_averages_differ(tmp_path: Path) -> None:
         assert not any(torch.allclose(one, other, rtol=1e-4) for other in found[:index])
 
 
-def test_gamma_is_the_types_own_by_default(tmp_path: Path) -> None:
-    for name, gamma in {"momentum_annealing": 100.0, "exp_momentum": 2000.0}.items():
-        default, _ = averaged(tmp_path / name, ema_type=name)
-        given, _ = averaged(tmp_path / f"{name}_given", ema_type=name, gamma=gamma)
-        other, _ = averaged(tmp_path / f"{name}_other", ema_type=name, gamma=gamma / 10)
-        assert torch.equal(default["0.weight"], given["0.weight"])
-        assert not torch.equal(default["0.weight"], other["0.weight"])
-
-
 # A formula of the project (`weight`). -------------------------------------------------------------------------------
 
 

@@ -281,15 +281,6 @@ def test_a_pattern_that_does_not_fit_is_one_message(tmp_path: Path, modules: lis
 
 
 @pytest.mark.parametrize(
-    ("options", "key"), [({"epochs": 0}, "epochs"), ({"iters": -1}, "iters"), ({"epochs": 1, "iters": 1}, "epochs")]
-)
-def test_wrong_numbers_are_refused(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as caught:
-        FreezeHook(modules=["0"], **options)
-    assert caught.value.key == key
-
-
-@pytest.mark.parametrize(
     ("modules", "expected"),
     [
         (["0"], {"0.weight", "0.bias"}),

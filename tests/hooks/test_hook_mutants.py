@@ -98,20 +98,6 @@ def test_tests_that_do_not_notice_let_it_survive(mutants: Any, tmp_path: Path) -
     assert "**survives**" in mutants.row(outcome)
 
 
-@pytest.mark.slow
-def test_tests_that_cannot_be_read_are_no_verdict(mutants: Any, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="pytest ended with 2"):
-        mutants.run(repository(tmp_path, "import no_such_module"), target(mutants), ("after_train",))
-
-
-@pytest.mark.slow
-def test_a_hanging_mutant_is_ended(mutants: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutants, "SECONDS", 2)
-    path = repository(tmp_path, "import time\n\n\ndef test_hangs() -> None:\n    time.sleep(600)\n")
-    outcome = mutants.run(path, target(mutants), ("after_train",))
-    assert (outcome.passed, outcome.by) == (False, "no end within 2 s")
-
-
 def test_every_hook_is_a_target_with_all_its_methods(mutants: Any) -> None:
     from hydraloop.hooks import CLASSES
 

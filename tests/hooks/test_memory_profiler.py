@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from hydraloop.engine.hook import Hook
-from hydraloop.errors import UserError
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.memory_profiler import MemoryProfilerHook, device_memory
 from tests.helpers import HostSyncs, batches, logged, make_engine
@@ -130,11 +129,3 @@ def test_no_host_sync(tmp_path: Path) -> None:
     with HostSyncs() as syncs:
         engine.train()
     assert syncs.count == 0
-
-
-@pytest.mark.parametrize("interval", [0, -1])
-def test_an_interval_below_1_is_refused(interval: int) -> None:
-    with pytest.raises(UserError, match="is below 1") as raised:
-        MemoryProfilerHook(interval=interval)
-    assert raised.value.key == "interval"
-    assert raised.value.remedy

@@ -1,19 +1,102 @@
-"""Checks of options that several hooks have."""
+"""Options that are refused when a hook is made: the error names the option and how to fix it."""
 
 from __future__ import annotations
 
+from math import inf, nan
+from typing import Any
+
 import pytest
 
+from hydraloop import hooks
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.option_checks import CHECKPOINTS, check_choice
+from hydraloop.option_checks import CHECKPOINTS, check_choice
+
+TWO_NAMES = {"save_best": ["a", "b"]}
+NO_LAST = {"published_keys": ["state_dict"], "save_last": False}
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("CheckInvalidLossHook", {"interval": 0}, "interval", "Use 1 or more."),
+    ("CheckpointHook", {"interval": 0}, "interval", "Use 1 or more, or null to switch it off."),
+    ("CheckpointHook", {"time_interval": "15 minutes"}, "time_interval", "(30min)"),
+    ("CheckpointHook", {"save_begin": -1}, "save_begin", "0 or more"),
+    ("CheckpointHook", {"max_keep_ckpts": 0}, "max_keep_ckpts", "1 or more"),
+    ("CheckpointHook", {"rule": "bigger"}, "rule", "greater"),
+    ("CheckpointHook", {**TWO_NAMES, "rule": ["less", "bigger"]}, "rule", "greater"),
+    ("CheckpointHook", {**TWO_NAMES, "rule": ["less"] * 3}, "rule", "one rule for each"),
+    ("CheckpointHook", {"published_keys": ["weights"]}, "published_keys", "[meta,state_dict]"),
+    ("CheckpointHook", {"published_keys": ["optimizer"], "save_optimizer": False}, "published_keys", ""),
+    ("CheckpointHook", NO_LAST, "published_keys", "save_last=true"),
+    ("CheckpointHook", {**NO_LAST, "save_best": []}, "published_keys", "save_last=true"),
+    ("EarlyStoppingHook", {"patience": -1}, "patience", "0 or more"),
+    ("EarlyStoppingHook", {"min_delta": nan}, "min_delta", "0 or more"),
+    ("EarlyStoppingHook", {"rule": "bigger"}, "rule", "greater"),
+    ("EMAHook", {"ema_type": "exponental"}, "ema_type", "Did you mean exponential"),
+    ("EMAHook", {"ema_type": None}, "ema_type", "Known: "),
+    ("EMAHook", {"momentum": 0.0}, "momentum", "0.0002, not 0.9998"),
+    ("EMAHook", {"momentum": 1.0}, "momentum", "0.0002, not 0.9998"),
+    ("EMAHook", {"interval": 0}, "interval", "1 or more"),
+    ("EMAHook", {"begin_iter": -1}, "begin_iter", "0 or more"),
+    ("EMAHook", {"begin_epoch": -1}, "begin_epoch", "0 or more"),
+    ("EMAHook", {"begin_iter": 5, "begin_epoch": 2}, "begin_iter", "only begin_epoch"),
+    ("EMAHook", {"begin_iter": 5, "by_epoch": True}, "begin_iter", "by_epoch=false"),
+    ("EMAHook", {"ema_type": "exp_momentum", "gamma": 0}, "gamma", "above 0"),
+    ("EMAHook", {"ema_type": "linear_momentum", "warm_up_steps": nan}, "warm_up_steps", "1 or more"),
+    ("EMAHook", {"gamma": 7}, "gamma", "Leave it out, or use momentum_annealing or exp_momentum."),
+    ("EMAHook", {"ema_type": "stochastic", "momentum": 0.1}, "momentum", "Leave it out"),
+    ("EMAHook", {"ema_type": "momentum_annealing", "warmup": False}, "warmup", "or use exponential"),
+    ("EMAHook", {"interval": 2.5}, "", "1, 2, 3"),
+    ("FreezeHook", {"epochs": 0}, "epochs", "1 or more"),
+    ("FreezeHook", {"iters": -1}, "iters", "1 or more"),
+    ("FreezeHook", {"epochs": 1, "iters": 1}, "epochs", "one of them to null"),
+    ("GradClipHook", {"max_norm": 0.0}, "max_norm", "above 0, or null"),
+    ("GradClipHook", {"max_norm": nan}, "max_norm", "above 0, or null"),
+    ("GradClipHook", {"norm_type": 0.0}, "norm_type", "above 0"),
+    ("GradClipHook", {"clip_value": 0.0}, "clip_value", "above 0, or null"),
+    ("GradClipHook", {"max_norm": 1.0, "clip_value": 1.0}, "clip_value", "to null"),
+    ("LoggerHook", {"interval": 0}, "interval", "1 or more, or null"),
+    ("MemoryProfilerHook", {"interval": 0}, "interval", "1 or more"),
+    ("ModeSwitchHook", {"num_last_epochs": 0}, "num_last_epochs", "1 or more"),
+    ("ProfilerHook", {"profile_times": 0}, "profile_times", "1 or more"),
+    ("ProfilerHook", {"row_limit": 0}, "row_limit", "1 or more"),
+    ("ProfilerHook", {"activity_with_cpu": False, "activity_with_cuda": False}, "activity_with_cpu", "true"),
+    ("ProfilerHook", {"schedule": {"activ": 3}}, "schedule.activ", "Did you mean active"),
+    ("ProfilerHook", {"schedule": {"active": 0}}, "schedule.active", "1 or more"),
+    ("ProfilerHook", {"on_trace_ready": "tb"}, "on_trace_ready", "tb_trace"),
+    ("ProfilerHook", {"on_trace_ready": ["log_trace", {"type": "tb_trace"}]}, "on_trace_ready", "_target_"),
+    ("ProfilerHook", {"activity_with_npu": None, "on_trace_ready": "log_trace"}, "on_trace_ready", "tb_trace"),
+    ("ProgressHook", {"enabled": "maybe"}, "enabled", "auto"),
+    ("ProgressHook", {"refresh_per_second": 0}, "refresh_per_second", "above 0"),
+    ("RollbackHook", {"on": []}, "on", "[nan]"),
+    ("RollbackHook", {"on": ["jump"]}, "on", "spike"),
+    ("RollbackHook", {"factor": 1.0}, "factor", "above 1"),
+    ("RollbackHook", {"window": 1}, "window", "2 or more"),
+    ("SyncRandomSizeHook", {"interval": 0}, "interval", "1 or more"),
+    ("SyncRandomSizeHook", {"divisor": 0}, "divisor", "1 or more"),
+    ("SyncRandomSizeHook", {"min_ratio": nan}, "min_ratio", "above 0"),
+    ("SyncRandomSizeHook", {"max_ratio": 0.6}, "max_ratio", "1.3"),
+    ("SyncRandomSizeHook", {"max_ratio": inf}, "max_ratio", "1.3"),
+    ("TestTimeAugmentationHook", {"transforms": ["identity", "hflipp"]}, "transforms", "Did you mean hflip"),
+    ("TestTimeAugmentationHook", {"transforms": []}, "transforms", "[identity,hflip]"),
+    ("TestTimeAugmentationHook", {"transforms": [3]}, "transforms", "_target_"),
+    ("TestTimeAugmentationHook", {"merge": "probability"}, "merge", "Did you mean probabilities"),
+    ("TestTimeAugmentationHook", {"shift": 0}, "shift", "1 or more"),
+    ("VisualizationHook", {"num_images": 0}, "num_images", "1 or more"),
+    ("VisualizationHook", {"per_batch": 0}, "per_batch", "1 or more"),
+]
 
 
-@pytest.mark.parametrize("choice", [None, "best", "last", "all"])
-def test_choices_of_checkpoints(choice: str | None) -> None:
-    check_choice(CHECKPOINTS, checkpoints=choice)
+@pytest.mark.parametrize(("cls", "options", "key", "remedy"), REFUSED, ids=str)
+def test_an_option_out_of_range_is_refused_with_its_fix(
+    cls: str, options: dict[str, Any], key: str, remedy: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        getattr(hooks, cls)(**options)
+    assert (caught.value.key or "") == key
+    assert caught.value.remedy
+    assert remedy in caught.value.remedy
 
 
-def test_another_choice_is_refused() -> None:
+def test_choices_of_checkpoints() -> None:
+    check_choice(CHECKPOINTS, checkpoints=None, others="best", more="all")
     with pytest.raises(UserError, match="'none' is not one of best, last, all") as caught:
         check_choice(CHECKPOINTS, checkpoints="none")
     assert (caught.value.key, caught.value.remedy) == ("checkpoints", "Known: all, best, last.")

@@ -17,7 +17,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
-from hydraloop.optim import Function, Linear, Plateau, Schedule, Step, TorchSchedule
+from hydraloop.optim import Exponential, Function, Linear, MultiStep, Plateau, Schedule, TorchSchedule
 from tests.helpers import summary
 from tests.hooks.tiny_runs import Scripted, Stopper, engine_of, load, model
 
@@ -54,7 +54,7 @@ def run(
     return lrs
 
 
-HALF = Step(1, gamma=0.5)
+HALF = Exponential(0.5)
 
 
 def test_a_schedule_steps_after_each_optimizer_step(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_a_hook_changes_stays_until_the_value_changes(tmp_path: Path) -> No
 
     net = model()
     optimizer, lrs = optim.SGD(net.parameters(), lr=1.0), LRs()
-    schedules = {"only": Schedule("only", Step(3, gamma=0.5), optimizer, begin=1)}
+    schedules = {"only": Schedule("only", MultiStep([3], gamma=0.5), optimizer, begin=1)}
     hooks = {"lrs": lrs, "param_scheduler": ParamSchedulerHook(), "change": Change()}
     engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, max_iters=6).train()
     assert lrs.used == [1, 7, 7, 7, 0.5, 0.5]

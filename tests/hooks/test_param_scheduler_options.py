@@ -11,7 +11,7 @@ import pytest
 from torch import optim
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
@@ -130,7 +130,6 @@ def test_every_option_resumes_to_the_last_bit(tmp_path: Path, name: str) -> None
     changes: dict[str, dict[str, Any]] = {
         **{option: {"end": 20} for option in ("constant", "linear", "momentum")},
         "multistep": {"milestones": [1, 3]},
-        "step": {"step_size": 2},
     }
     options = [(name, changes.get(name, {}))]
     key = "momentum" if name == "momentum" else "lr"
@@ -179,7 +178,7 @@ def test_a_plateau_on_the_accuracy_needs_no_mode(tmp_path: Path) -> None:
 
 
 def test_an_ad_hoc_schedule_takes_the_same_fields(tmp_path: Path) -> None:
-    mine = "+scheduler.mine={_target_:hydraloop.optim.Step,step_size:2,param:weight_decay,"
+    mine = "+scheduler.mine={_target_:hydraloop.optim.MultiStep,milestones:[2],param:weight_decay,"
     engine = composed(
         "scheduler=[cosine]",
         mine + "by_epoch:true,convert_to_iter_based:true}",
@@ -187,7 +186,7 @@ def test_an_ad_hoc_schedule_takes_the_same_fields(tmp_path: Path) -> None:
         run_dir=tmp_path,
     )
     schedules: Any = engine.run.schedules
-    assert schedules["mine"].function.step_size == 40
+    assert schedules["mine"].function.milestones == [40]
     assert list(schedules) == ["cosine", "mine"]
 
 
@@ -197,7 +196,7 @@ def test_an_ad_hoc_schedule_takes_the_same_fields(tmp_path: Path) -> None:
         ("scheduler.yolox.num_last_epochs=20", "scheduler.yolox.num_last_epochs"),
         ("scheduler.yolox.param=alpha", "scheduler.yolox.param"),
         ("scheduler.yolox.begin=-1", "scheduler.yolox.begin"),
-        ("+scheduler.mine={_target_:hydraloop.optim.Step,step_size:0}", "scheduler.mine.step_size"),
+        ("+scheduler.mine={_target_:hydraloop.optim.MultiStep,milestones:[0]}", "scheduler.mine.milestones"),
     ],
 )
 def test_a_mistake_in_the_config_is_one_message(tmp_path: Path, line: str, key: str) -> None:

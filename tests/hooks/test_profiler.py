@@ -11,19 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.profiler import ProfilerHook
-from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
+from tests.hooks.tiny_runs import batches, engine_of
 from tests.ranks import on_ranks
 
 
@@ -65,18 +62,10 @@ def _no_profiler_left() -> Iterator[None]:
     stop_all()
 
 
-def _run(tmp_path: Path, hook: ProfilerHook, *, epochs: int = 2, fail_at: int | None = None) -> Watcher:
-    model = nn.Linear(2, 1)
+def _run(tmp_path: Path, hook: ProfilerHook, *, fail_at: int | None = None) -> Watcher:
     watcher = Watcher(fail_at)
     STARTED.append(hook)
-    Engine(
-        task=Task(model, nn.MSELoss()),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))] * 8, [(torch.randn(4, 2), torch.randn(4, 1))]),
-        hooks={"profiler": hook, "watcher": watcher},
-        settings=Settings(max_epochs=epochs, device="cpu"),
-        run_dir=tmp_path,
-    ).train()
+    engine_of(tmp_path, {"profiler": hook, "watcher": watcher}, train=batches(8), max_epochs=2).train()
     return watcher
 
 
@@ -96,6 +85,7 @@ def test_by_default_three_iterations_in_a_file_and_a_table(tmp_path: Path, caplo
     [trace] = _tensorboard_traces(tmp_path)
     assert _steps(trace) == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
     events = json.loads(trace.read_text())["traceEvents"]
+    assert re.fullmatch(r".+_\d+\.\d+\.pt\.trace\.json", trace.name), "TensorBoard's: node, process and time"
     assert {"aten::addmm", "Optimizer.step#SGD.step", "[memory]"} <= {event.get("name") for event in events}
     # The third to the fifth iteration are recorded.
     assert watcher.recording == [2, 3, 4]
@@ -207,25 +197,6 @@ def test_an_interrupted_handler_leaves_no_profiler(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"profile_times": 0}, "profile_times"),
-        ({"row_limit": 0}, "row_limit"),
-        ({"activity_with_cpu": False, "activity_with_cuda": False}, "activity_with_cpu"),
-        ({"schedule": {"activ": 3}}, "schedule.activ"),
-        ({"schedule": {"active": 0}}, "schedule.active"),
-        ({"on_trace_ready": "tb"}, "on_trace_ready"),
-        ({"on_trace_ready": ["log_trace", {"type": "tb_trace"}]}, "on_trace_ready"),
-    ],
-)
-def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as raised:
-        ProfilerHook(**options)
-    assert raised.value.key == key
-    assert raised.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
         ({"by_epoch": False}, "hooks.profiler.schedule"),
         ({"schedule": {"skip_first": 6}}, "hooks.profiler.schedule"),
     ],
@@ -236,63 +207,11 @@ def test_a_profile_the_run_is_too_short_for_is_refused(tmp_path: Path, options: 
     assert raised.value.key == key
 
 
-# The readers. --------------------------------------------------------------------------------------------------------
-
-_WORKER_PATTERN = re.compile(r"^(.*?)(\.\d+)?\.pt\.trace\.json(?:\.gz)?$")
-"""What torch_tb_profiler 0.4.3 (TensorBoard's plug-in) takes for a trace: worker, span; its consts.WORKER_PATTERN."""
-
-
-def test_a_trace_has_what_chrome_and_tensorboard_read(tmp_path: Path) -> None:
-    """Chrome's Trace Event Format: an object with traceEvents, whose complete events have a beginning and a length."""
-    _run(tmp_path, ProfilerHook())
-    [trace] = _tensorboard_traces(tmp_path)
-    named = _WORKER_PATTERN.match(trace.name)
-    assert named is not None
-    assert re.fullmatch(r".+_\d+", named.group(1)), "node and process"
-    assert named.group(2), "the time, so that several cycles are several spans"
-    content = json.loads(trace.read_text())
-    assert content["schemaVersion"] >= 1
-    assert content["profile_memory"] == 1
-    assert isinstance(content["deviceProperties"], list)
-    assert "distributedInfo" not in content
-    events = content["traceEvents"]
-    assert {"X", "i", "M"} <= {event["ph"] for event in events}
-    for event in events:
-        assert {"ph", "name", "pid", "tid", "ts"} <= event.keys()
-        assert event["ph"] != "X" or event["dur"] >= 0
-    memory = [event["args"] for event in events if event["name"] == "[memory]"]
-    assert all({"Bytes", "Addr", "Device Type", "Device Id"} <= arguments.keys() for arguments in memory)
-    # Parents contain their children: the operators of an iteration lie within its step.
-    steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
-    for event in events:
-        if event["name"] == "aten::addmm":
-            assert any(
-                step["ts"] <= event["ts"] and event["ts"] + event["dur"] <= step["ts"] + step["dur"] for step in steps
-            )
-
-
-def test_tensorboards_own_reader_opens_it(tmp_path: Path) -> None:
-    reader = pytest.importorskip("torch_tb_profiler.profiler.data", reason="torch_tb_profiler is not installed")
-    _run(tmp_path, ProfilerHook())
-    [trace] = _tensorboard_traces(tmp_path)
-    read = reader.RunProfileData.parse("worker", "1", str(trace), str(tmp_path))
-    assert read.steps_names == ["2", "3", "4"]
-    assert "aten::addmm" in {operator.name for operator in read.op_list_groupby_name}
-    assert read.memory_snapshot is not None
-
-
 def on_rank(distributed: Distributed, run_dir: str) -> None:
     """A run on its rank."""
-    task = Task(nn.Linear(2, 1), nn.MSELoss())
-    Engine(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
-        loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))] * 8),
-        hooks={"profiler": ProfilerHook(on_trace_ready="tb_trace")},
-        settings=Settings(max_epochs=1, device="cpu"),
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    ).train()
+    hooks = {"profiler": ProfilerHook(on_trace_ready="tb_trace")}
+    options: dict[str, Any] = {"train": batches(8), "val": False, "max_epochs": 1, "distributed": distributed}
+    engine_of(Path(run_dir), hooks, **options).train()
 
 
 def test_only_rank_0_is_profiled(tmp_path: Path) -> None:

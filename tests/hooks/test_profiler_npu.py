@@ -89,12 +89,6 @@ def test_on_an_npu_its_kernels_are_recorded(npu: None, tmp_path: Path) -> None:
     assert json.loads((_folder(tmp_path) / "profiler_info.json").read_text()) == ["CPU", "NPU"]
 
 
-def test_a_table_is_refused() -> None:
-    with pytest.raises(UserError) as raised:
-        _hook(on_trace_ready="log_trace")
-    assert raised.value.key == "on_trace_ready"
-
-
 @pytest.mark.parametrize(
     ("options", "key"),
     [({"activity_with_npu": True}, "activity_with_npu"), ({"activity_with_cpu": False}, "activity_with_cpu")],

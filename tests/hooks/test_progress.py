@@ -17,20 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.file_proxy import FileProxy
-from torch import nn
 
 from hydraloop.cli.console import ConsoleHandler
 from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
-from hydraloop.errors import UserError
 from hydraloop.hooks import progress
 from hydraloop.hooks.progress import ProgressHook
-from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, make_engine
 
 ROOT = Path(__file__).parents[2]
@@ -163,15 +157,7 @@ class Shown:
             update(engine, doing)
 
         hook._update = _update  # type: ignore[method-assign]
-        model = nn.Linear(2, 1)
-        Engine(
-            task=Task(model, nn.MSELoss()),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))] * 20),
-            hooks={"progress": hook},
-            settings=Settings(max_epochs=1, device="cpu"),
-            run_dir=tmp_path,
-        ).train()
+        make_engine(tmp_path, {"progress": hook}, train=batches(20)).train()
         return hook
 
 
@@ -232,15 +218,7 @@ class Stdout(Hook):
 @pytest.mark.parametrize("fail", [False, True])
 def test_stdout_is_restored_before_anything_else_is_printed(tmp_path: Path, fail: bool) -> None:
     stdout = Stdout(fail=fail)
-    model = nn.Linear(2, 1)
-    engine = Engine(
-        task=Task(model, nn.MSELoss()),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))]),
-        hooks={"progress": ProgressHook(enabled=True), "stdout": stdout},
-        settings=Settings(max_epochs=1, device="cpu"),
-        run_dir=tmp_path,
-    )
+    engine = make_engine(tmp_path, {"progress": ProgressHook(enabled=True), "stdout": stdout}, train=batches(1))
     if fail:
         with pytest.raises(RuntimeError, match="on purpose"):
             engine.train()
@@ -259,15 +237,6 @@ def test_without_a_bar_nothing_is_printed(
     shown.run(tmp_path, **options)
     assert shown.completed == []
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "key"), [({"enabled": "maybe"}, "enabled"), ({"refresh_per_second": 0}, "refresh_per_second")]
-)
-def test_mistakes_name_the_option(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as raised:
-        ProgressHook(**options)
-    assert raised.value.key == key
 
 
 def test_console_follows_sys_stdout_and_names_levels(

@@ -377,16 +377,6 @@ def test_only_what_is_named_is_bad(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "back to" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [({"on": []}, "on"), ({"on": ["jump"]}, "on"), ({"factor": 1.0}, "factor"), ({"window": 1}, "window")],
-)
-def test_options(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as caught:
-        RollbackHook(**options)
-    assert caught.value.key == key
-
-
 def test_without_checkpoints_a_bad_loss_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(InvalidLossError, match="no checkpoint is from before it"):
         engine_of(tmp_path, {"rollback": RollbackHook()}, train=planted(batches(4), 1, float("nan"))).train()

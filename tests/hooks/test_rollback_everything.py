@@ -54,7 +54,6 @@ STEPS: dict[str, dict[str, Any]] = {
     "multistep": {"milestones": [SAVED + 1, 9], "by_epoch": False},
     "onecycle": {"param": "weight_decay", "max_lr": 0.1},
     "plateau": {"patience": 0},
-    "step": {"step_size": 7, "by_epoch": False},
 }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
@@ -20,7 +19,6 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
@@ -30,6 +28,7 @@ from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy
 from tests.config.composed import REPOSITORY
 from tests.helpers import differences, failing
+from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
 
 SHIFTED = ("identity", "shift")
@@ -96,26 +95,23 @@ def _engine(
     precision: str = "fp32",
     **settings: Any,
 ) -> Engine:
-    run_dir.mkdir(exist_ok=True)
     torch.manual_seed(0)
     ranks = distributed or Distributed()
     task = task or Classification(Net(), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
     ranks.prepare(task.model)
     shares = {"batch_size": 4, "rank": ranks.rank, "world_size": ranks.world_size}
-    return Engine(
+    return engine_of(
+        run_dir,
+        {**({} if tta is None else {"tta": tta}), "outputs": Outputs(), **(hooks or {})},
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(
             build_loader(_data(seed=1), shuffle=True, **shares),
             build_loader(_data(seed=2), shuffle=False, **shares),
             test or build_loader(_data(), shuffle=False, **shares),
         ),
-        hooks={**({} if tta is None else {"tta": tta}), "outputs": Outputs(), **(hooks or {})},
-        # The validation data are not those of a task that a test brings.
-        settings=Settings(**{"device": "cpu", "max_epochs": 2, "sanity_val_steps": 0, **settings}),
-        run_dir=run_dir,
         distributed=distributed,
         precision=make_precision({"name": precision}, torch.device("cpu")),
+        **{"max_epochs": 2, **settings},
     )
 
 
@@ -279,15 +275,6 @@ def test_transforms_and_shift(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat(_of(engine).test), expected)
 
 
-def test_merging_the_outputs(tmp_path: Path) -> None:
-    engine = _engine(tmp_path, TestTimeAugmentationHook(merge="outputs"))
-    engine.test()
-    images = _data().inputs
-    with torch.no_grad():
-        expected = (engine.model.eval()(images) + engine.model(images.flip(3))) / 2
-    torch.testing.assert_close(torch.cat(_of(engine).test), expected)
-
-
 @pytest.mark.parametrize(
     ("task", "loss", "merge"),
     [
@@ -341,24 +328,6 @@ def test_from_a_config(tmp_path: Path) -> None:
 # Bad input. ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "key", "hint"),
-    [
-        ({"transforms": ["identity", "hflipp"]}, "transforms", "Did you mean hflip"),
-        ({"transforms": ["mirror"]}, "transforms", "Known: "),
-        ({"transforms": []}, "transforms", "[identity,hflip]"),
-        ({"transforms": [3]}, "transforms", "_target_"),
-        ({"merge": "probability"}, "merge", "Did you mean probabilities"),
-        ({"shift": 0}, "shift", "1 or more"),
-    ],
-)
-def test_mistakes_name_the_option(options: dict[str, Any], key: str, hint: str) -> None:
-    with pytest.raises(UserError) as raised:
-        TestTimeAugmentationHook(**options)
-    assert raised.value.key == key
-    assert hint in str(raised.value.remedy)
-
-
 @pytest.mark.parametrize("as_loader", [True, False])
 def test_inputs_that_are_no_images_are_refused_before_training(as_loader: bool, tmp_path: Path) -> None:
     rows = InMemoryDataset(torch.randn(8, 3), torch.randn(8, 1))
@@ -405,31 +374,6 @@ def test_the_trial_moves_no_generator_and_no_mode_and_disturbs_no_worker(tmp_pat
     hook.before_train(_engine(tmp_path, test=loader))
     assert with_workers.read == 0, "its files may have to be opened in the worker"
     torch.set_rng_state(state)
-
-
-def test_a_compiled_model_is_not_compiled_for_the_trial(tmp_path: Path) -> None:
-    graphs: list[Any] = []
-    engine, hook = _engine(tmp_path), TestTimeAugmentationHook()
-    engine.model.compile(backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
-    hook.before_train(engine)
-    assert graphs == []
-
-
-class Pairs(Dataset[Any]):
-    """Samples one by one, for a loader that stacks them."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.ones(6), 0
-
-
-def test_a_data_set_without_whole_batches_is_looked_at_too(tmp_path: Path) -> None:
-    engine = _engine(tmp_path, TestTimeAugmentationHook(), test=build_loader(Pairs(), shuffle=False, batch_size=2))
-    with pytest.raises(UserError, match=r"the input of the test is a tensor \[2, 6\]"):
-        engine.train()
-    assert engine.progress.iteration == 0
 
 
 def test_a_loader_that_can_be_read_once_is_left_to_the_test(tmp_path: Path) -> None:
@@ -482,20 +426,6 @@ def test_a_test_that_fails_anyway_is_not_this_hooks_to_tell(tmp_path: Path) -> N
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         engine.train()
     assert engine.progress.iteration == 10
-
-
-def test_a_task_that_refuses_two_samples_is_tested_as_ever(tmp_path: Path) -> None:
-    class Choosy(Classification):
-        def evaluate(self, batch: Sequence[Tensor]) -> dict[str, Any]:
-            if len(batch[0]) < 4:
-                raise UserError("too few samples", key="task")
-            return super().evaluate(batch)
-
-    four = build_loader(_data(16), shuffle=False, batch_size=4)
-    task = Choosy(Net(), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
-    engine = _engine(tmp_path, TestTimeAugmentationHook(), task=task, test=four)
-    engine.batches.use(Loaders(engine.loaders.train, None, four))
-    assert engine.train().status == "finished"
 
 
 class InPlace(Net):

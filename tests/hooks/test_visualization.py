@@ -19,8 +19,6 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
-from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.shared import image_grid
@@ -28,6 +26,7 @@ from hydraloop.hooks.shared.image_grid import Tile, grid
 from hydraloop.hooks.visualization import VisualizationHook, _tile
 from hydraloop.tasks import Classification, Regression, Task
 from tests.helpers import HostSyncs, failing, logged
+from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
 
 GREEN, RED, GREY = image_grid._GREEN, image_grid._RED, image_grid._GREY
@@ -74,18 +73,17 @@ def _engine(
     **settings: Any,
 ) -> Engine:
     """Two epochs of two batches; validation and test on `data`, in batches of four."""
-    run_dir.mkdir(exist_ok=True)
-    task = task or Classification(Left(), nn.CrossEntropyLoss())
     share = {} if distributed is None else {"rank": distributed.rank, "world_size": distributed.world_size}
     loader = loader or build_loader(data or _data(), shuffle=False, batch_size=4, **share)
-    return Engine(
+    task = task or Classification(Left(), nn.CrossEntropyLoss())
+    return engine_of(
+        run_dir,
+        {"visualization": hook, "logger": LoggerHook(interval=None), **(hooks or {})},
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
         loaders=Loaders(loader, loader, loader),
-        hooks={"visualization": hook, "logger": LoggerHook(interval=None), **(hooks or {})},
-        settings=Settings(device="cpu", max_epochs=2, **settings),
-        run_dir=run_dir,
         distributed=distributed,
+        **{"max_epochs": 2, "sanity_val_steps": 1, **settings},
     )
 
 
@@ -286,13 +284,6 @@ def test_which_images(options: dict[str, int], drawn: int, tmp_path: Path) -> No
     assert _drawn(tmp_path, 40, **options) == drawn
 
 
-def test_the_interval_counts_batches(tmp_path: Path) -> None:
-    data = _data(16)
-    data.inputs[4:8] = 0.5  # the second batch
-    _engine(tmp_path, VisualizationHook(interval=2, num_images=4), data).validate()
-    assert (128, 128, 128) in _colours(_open(tmp_path)), "it is the first one of the interval"
-
-
 def test_the_size_of_an_image(tmp_path: Path) -> None:
     pixels = torch.zeros(3, 40, 80, dtype=torch.uint8)
 
@@ -394,26 +385,6 @@ def test_other_data_gets_one_warning(inputs: Tensor, tmp_path: Path, caplog: pyt
     assert not (tmp_path / "media").exists()
 
 
-class OfDicts(Task):
-    """Batches `{"image", "label"}`."""
-
-    def evaluate(self, batch: Any) -> dict[str, Any]:
-        return super().evaluate((batch["image"], batch["label"]))
-
-
-def test_batches_that_are_no_pairs_get_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loader = [{"image": _images(4), "label": torch.zeros(4, dtype=torch.int64)}]
-    engine = _engine(tmp_path, VisualizationHook(), task=OfDicts(Left(), nn.CrossEntropyLoss()), loader=loader)
-    engine.validate()
-    assert "hooks.visualization draws nothing" in caplog.text
-
-
-def test_images_of_several_sizes(tmp_path: Path) -> None:
-    pairs = [(torch.rand(2, 3, size, 8), torch.zeros(2, dtype=torch.int64)) for size in (8, 12, 30)]
-    _engine(tmp_path, VisualizationHook(), loader=pairs).validate()
-    assert _open(tmp_path).height > 200
-
-
 # The run around it. --------------------------------------------------------------------------------------------------
 
 
@@ -489,11 +460,3 @@ def test_rank_0_draws_its_samples(tmp_path: Path) -> None:
     on_ranks(2, run_on_a_rank, str(tmp_path))
     assert len(_pictures(tmp_path / "0")) == 3
     assert not (tmp_path / "1" / "media").exists()
-
-
-@pytest.mark.parametrize("option", ["interval", "num_images", "per_batch", "size"])
-def test_a_number_below_1_is_refused(option: str) -> None:
-    with pytest.raises(UserError, match="0 is below 1") as raised:
-        VisualizationHook(**{option: 0})
-    assert raised.value.key == option
-    assert raised.value.remedy

@@ -100,10 +100,12 @@ def _engine(run_dir: Path, hook: WandbLoggerHook, **options: Any) -> Engine:
 def _steps(run_dir: Path) -> str:
     """Steps of the rows in its offline file, read in another process, which imports W&B's library."""
     (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    reading = "import sys, pathlib, wandb_file; print(wandb_file.steps(pathlib.Path(sys.argv[1])))"
+    reading = (
+        "import sys, pathlib; from tests.tracking.wandb.file import steps; print(steps(pathlib.Path(sys.argv[1])))"
+    )
     found = subprocess.run(
         [sys.executable, "-c", reading, str(file)],
-        cwd=REPOSITORY / "scripts" / "benchmarks", capture_output=True, text=True, check=True,
+        cwd=REPOSITORY, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return found.stdout.strip()
 

@@ -29,7 +29,11 @@ def ours(case: list[dict[str, Any]]) -> list[list[float]]:
         plateau = entry["kind"] == "ReduceOnPlateau"
         if entry["kind"] == "OneCycle":
             arguments["cycle_momentum"] = False
-        function = getattr(hydraloop.optim, "Plateau" if plateau else entry["kind"])(**arguments)
+        kind = "Plateau" if plateau else entry["kind"]
+        if kind == "Step":
+            kind, size = "MultiStep", arguments.pop("step_size")
+            arguments["milestones"] = range(size, case_data.STEPS, size)
+        function = getattr(hydraloop.optim, kind)(**arguments)
         when = {"by_epoch": entry["unit"] != "iterations", "convert_to_iter_based": entry["unit"] == "converted"}
         monitor = "loss" if plateau else None
         fields = {name: entry[name] for name in ("param", "begin", "end")}

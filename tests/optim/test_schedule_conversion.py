@@ -9,7 +9,7 @@ import pytest
 from torch.optim import SGD, AdamW, Optimizer
 
 from hydraloop.errors import UserError
-from hydraloop.optim import Exponential, Plateau, Step
+from hydraloop.optim import Exponential, MultiStep, Plateau
 from tests.optim.scheduled import EPOCHS, LRS, STEPS, STEPS_PER_EPOCH, of, option, run, two_groups
 
 N = STEPS_PER_EPOCH
@@ -43,14 +43,14 @@ def test_without_it_nothing_changes_within_an_epoch() -> None:
 
 def test_lengths_are_converted() -> None:
     optimizer = two_groups()
-    schedule = of("step", Step(3, gamma=0.5), optimizer, **CONVERTED)
+    schedule = of("steps", MultiStep([3, 6], gamma=0.5), optimizer, **CONVERTED)
     seen = run(optimizer, [schedule])
     assert [seen[3 * N - 1][0], seen[3 * N][0], seen[6 * N][0]] == [1.0, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("changes", [{}, {"by_epoch": True}])
 def test_steps_and_validations_cannot_be_converted(changes: dict[str, Any]) -> None:
-    function = Plateau() if changes else Step(3)
+    function = Plateau() if changes else MultiStep([3])
     monitor = "loss" if changes else None
     with pytest.raises(UserError, match="no epochs to convert") as caught:
         of("it", function, two_groups(), convert_to_iter_based=True, monitor=monitor, **changes)

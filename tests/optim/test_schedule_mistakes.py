@@ -11,7 +11,7 @@ import torch
 from torch.optim import Adagrad
 
 from hydraloop.errors import UserError
-from hydraloop.optim import Exponential, Function, OneCycle, Plateau, Step
+from hydraloop.optim import Exponential, Function, Linear, OneCycle, Plateau
 from hydraloop.schemas.scheduler import OPTIONS
 from tests.optim.scheduled import EPOCHS, of, option, run, two_groups
 
@@ -31,7 +31,6 @@ NAN = float("nan")
         ("cosine_restart", {"periods": [0, 3]}, "periods", "Use a whole number from 1."),
         ("cosine_restart", {"restart_weights": [1.0]}, "restart_weights", "one weight for each period"),
         ("exponential", {"gamma": -1.0}, "gamma", "above 0"),
-        ("step", {"step_size": 0}, "step_size", "from 1"),
         ("linear", {"start_factor": 0.0}, "start_factor", "above 0, up to 1"),
         ("linear", {"end_factor": 1.5}, "end_factor", "from 0 to 1"),
         ("linear", {"total_iters": -5}, "total_iters", "from 1"),
@@ -86,7 +85,7 @@ def test_an_option_out_of_range_names_its_key(name: str, changes: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("make", "key"),
-    [(lambda: Step("3"), "step_size"), (lambda: Exponential(gamma=True), "gamma")],  # type: ignore[arg-type]
+    [(lambda: Linear("3"), "start_factor"), (lambda: Exponential(gamma=True), "gamma")],  # type: ignore[arg-type]
 )
 def test_a_function_names_an_option_of_another_type(make: Callable[[], Function], key: str) -> None:
     with pytest.raises(UserError) as caught:
@@ -98,9 +97,9 @@ def test_a_function_names_an_option_of_another_type(make: Callable[[], Function]
     ("function", "ours", "key"),
     [
         (OneCycle(max_lr=[1.0]), {}, "scheduler.mine.max_lr"),
-        (Step(3), {"begin": "1"}, "scheduler.mine.begin"),
-        (Step(3), {"end": 1.5}, "scheduler.mine.end"),
-        (Step(3), {"monitor": "loss"}, "scheduler.mine.monitor"),
+        (Exponential(0.5), {"begin": "1"}, "scheduler.mine.begin"),
+        (Exponential(0.5), {"end": 1.5}, "scheduler.mine.end"),
+        (Exponential(0.5), {"monitor": "loss"}, "scheduler.mine.monitor"),
         (Plateau(), {}, "scheduler.mine.monitor"),
         (3, {}, "scheduler.mine"),
     ],

@@ -35,7 +35,6 @@ SETS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "poly": [("poly", {})],
     "warmup_cosine": [("warmup_cosine", {"warmup_iters": 20})],
     "yolox": [("yolox", {"warmup_iters": 3, "num_last_epochs": 2})],
-    "step": [("step", {"step_size": 4})],
     "momentum": [("momentum", {"end": 30})],
     "char_lm's": [("linear", {"end": 20}), ("cosine", {"eta_min": 0.01})],
     "later": [("linear", {"end": 20}), ("cosine", {"begin": 20}), ("momentum", {"begin": 10, "end": 50})],

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torchs
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.errors import UserError
 from hydraloop.optim import TorchSchedule
 from tests.config.composed import REPOSITORY
@@ -136,7 +136,7 @@ def test_other_uses_are_refused(ours: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="must be the only schedule of its optimizer, and changes the lr") as caught:
         of("mine", partial(torchs.StepLR, step_size=3), two_groups(), **ours)
     assert caught.value.key == "scheduler.mine"
-    assert "hydraloop.optim.Step" in str(caught.value.remedy)
+    assert "hydraloop.optim.MultiStep" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Request
 from hydraloop.sweeps.executors.gpus import Shares, Slots
+from hydraloop.sweeps.source import Grid, Job, Source
 from hydraloop.sweeps.states import JobState, State
 from tests.sweeps.test_directory import DESCRIPTION
 
@@ -41,6 +42,8 @@ class Played:
     cancelled: list[tuple[int, signal.Signals]] = field(default_factory=list)
     most: int = 0
     """Jobs that were running at a time."""
+    by_scheduler: bool = False
+    """Whether jobs are ended by a scheduler."""
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)
@@ -49,7 +52,7 @@ class Played:
 
     def poll(self, seconds: float) -> list[Ended]:
         ended = [(number, self.play(self, request)) for number, request in list(self.running.items())]
-        found = [Ended(number, code) for number, code in ended if code is not None]
+        found = [Ended(number, code, self.by_scheduler) for number, code in ended if code is not None]
         for one in found:
             del self.running[one.number]
         return found
@@ -102,7 +105,7 @@ def make(directory: SweepDirectory) -> Make:
     ) -> tuple[Controller, Played]:
         executor = Played(directory, play)
         shares = Shares(workers, slots)
-        controller = Controller(directory, executor, directory.description.axes.lines, shares, Seen(), **options)  # type: ignore[arg-type]
+        controller = Controller(directory, executor, Grid(directory.description.axes), shares, Seen(), **options)  # type: ignore[arg-type]
         return controller, executor
 
     return made
@@ -128,6 +131,35 @@ def test_each_job_runs_once_and_as_many_at_a_time_as_there_are_workers(make: Mak
     assert (played.most, loop.code, loop.left) == (2, 0, [])
     assert [state.state for state in loop.ended.values()] == ["finished"] * 6
     assert loop.watcher.lines[:3] == ["0 started", "1 started", "0 finished"]  # type: ignore[attr-defined]
+
+
+def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: Make) -> None:
+    """As a search does. It is told of jobs that were over before."""
+
+    class OneByOne(Source):
+        def __init__(self) -> None:
+            self.told: list[tuple[int, str]] = []
+            self.given = 0
+
+        def next_job(self) -> Job | None:
+            if self.given > len(self.told) - 1 or self.given == 3:
+                return None
+            self.given += 1
+            return Job(self.given, (f"seed={self.given}",), {"A": "b"})
+
+        def ended(self, state: JobState) -> None:
+            self.told.append((state.number, state.state))
+
+    loop, played = make(finish)
+    finish(played, Request(0, (), ""))
+    source = OneByOne()
+    loop = Controller(loop.directory, played, source, Shares(2), Seen())  # type: ignore[arg-type]
+    loop.run()
+    assert source.told == [(number, "finished") for number in range(4)]
+    assert [(request.number, request.lines) for request in played.requests] == [
+        (number, (f"seed={number}",)) for number in (1, 2, 3)
+    ]
+    assert (played.most, played.requests[0].environment) == (1, {"A": "b"})
 
 
 def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: Make) -> None:
@@ -168,6 +200,39 @@ def test_a_killed_job_is_retried(make: Make) -> None:
     assert loop.code == 0
     assert loop.ended[0].attempts == 2
     assert "0 interrupted" in loop.watcher.lines  # type: ignore[attr-defined]
+
+
+SIGTERM, CLOCK = "preempted by SIGTERM", "preempted by engine.requeue_after=3:50:00"
+
+
+@pytest.mark.parametrize(
+    ("reason", "by_scheduler", "iterations", "attempts"),
+    [
+        (SIGTERM, True, (10, 20, 30), 4),
+        (CLOCK, False, (10, 20, 30), 4),
+        (CLOCK, False, (10, 10, 20), 4),  # one retry
+        (CLOCK, False, (10, 10, 5), 3),  # two retries
+        (SIGTERM, False, (10, 20, 30), 2),
+        ("killed by SIGKILL (out of memory?)", True, (10, 20, 30), 2),
+    ],
+)
+def test_a_preempted_job_is_queued_again_and_an_attempt_without_progress_is_a_retry(
+    make: Make, reason: str, by_scheduler: bool, iterations: tuple[int, ...], attempts: int
+) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number != 1 or request.attempts == len(iterations):
+            return finish(played, request)
+        state = JobState(1, "interrupted", attempts=request.attempts + 1, reason=reason)
+        state = replace(state, controller=request.controller, iterations=iterations[request.attempts])
+        played.directory.folder(1).mkdir(exist_ok=True)
+        states.write(played.directory.folder(1), state, flush=False)
+        return 75
+
+    loop, played = make(play, max_retries=1)
+    played.by_scheduler = by_scheduler
+    loop.run()
+    assert played.started.count(1) == attempts
+    assert (loop.ended[1].state, loop.code) == (("finished", 0) if attempts == 4 else ("interrupted", 1))
 
 
 def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:

@@ -69,6 +69,14 @@ def test_a_result_that_was_written_before_the_kill_counts(tmp_path: Path) -> Non
     assert states.ended_from_result(running, tmp_path) is None
 
 
+def test_the_iterations_are_those_of_the_newest_result(tmp_path: Path) -> None:
+    for progress, iterations in (({"iteration": 40}, 40), ({}, 30)):
+        replace(FINISHED, progress=progress).write(tmp_path)
+        ended = states.ended_from_result(replace(RUNNING, iterations=30), tmp_path)
+        assert ended is not None
+        assert ended.iterations == iterations
+
+
 def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
     replace(FINISHED, status="interrupted", reason="preempted by SIGTERM").write(tmp_path)
     again = replace(RUNNING, attempts=2, earlier_result=digest(tmp_path), seconds=100.0)

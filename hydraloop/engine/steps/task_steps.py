@@ -11,6 +11,7 @@ from torch import nn, optim
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
+from hydraloop.option_checks import check_at_least
 
 
 class TaskStep(NamedTuple):
@@ -97,9 +98,7 @@ def _check(run: Run) -> None:
             remedy="Give each step one optimizer with the name of the step, as docs/how-to/optimizers.md shows.",
         )
     for name in steps:
-        every = run.settings.every.get(name, 1)
-        if every < 1:
-            raise UserError(f"{every} is below 1", key=f"optimizer.{name}.every", remedy="Use 1 or more.")
+        check_at_least(1, **{f"optimizer.{name}.every": run.settings.every.get(name)})
     if all(run.settings.every.get(name, 1) > 1 for name in steps):
         raise UserError(
             "no step runs in the first iteration, because every optimizer pauses",

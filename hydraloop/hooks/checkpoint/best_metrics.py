@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.out_dir import in_file_name
 from hydraloop.hooks.shared.monitoring import RULES, check_metric, higher_is_better
-from hydraloop.hooks.shared.option_checks import check_choice
+from hydraloop.option_checks import check_choice
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -20,7 +20,7 @@ from hydraloop.hooks.checkpoint.file_records import BestFile, FileRecords
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder, in_file_name
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
 from hydraloop.hooks.shared.monitoring import check_validated, is_better
-from hydraloop.hooks.shared.option_checks import check_at_least
+from hydraloop.option_checks import check_at_least
 from hydraloop.run.checkpoint_files import SUFFIX
 from hydraloop.run.result import FILENAME as RESULT_FILE
 from hydraloop.run.result import Best
@@ -105,7 +105,7 @@ class CheckpointHook(Hook):
         self.asynchronous = asynchronous
         self.out_dir = None if out_dir is None else Path(os.path.expanduser(out_dir))
         self._save_best = SaveBest(save_best, rule, greater_keys, less_keys)
-        check_at_least(1, null=True, interval=interval, max_keep_ckpts=max_keep_ckpts)
+        check_at_least(1, "Use 1 or more, or null to switch it off.", interval=interval, max_keep_ckpts=max_keep_ckpts)
         check_at_least(0, save_begin=save_begin)
         if self.published_keys:
             left_out = {"optimizer": save_optimizer, "schedulers": save_param_scheduler}
@@ -150,7 +150,10 @@ class CheckpointHook(Hook):
                 log.warning("%s: the best checkpoint, %s, is gone; the next validation counts as best", name, best.path)
         self._report_best(engine)
         self._resumed = engine.checkpoints.resumed_from
-        self._next_save = perf_counter() + self._seconds  # a rollback forgets a request
+
+    def at_position(self, engine: Engine) -> None:
+        """Measure `time_interval` from here; a rollback forgets a request."""
+        self._next_save = perf_counter() + self._seconds
 
     def before_train(self, engine: Engine) -> None:
         """Start to count validations; remove unfinished files, and request best ones, of a run that was killed."""
@@ -159,7 +162,6 @@ class CheckpointHook(Hook):
         if engine.distributed.is_main:
             self.folder.remove_unfinished()
         self._training = True
-        self._next_save = perf_counter() + self._seconds
         if self._unwritten:
             self._request(engine, "best", partial(self._write_best, better=self._unwritten))
             self._unwritten = {}

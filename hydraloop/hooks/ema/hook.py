@@ -13,7 +13,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.ema.averaging import AveragedTensors
 from hydraloop.hooks.ema.custom_formula import CustomFormula
 from hydraloop.hooks.ema.formulas import MOMENTUM, WARM_UP_STEPS, formula_of
-from hydraloop.hooks.shared.option_checks import RefusesOldNames, check_at_least
+from hydraloop.option_checks import check_at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,11 +22,11 @@ _DEFAULTS: dict[str, Any] = {"momentum": MOMENTUM, "warmup": True, "gamma": None
 """The defaults of the options that formulas have. A formula may have another default."""
 
 
-class EMAHook(RefusesOldNames, Hook):
+class EMAHook(Hook):
     """Averages the weights over optimizer steps and evaluates on the average; training is unchanged.
 
     The first update copies the weights. Each further update moves the average towards them, with a weight that depends
-    on `ema_type` (`formulas.py` has a class for each), or by a custom formula, `weight` (`custom_formula.py` has its
+    on `ema_type` (`formulas.py` has a function for each), or by a custom formula, `weight` (`custom_formula.py` has its
     forms). Before the first update, and with `weights=raw`, validation and test use the raw weights. After it, the
     average is copied into the model's parameters (which keep their identity) for each evaluation, and the raw weights
     are always restored. A step that fp16 skips is not an update.
@@ -172,7 +172,7 @@ class EMAHook(RefusesOldNames, Hook):
         elif self._custom is not None:
             self._custom.update(self._averages, self.updates, key=f"{self.key}.weight")
         else:
-            self._averages.update(self._formula.share(self.updates, self.updates * self._interval))
+            self._averages.update(self._formula(self.updates, self.updates * self._interval))
         self.updates += 1
 
     @contextmanager

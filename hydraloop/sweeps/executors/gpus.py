@@ -43,13 +43,20 @@ class Slots:
         self.most = len(gpus) * self._sharing // self._each
         """Jobs that can run at a time."""
 
+    @property
+    def are_free(self) -> bool:
+        """Whether there are GPUs for another job."""
+        return len(self._free()) >= self._each
+
     def take(self, number: int) -> tuple[str, ...] | None:
         """Return the GPUs for a job, those with the fewest jobs first; None if too few are free."""
-        free = sorted((gpu for gpu, jobs in self._jobs.items() if jobs < self._sharing), key=self._jobs.__getitem__)
-        if len(free) < self._each:
+        if not self.are_free:
             return None
-        self.hold(number, free[: self._each])
+        self.hold(number, self._free()[: self._each])
         return self._taken[number]
+
+    def _free(self) -> list[str]:
+        return sorted((gpu for gpu, jobs in self._jobs.items() if jobs < self._sharing), key=self._jobs.__getitem__)
 
     def hold(self, number: int, gpus: Sequence[str]) -> None:
         """Note the GPUs of a job that another controller has started."""

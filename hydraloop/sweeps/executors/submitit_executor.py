@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
+import subprocess
 import time
 import warnings
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from typing import Any
 import psutil
 
 from hydraloop.errors import UserError
+from hydraloop.launch.failure import REQUEUE
 from hydraloop.run.processes import kill_tree
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
@@ -59,6 +62,8 @@ class SubmititExecutor(Executor):
             raise UserError(" ".join(str(error).split()), key=_KEY, remedy="See submitit's documentation.") from error
         self._jobs: dict[int, Any] = {}
         self._asked = time.monotonic()
+        self._cancels = False
+        """Whether the controller has cancelled jobs."""
 
     def wait_ready(self) -> None:
         """Do nothing: jobs wait in Slurm's queue."""
@@ -88,16 +93,28 @@ class SubmititExecutor(Executor):
             if asks:
                 self._asked = time.monotonic()
             over = [number for number, job in self._jobs.items() if job.done(force_check=asks)]
+            ended = [end for number in over if (end := self._end(number, self._jobs[number])) is not None]
+            for end in ended:
+                del self._jobs[end.number]
             left = until - time.monotonic()
-            if over or left <= 0:
-                return [Ended(number, _code(self._jobs.pop(number))) for number in over]
+            if ended or left <= 0:
+                return ended
             time.sleep(min(left, _LOOK))
+
+    def _end(self, number: int, job: Any) -> Ended | None:
+        """Return how a job has ended; None if it was preempted, and Slurm does not say yet whether a user did that."""
+        code = _code(job)
+        if code != REQUEUE or self._is_local or self._cancels:
+            return Ended(number, code)
+        state = _slurm_state(job.job_id)
+        return None if state == "COMPLETING" else Ended(number, code, by_scheduler=state != "CANCELLED")
 
     def cancel(self, number: int, sign: signal.Signals) -> None:
         """Let a job save and end, see `Executor`. Slurm kills it half a minute later."""
         job = self._jobs.get(number)
         if job is None:
             return
+        self._cancels = True
         self._asked = float("-inf")
         if not self._is_local:
             job.cancel(check=False)
@@ -143,6 +160,19 @@ def _parameters(options: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]
         own = {"signal": f"TERM@{found.get('slurm_signal_delay_s', 90)}"}
         found["slurm_additional_parameters"] = {**own, **found.get("slurm_additional_parameters", {})}
     return found
+
+
+def _slurm_state(job_id: str) -> str | None:
+    """Return a job's state in Slurm, `CANCELLED` after scancel; None if Slurm does not know it any more.
+
+    Slurm tells this without accounting, for some minutes after the job's end.
+    """
+    try:
+        done = subprocess.run(["scontrol", "show", "job", "-o", job_id], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    found = re.search(r"\bJobState=(\w+)", done.stdout)
+    return None if found is None else found[1]
 
 
 def _code(job: Any) -> int:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 from hydraloop.engine.report.formats import number
-from hydraloop.run.record_log import FILENAME, NONFINITE, OBJECTS, STAMP
+from hydraloop.run.record_log import FILENAME, Record, read_end
 from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.report.results import LAST, rank
 from hydraloop.sweeps.states import JobState, State
 
 _TAIL = 4096
 """Bytes of a record log that are read. A record has about 200."""
-_NO_METRICS = frozenset({"mode", "epoch", "iteration", STAMP, NONFINITE, OBJECTS})
 
 
 @dataclass(slots=True)
@@ -41,40 +38,29 @@ class RunningJob:
             self.state = directory.state(self.state.number)
         if self.state.state != "running":
             return  # it is starting, or has ended a moment ago
-        for record in self._new_records(directory):
-            self.iteration = record["iteration"]
-            if record.get("mode") == "train":
+        for record in self._new_records(directory.run_dir(self.state) / FILENAME):
+            self.iteration = record.iteration
+            if record.mode == "train":
                 self.loss = _shown(record, "loss")
-                self.until = self._end(record.get("eta"), record.get(STAMP))
-            elif record.get("mode") == "val":
-                names = [name for name in record if name not in _NO_METRICS]
-                self.metric = _shown(record, monitored if monitored in names else next(iter(names), ""))
+                self.until = self._end(record)
+            elif record.mode == "val":
+                first = next(iter(record.values), "")
+                self.metric = _shown(record, monitored if monitored in record.values else first)
 
-    def _end(self, left: Any, stamp: Any) -> float | None:
+    def _end(self, record: Record) -> float | None:
         """Return when the job ends by one of its records; None if that is of an earlier attempt, or has no estimate."""
-        if not isinstance(left, int | float) or not isinstance(stamp, int | float):
-            return None
-        return stamp + left if stamp >= (self.state.began or 0.0) else None
+        left = record.values.get("eta")
+        is_of_attempt = record.timestamp >= (self.state.began or 0.0)
+        return record.timestamp + left if left is not None and is_of_attempt else None
 
-    def _new_records(self, directory: SweepDirectory) -> list[dict[str, Any]]:
+    def _new_records(self, log: Path) -> list[Record]:
         """Return the records at the end of the log; empty if nothing was added since the last look."""
         try:
-            with (directory.run_dir(self.state) / FILENAME).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size == self._size:
-                    return []
-                self._size = size
-                file.seek(max(0, size - _TAIL))
-                lines = file.read(_TAIL).split(b"\n")[:-1]  # the last one has no end yet
+            size = log.stat().st_size
+            records = [] if size == self._size else read_end(log, _TAIL)
         except OSError:
             return []
-        records = []
-        for line in lines:
-            try:
-                record = json.loads(line)
-                records += [record] if isinstance(record["iteration"], int) else []
-            except (ValueError, TypeError, KeyError):  # the first one has no beginning
-                continue
+        self._size = size
         return records
 
     def seconds_left(self, now: float, usual: float | None) -> float | None:
@@ -154,18 +140,13 @@ class Progress:
 
 
 def _is_better(state: JobState, best: JobState | None) -> bool:
-    if state.value is None or state.rule is None or not math.isfinite(state.value):
+    if rank(state.value, state.rule) == LAST:
         return False
-    if best is None or best.value is None:
+    if best is None:
         return True
-    sign = 1 if state.rule == "greater" else -1
-    return state.metric == best.metric and sign * state.value > sign * best.value
+    return state.metric == best.metric and rank(state.value, state.rule) < rank(best.value, state.rule)
 
 
-def _shown(record: dict[str, Any], name: str) -> str:
-    """Return an entry as `loss 0.1234`, also if it is NaN or infinite; empty without the entry."""
-    if name not in record:
-        return ""
-    nonfinite = record.get(NONFINITE)
-    value = nonfinite.get(name) if record[name] is None and isinstance(nonfinite, dict) else record[name]
-    return f"{name} {number(value)}"
+def _shown(record: Record, name: str | None) -> str:
+    """Return a value as `loss 0.1234`; empty without the value."""
+    return f"{name} {number(record.values[name])}" if name in record.values else ""

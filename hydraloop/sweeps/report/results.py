@@ -115,13 +115,11 @@ def collect(directory: SweepDirectory) -> Results:
     values = {state.number: float(state.value or 0.0) for state in with_result if state.metric == metric}
     rows = sorted(
         (_row(directory, state) for state in states),
-        key=lambda row: (*_rank(values.get(row.job, math.nan), rule), row.job),
+        key=lambda row: (*rank(values.get(row.job, math.nan), rule), row.job),
     )
     has_best = rule is not None and bool(rows) and math.isfinite(values.get(rows[0].job, math.nan))
     average = directory.description.averaged
-    groups = (
-        [] if average is None else sorted(_groups(rows, average, values), key=lambda group: _rank(group.mean, rule))
-    )
+    groups = [] if average is None else sorted(_groups(rows, average, values), key=lambda group: rank(group.mean, rule))
     p = statistics.compare([group.values for group in groups])
     best = _best_group(groups, rule) if average is not None else rows[0] if has_best else None
     return Results(keys, metric, rule, tuple(rows), best, average, tuple(groups), p)
@@ -149,10 +147,14 @@ def swept_values(axes: Axes, job: int) -> dict[str, str]:
     return {key.lstrip("+"): valid_utf8(value) for key, _, value in lines}
 
 
-def _rank(value: float | None, rule: str | None) -> tuple[bool, float]:
+LAST = (True, 0.0)
+"""The rank of what cannot be compared."""
+
+
+def rank(value: float | None, rule: str | None) -> tuple[bool, float]:
     """Return a key for sorting, with the best value first and those that cannot be compared last."""
     if value is None or rule is None or not math.isfinite(value):
-        return True, 0.0
+        return LAST
     return False, -value if rule == "greater" else value
 
 
@@ -174,7 +176,7 @@ def _best_group(groups: Iterable[Group], rule: str | None) -> Group | None:
 
     Fewer results of equally good jobs have a better average by chance.
     """
-    comparable = [group for group in groups if not _rank(group.mean, rule)[0]]
+    comparable = [group for group in groups if rank(group.mean, rule) != LAST]
     return min(comparable, key=lambda group: len(group.jobs) - len(group.values), default=None)
 
 

@@ -14,9 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.e2e.projects import Run
-from tests.scripts import load_script
-
-serialised = load_script("benchmarks/wandb_file").records
+from tests.tracking.wandb.file import records as serialised
 
 Points = dict[str, list[tuple[int, float]]]
 """Iterations and values in order, by name of the metric."""

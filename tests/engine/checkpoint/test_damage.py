@@ -12,10 +12,8 @@ from hydraloop.engine.checkpoint.format import load, write
 from hydraloop.errors import UserError
 from hydraloop.run.checkpoint_files import is_complete
 from hydraloop.run.integrity import damage
+from tests.faults import checkpoints
 from tests.helpers import differences
-from tests.scripts import load_script
-
-SCRIPT = load_script("benchmarks/checkpoint_damage")
 
 CHECKPOINT: dict[str, Any] = {
     "state_dict": {"weight": torch.randn(40, 9), "bias": torch.arange(300), "empty": torch.empty(0)},
@@ -29,9 +27,9 @@ def put(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("kind", SCRIPT.RANDOM)
+@pytest.mark.parametrize("kind", checkpoints.RANDOM)
 def test_random_damage_is_reported_or_harmless(suffix: str, kind: str, tmp_path: Path) -> None:
-    found = SCRIPT.measure(tmp_path, suffix, kind, cases=30, seed=1)
+    found = checkpoints.measure(tmp_path, suffix, kind, cases=30, seed=1)
     assert (found["cases"], found["wrong"]) == (30, 0)
     assert found["reported"] > 15
     assert found["alone"] or kind == "a cut-off end", "the checksums are needed"
@@ -53,7 +51,7 @@ def test_each_bit_that_says_where_a_tensor_is_counts(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_each_bit_of_the_headers_is_reported_or_harmless(tmp_path: Path) -> None:
-    found = SCRIPT.measure(tmp_path, ".pth", SCRIPT.HEADERS, cases=0, seed=1)
+    found = checkpoints.measure(tmp_path, ".pth", checkpoints.HEADERS, cases=0, seed=1)
     assert found["cases"] > 5000
     assert found["wrong"] == 0
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import local, whole
 from hydraloop.engine.engine import Engine
@@ -32,7 +32,6 @@ from hydraloop.optim import (
     Linear,
     MultiStep,
     Poly,
-    Step,
     WarmupCosine,
     build_schedule,
 )
@@ -286,7 +285,6 @@ EVERY_KIND: dict[str, list[Entry]] = {
     "linear": [(Linear(0.3, total_iters=7), {})],
     "poly": [(Poly(total_iters=12), {})],
     "multistep": [(MultiStep([2, 7]), {})],
-    "step": [(Step(3), {})],
     "exponential": [(Exponential(0.9), {})],
     "two that overlap": [(Linear(0.3, total_iters=6), {}), (Cosine(eta_min=1e-4), {})],
 }

@@ -170,14 +170,6 @@ def test_a_state_without_its_hook_is_named(tmp_path: Path) -> None:
     assert make_engine(tmp_path, resume=path, max_epochs=2, resume_strict=False).train().status == "finished"
 
 
-def test_a_renamed_hook_gets_the_close_name(tmp_path: Path) -> None:
-    path = _checkpoint(tmp_path, {"counter": Counting()})
-
-    with pytest.raises(UserError) as caught:
-        make_engine(tmp_path, {"counters": Counting()}, resume=path).train()
-    assert caught.value.key in ("hooks.counter", "hooks.counters")
-
-
 def _with_schedule(run_dir: Path, name: str | None, **settings: Any) -> Engine:
     task = tiny_task()
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
@@ -213,14 +205,6 @@ def test_a_checkpoint_saved_without_optimizer_or_schedules(tmp_path: Path, entry
     assert make_engine(tmp_path, resume=path, max_epochs=2, resume_strict=False).train().status == "finished"
 
 
-def test_another_kind_of_optimizer_is_a_clear_message(tmp_path: Path) -> None:
-    task = tiny_task()
-    make_engine(tmp_path, {"saving": _saving()}, task=task, optimizer=torch.optim.AdamW(task.parameters())).train()
-    with pytest.raises(UserError, match="optimizer") as caught:
-        make_engine(tmp_path, resume=tmp_path / "checkpoints" / "a.pth", max_epochs=2).train()
-    assert caught.value.key in ("resume", "optimizer")
-
-
 @pytest.mark.parametrize("option", ["resume", "load_from"])
 def test_another_model_is_refused_and_the_tensor_named(tmp_path: Path, option: str) -> None:
     path = _checkpoint(tmp_path)
@@ -249,16 +233,12 @@ def _inside(tmp_path: Path, iteration: int) -> Path:
     return _checkpoint(tmp_path, {"inside": inside}, max_epochs=2).with_name("inside.pth")
 
 
-def test_epochs_of_another_length_are_refused_inside_an_epoch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("iteration", [1, 3])
+def test_epochs_of_another_length_are_refused_inside_an_epoch(tmp_path: Path, iteration: int) -> None:
     with pytest.raises(UserError, match="and an epoch has") as caught:
-        make_engine(tmp_path, train=batches(3), resume=_inside(tmp_path, 3), max_epochs=2).train()
+        make_engine(tmp_path, train=batches(3), resume=_inside(tmp_path, iteration), max_epochs=2).train()
     assert caught.value.key == "data.loader.batch_size"
     assert "checkpoint from the end of an epoch" in str(caught.value)
-
-
-def test_epochs_of_another_length_are_refused_inside_the_first_epoch_too(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="and an epoch has"):
-        make_engine(tmp_path, train=batches(3), resume=_inside(tmp_path, 1), max_epochs=2).train()
 
 
 def test_another_seed_is_refused_inside_an_epoch(tmp_path: Path) -> None:
@@ -307,14 +287,6 @@ def test_load_from_takes_a_bare_state_dict(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, load_from=tmp_path / "bare.pth", val=batches(1))
     engine.validate()
     assert torch.equal(engine.model.weight, torch.ones(1, 3))  # type: ignore[arg-type]
-
-
-def test_a_published_file_can_be_loaded_from_but_not_resumed(tmp_path: Path) -> None:
-    path = _changed(_checkpoint(tmp_path), lambda checkpoint: [checkpoint.pop(name) for name in ("rng", "hooks")])
-    with pytest.raises(UserError, match="has no rng, hooks") as caught:
-        make_engine(tmp_path, resume=path).train()
-    assert f"load_from={path}" in str(caught.value)
-    assert make_engine(tmp_path, load_from=path).train().status == "finished"
 
 
 # Where a loader begins. ----------------------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, UserDict, defaultdict
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +17,6 @@ from hydraloop.engine.device.batch_transfer import has_streams, mover, tensors_o
 CPU = torch.device("cpu")
 META = torch.device("meta")
 """A device that every torch has, whose tensors have no memory. Batches can be moved to it."""
-
-
-class Pair(NamedTuple):
-    image: Tensor
-    name: str
 
 
 class Encoding(UserDict[str, Any]):
@@ -63,25 +57,9 @@ class MovesItself:
         return MovesItself(self.tensor.to(device, **options), *self.options)
 
 
-def batch() -> dict[str, Any]:
-    return {"pair": Pair(torch.zeros(2, 3), "a"), "list": [torch.ones(1), 5], "tuple": (torch.ones(2), None)}
-
-
 def test_on_the_cpu_a_batch_is_left_as_it_is() -> None:
-    given = batch()
+    given = {"image": torch.zeros(2), "other": (torch.ones(2), None)}
     assert mover(CPU)(given) is given
-
-
-def test_every_tensor_moves_and_the_structure_stays() -> None:
-    moved = mover(META)(batch())
-    assert isinstance(moved["pair"], Pair)
-    assert isinstance(moved["tuple"], tuple)
-    assert (moved["pair"].name, moved["list"][1], moved["tuple"][1]) == ("a", 5, None)
-    assert [(tensor.device, tuple(tensor.shape)) for tensor in tensors_of(moved)] == [
-        (META, (2, 3)),
-        (META, (1,)),
-        (META, (2,)),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +80,6 @@ def test_a_mapping_keeps_its_class(mapping: Any) -> None:
     assert [tensor.device for tensor in tensors_of(moved)] == [META]
     if isinstance(mapping, Encoding):
         assert moved.image.device == META
-
-
-def test_a_mapping_that_cannot_be_changed_becomes_a_dict() -> None:
-    moved = mover(META)(MappingProxyType({"image": torch.zeros(2)}))
-    assert type(moved) is dict
-    assert moved["image"].device == META
 
 
 def test_a_packed_sequence_stays_one() -> None:
@@ -153,12 +125,9 @@ def test_images_and_volumes_are_laid_out_channels_last(device: torch.device) -> 
     assert moved["images"].is_contiguous(memory_format=torch.channels_last)
     assert moved["volumes"].is_contiguous(memory_format=torch.channels_last_3d)
     assert (moved["images"].shape, moved["volumes"].shape) == (images.shape, volumes.shape)
-
-
-def test_channels_last_changes_no_value() -> None:
-    images = torch.rand(2, 3, 4, 5)
-    assert torch.equal(mover(CPU, channels_last=True)(images), images)
     assert images.is_contiguous(), "the batch of the loader stays as it is"
+    if device == CPU:
+        assert torch.equal(moved["images"], images)
 
 
 def test_images_that_are_channels_last_already_are_not_copied() -> None:

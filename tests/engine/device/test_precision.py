@@ -103,12 +103,6 @@ def test_the_options_that_torch_has_too_have_its_defaults() -> None:
         assert getattr(FP16Conf, name) == torchs[name].default
 
 
-def test_only_the_name_is_needed() -> None:
-    precision = make_precision({"name": "fp16"}, CPU)
-    assert isinstance(precision, FP16)
-    assert precision.scale == 65536
-
-
 @pytest.mark.parametrize(
     ("options", "key", "says"),
     [
@@ -271,16 +265,6 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale(
     assert (precision.scale, precision.skipped) == (2, 2)
 
 
-def test_gradients_too_large_for_float16_overflow_and_the_scale_finds_its_place() -> None:
-    """The data is finite: the scale is too large."""
-    model, precision = linear(), FP16(CPU)
-    optimizer = optim.SGD(model.parameters(), lr=1e-6, fused=True)
-    taken = [step(precision, model, optimizer, 1000.0) for _ in range(12)]
-    assert taken == sorted(taken)
-    assert 0 < taken.count(False) == precision.skipped < 12
-    assert precision.scale == 65536 / 2**precision.skipped
-
-
 def test_the_scale_grows_after_the_interval() -> None:
     model, precision = linear(), FP16(CPU, init_scale=8, growth_factor=4, growth_interval=3)
     optimizer = optim.SGD(model.parameters(), lr=0.01)
@@ -332,21 +316,6 @@ def test_a_scale_that_fp32_rounds_is_no_overflow(init_scale: float) -> None:
     model, precision = linear(), FP16(CPU, init_scale=init_scale)
     assert step(precision, model, optim.SGD(model.parameters(), lr=0.01))
     assert precision.skipped == 0
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=ids)
-def test_scaled_gradients_are_the_unscaled_ones(implementation: dict[str, bool]) -> None:
-    """Equal to the bit: the scale is a power of two, and no value is near the ends of the range of float16."""
-    model = linear()
-    optimizer = optim.AdamW(model.parameters(), **implementation)  # type: ignore[arg-type]
-    precision = FP16(CPU, init_scale=1024)
-    loss = precision.forward(model)(torch.ones(4, 3)).float().square().mean()
-    expected = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    precision.backward(loss)
-    torch.testing.assert_close(model.weight.grad, expected[0] * 1024, rtol=1e-3, atol=0)
-    precision.unscale(optimizer)
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
 
 
 def test_small_gradients_survive_that_float16_would_lose() -> None:
@@ -474,13 +443,6 @@ def _run(precision: Any, factors: list[float]) -> Iterator[Any]:
     for factor in factors:
         step(precision, model, optimizer, factor)
         yield precision
-
-
-def test_the_state_is_plain_and_loads_after_steps_too() -> None:
-    (precision,) = _run(FP16(CPU, init_scale=16), [1.0])
-    assert precision.state_dict() == {"scale": 16.0, "good_steps": 1, "skipped": 0}
-    precision.load_state_dict({"scale": 4.0, "good_steps": 2, "skipped": 5})
-    assert precision.state_dict() == {"scale": 4.0, "good_steps": 2, "skipped": 5}
 
 
 def test_the_options_are_the_resumed_runs_own() -> None:

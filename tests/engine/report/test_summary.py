@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -28,7 +28,7 @@ from hydraloop.errors import Terminated
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
-from hydraloop.optim import Schedule, Step
+from hydraloop.optim import Exponential, Schedule
 from hydraloop.run.environment import shown
 from hydraloop.run.result import Best
 from hydraloop.tasks.task import Task
@@ -158,7 +158,7 @@ def test_the_groups_of_several_optimizers_are_a_table(tmp_path: Path) -> None:
         task=Task(net, nn.MSELoss()),
         optimizer=optimizer,
         loaders=Loaders(batches(2)),
-        schedules={"half": Schedule("half", Step(1, gamma=0.5), optimizer)},
+        schedules={"half": Schedule("half", Exponential(0.5), optimizer)},
         settings=Settings(device="cpu"),
         run_dir=tmp_path,
     )

@@ -13,20 +13,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import hydra
 import psutil
-from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig
 
 from hydraloop.errors import UserError
 from hydraloop.run.processes import is_alive, started
@@ -80,6 +71,14 @@ class Worker:
         os.replace(request.folder + ".new", request.folder)
         time.sleep(60)
 
+    def leave_child(self, request: Request) -> None:
+        """End, but not a child that has everything of this process open."""
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        Path(request.folder).write_text(json.dumps([child]))
+
     def wait(self, request: Request) -> None:
         """Wait until a file is there."""
         until(lambda: Path(request.folder).exists())
@@ -101,9 +100,13 @@ def refused(call: Callable[[], object], kind: type[Exception] = UserError) -> st
     raise AssertionError("not refused")
 
 
+def spawn_nothing(job: Request) -> subprocess.Popen[bytes]:
+    raise AssertionError("a fork was possible")
+
+
 @contextmanager
 def pool() -> Iterator[PoolExecutor]:
-    executor = PoolExecutor(Worker())
+    executor = PoolExecutor(Worker(), spawn_nothing)
     try:
         yield executor
     finally:
@@ -137,6 +140,16 @@ def each_job_is_a_process_that_reports_its_end() -> None:
         executor.submit(request(21, "interrupt"))
         assert ended(executor, 2) == [Ended(20, 1), Ended(21, 130)]
         assert len(os.listdir("/proc/self/task")) == 1
+
+
+def the_end_of_a_job_is_reported_while_its_child_lives() -> None:
+    with pool() as executor:
+        job = request(0, "leave_child")
+        executor.submit(job)
+        assert ended(executor, 1) == [Ended(0, 0)]
+        (child,) = processes(job)
+        assert child()
+        os.kill(json.loads(Path(job.folder).read_text())[0], signal.SIGKILL)
 
 
 def a_job_looks_like_a_single_run() -> None:
@@ -181,7 +194,7 @@ def a_job_outlives_its_controller() -> None:
     job = request(0, "wait")
     controller = os.fork()
     if controller == 0:
-        executor = PoolExecutor(Worker())
+        executor = PoolExecutor(Worker(), spawn_nothing)
         executor.submit(job)
         Path(job.folder + ".server").write_text(str(psutil.Process().children()[0].pid))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -224,7 +237,7 @@ def a_server_that_is_killed_again_and_again_is_an_error() -> None:
         def prepare(self) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    executor = PoolExecutor(OutOfMemory())
+    executor = PoolExecutor(OutOfMemory(), spawn_nothing)
     assert "was killed several times" in refused(executor.wait_ready)
 
 
@@ -234,7 +247,7 @@ def a_server_that_cannot_be_prepared_is_an_error() -> None:
             sys.excepthook = lambda *error: None
             raise ImportError("on purpose")
 
-    executor = PoolExecutor(Broken())
+    executor = PoolExecutor(Broken(), spawn_nothing)
     job = request(0, "code", "0")
     assert "the process that imports what jobs need has failed" in refused(lambda: executor.submit(job))
     assert psutil.Process().children() == []
@@ -251,88 +264,6 @@ def a_job_with_an_environment_is_spawned() -> None:
     executor.close()
 
 
-def launched(task: Callable[[DictConfig], object], *lines: str, **options: object) -> Sequence[JobReturn]:
-    """Run jobs of a Hydra program with our launcher."""
-    with hydra.initialize(version_base=None, config_path=None):
-        loader = GlobalHydra.instance().config_loader()
-        chosen = ["hydra/launcher=pool", *(f"hydra.launcher.{name}={value}" for name, value in options.items())]
-        config = loader.load_configuration(None, [*chosen, f"hydra.sweep.dir={FOLDER}/sweep"], RunMode.MULTIRUN)
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=HydraContext(loader, Callbacks()), task_function=task, config=config
-        )
-        return launcher.launch([[line] for line in lines], 5)
-
-
-def jobs_of_another_program_return_values_and_errors() -> None:
-    def task(cfg: DictConfig) -> object:
-        if cfg.a == "raise":
-            sys.excepthook = lambda *error: None
-            raise ValueError("on purpose")
-        if cfg.a == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return object() if cfg.a == "object" else {"value": cfg.a, "number": HydraConfig.get().job.num}
-
-    returned = launched(task, "+a=1.5", "+a=raise", "+a=die", "+a=object", max_workers=3)
-    assert returned[0].return_value == {"value": 1.5, "number": 5}
-    assert returned[0].cfg == {"a": 1.5}
-    assert returned[0].overrides == ["+a=1.5"]
-    assert returned[0].hydra_cfg is not None
-    assert returned[0].hydra_cfg.hydra.runtime.output_dir == f"{FOLDER}/sweep/5"
-    assert Path(FOLDER, "sweep", "8", ".hydra", "config.yaml").exists()
-    errors = [refused(functools.partial(getattr, job, "return_value"), HydraException) for job in returned[1:]]
-    assert errors == [
-        "job 6 has failed: ValueError: on purpose",
-        "job 7 has failed: its process ended with exit code -9",
-        "job 8 has failed: the job returned an object of builtins.object\n"
-        "  With the launcher pool, return None, a number, a text, or lists and mappings of these.",
-    ]
-    assert [job.status.name for job in returned] == ["COMPLETED", *["FAILED"] * 3]
-    error = refused(lambda: launched(task, "+a=1", gpus="[99]"), HydraException)
-    assert "hydra.launcher.gpus: GPU 99 does not exist" in error
-
-
-def ctrl_c_reaches_the_jobs_of_another_program() -> None:
-    def task(cfg: DictConfig) -> None:
-        try:
-            Path(FOLDER, f"{cfg.a}.began").touch()
-            time.sleep(60)
-        except KeyboardInterrupt:
-            Path(FOLDER, cfg.a).touch()
-
-    def interrupt(number: int, frame: object) -> None:
-        if len(list(FOLDER.glob("*.began"))) == 2:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
-    try:
-        launched(task, "+a=one", "+a=two", "+a=three", max_workers=2)
-    except KeyboardInterrupt:
-        assert [Path(FOLDER, name).exists() for name in ("one", "two", "three")] == [True, True, False]
-    else:
-        raise AssertionError("not interrupted")
-
-
-def options_of_hydraloop_are_not_those_of_another_program() -> None:
-    script = """
-import hydra
-from hydra.core.config_store import ConfigStore
-@hydra.main(version_base=None, config_path=None)
-def main(cfg):
-    assert cfg == {"precision": 16}, cfg
-main()
-assert "precision" not in ConfigStore.instance().repo
-"""
-    path = Path(FOLDER, "other.py")
-    path.write_text(script)
-    subprocess.run(
-        [sys.executable, str(path), "-m", "hydra/launcher=pool", "hydra/sweeper=hydraloop", "+precision=16"],
-        cwd=FOLDER,
-        check=True,
-    )
-
-
 def a_job_runs_tensor_operations_after_its_controller() -> None:
     """Without the new thread that forks the server, the job would never end."""
     import torch
@@ -347,7 +278,7 @@ def a_job_runs_tensor_operations_after_its_controller() -> None:
 
     torch.set_num_threads(2)
     multiply()
-    executor = PoolExecutor(Tensors())
+    executor = PoolExecutor(Tensors(), spawn_nothing)
     executor.submit(request(0, "multiply"))
     assert ended(executor, 1) == [Ended(0, 0)]
     executor.close()
@@ -355,6 +286,7 @@ def a_job_runs_tensor_operations_after_its_controller() -> None:
 
 CHECKS = [
     each_job_is_a_process_that_reports_its_end,
+    the_end_of_a_job_is_reported_while_its_child_lives,
     a_job_looks_like_a_single_run,
     a_killed_server_is_replaced_and_its_jobs_go_on,
     a_job_outlives_its_controller,
@@ -363,11 +295,9 @@ CHECKS = [
     a_server_that_cannot_be_prepared_is_an_error,
     a_server_that_is_killed_again_and_again_is_an_error,
     a_job_with_an_environment_is_spawned,
-    jobs_of_another_program_return_values_and_errors,
-    ctrl_c_reaches_the_jobs_of_another_program,
 ]
 
-SLOW = [a_job_runs_tensor_operations_after_its_controller, options_of_hydraloop_are_not_those_of_another_program]
+SLOW = [a_job_runs_tensor_operations_after_its_controller]
 
 if __name__ == "__main__":
     errors: dict[str, str] = {}

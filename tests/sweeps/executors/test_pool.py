@@ -44,18 +44,27 @@ def test_slow_checks(tmp_path: Path) -> None:
     assert run(str(tmp_path), "slow") == {}
 
 
+def spawns(caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    executor = PoolExecutor(SimpleNamespace(), lambda request: subprocess.Popen(["true"]))  # type: ignore[arg-type]
+    executor.submit(Request(0, (), ""))
+    assert executor.poll(10) == [Ended(0, 0)]
+    assert re.search(f"{reason}: each job is a new Python process", caplog.text)
+
+
 def test_a_program_with_threads_spawns_its_jobs_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     over = threading.Event()
     thread = threading.Thread(target=over.wait, name="mine")
     thread.start()
     try:
-        executor = PoolExecutor(SimpleNamespace(), lambda request: subprocess.Popen(["true"]))  # type: ignore[arg-type]
-        executor.submit(Request(0, (), ""))
-        assert executor.poll(10) == [Ended(0, 0)]
+        spawns(caplog, r"has started threads \(.*mine.*\)")
     finally:
         over.set()
         thread.join()
-    assert re.search(r"has started threads \(.*mine.*\): each job is a new Python process", caplog.text)
+
+
+def test_jobs_are_spawned_on_macos(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    spawns(caplog, "libraries of macOS do not survive a fork")
 
 
 @pytest.mark.slow
@@ -69,3 +78,26 @@ def test_two_jobs_at_a_time_with_two_ranks_each_and_one_that_fails(tmp_path: Pat
     assert [(state.state, state.step) for state in found] == [("finished", 2), ("failed", None), ("finished", 2)]
     for number in (0, 2):
         assert (project.path / "all" / str(number) / "rank1.log").exists()
+
+
+SLOW = """
+import time
+from hydraloop import Hook
+
+class Slow(Hook):
+    def after_train_iter(self, engine, batch_idx, batch, outputs):
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.slow
+def test_a_job_continues_after_each_time_limit(tmp_path: Path) -> None:
+    """That is not a retry, of which none is allowed."""
+    project = Project.make(tmp_path / "project")
+    project.write("my_project/slow.py", SLOW)
+    options = ["+hooks.slow._target_=my_project.slow.Slow", "engine.requeue_after=1", "hydra.sweep.dir=all"]
+    done = project.train("-m", "experiment=spirals", "engine.max_iters=25", *options)
+    assert done.code == 0, done.text
+    state = SweepDirectory.load(project.path / "all").state(0)
+    assert (state.state, state.iterations) == ("finished", 25)
+    assert state.attempts > 2

@@ -13,7 +13,7 @@ import pytest
 from hydraloop.errors import UserError
 from hydraloop.run import environment
 from hydraloop.sweeps.executors import submitit_executor
-from hydraloop.sweeps.executors.executor import Request
+from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.executors.spawned import Spawn
 from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor
 from tests.sweeps.executors import program
@@ -36,6 +36,7 @@ while [ "${1#-}" != "$1" ]; do case $1 in --output|--error) shift 2;; *) shift;;
 exec "$@"
 """,
     "scancel": "kill -TERM -- -$(cat $D/$1.pid)",
+    "scontrol": "head -1 $D/$4.states; sed -i 1d $D/$4.states",
     "sacct": """
 echo "JobID|State|NodeList"
 for f in $D/*.pid; do
@@ -109,6 +110,21 @@ def test_slurm_runs_jobs_and_cancels_one(tmp_path: Path, slurm: Path) -> None:
     script = (slurm / "1001.sh").read_text()
     for line in ("--partition=gpu", "--signal=TERM@90", "--nice=3", "--time=5", "--job-name=hydraloop"):
         assert f"#SBATCH {line}\n" in script
+
+
+@pytest.mark.slow
+def test_a_job_that_a_user_has_cancelled_was_not_ended_by_slurm(tmp_path: Path, slurm: Path) -> None:
+    """Slurm forgets a job after a while, as it has job 2."""
+    for number, found in enumerate((["RUNNING"], ["COMPLETING", "CANCELLED"], [])):
+        lines = [f"JobId={1001 + number} JobName=hydraloop JobState={state} Reason=None" for state in found]
+        (slurm / f"{1001 + number}.states").write_text("\n".join(lines))
+    executor = SubmititExecutor(Spawn(tmp_path, []), {"timeout_min": 5})
+    for number, line in enumerate(("exit=75", "exit=75", "exit=75", "exit=143")):
+        executor.submit(Request(number, (line,), str(tmp_path / str(number))))
+    ended: list[Ended] = []
+    until(lambda: ended.extend(executor.poll(0.5)) or len(ended) == 4, 60.0)
+    ended.sort(key=lambda end: end.number)
+    assert ended == [Ended(0, 75, by_scheduler=True), Ended(1, 75), Ended(2, 75, by_scheduler=True), Ended(3, 143)]
 
 
 @pytest.mark.parametrize(

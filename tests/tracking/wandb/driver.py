@@ -24,10 +24,8 @@ from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.tracker import WANDB, Finish
 from hydraloop.tracking.wandb import WandbTracker
 from tests.processes import children
-from tests.scripts import load_script
 from tests.tracking.runs import log_records
-
-records = load_script("benchmarks/wandb_file").records
+from tests.tracking.wandb.file import records
 
 OPTIONS: dict[str, Any] = {
     "mode": "offline", "project": None, "entity": None, "group": None, "job_type": None, "tags": [], "notes": None,

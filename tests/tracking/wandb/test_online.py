@@ -17,12 +17,10 @@ from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB
-from tests.scripts import load_script
 from tests.tracking.runs import attempt, described_run, log_records
 from tests.tracking.wandb.driver import OPTIONS
+from tests.tracking.wandb.service import serving
 from tests.tracking.wandb.test_tracker import KEY, ROOT, append, drive, everything_below
-
-serving = load_script("benchmarks/wandb_service").serving
 
 UID = "0123456789abcdef"
 

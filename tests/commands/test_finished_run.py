@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +12,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hydraloop.commands.finished_run import check_output
+import hydraloop
+from hydraloop.commands import parser
+from hydraloop.commands.on_ranks import RankCommand, prepare
 from hydraloop.commands.predict import write
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.examples import Digits
 from hydraloop.models import SmallCNN
+from tests.commands.conftest import SETS, TRAINED
+from tests.config.composed import REPOSITORY
 from tests.e2e.projects import Done, Project
-
-SETS = """
-# @package data
-defaults: [base, _self_]
-train: {_target_: hydraloop.examples.Digits, split: train}
-val: {_target_: hydraloop.examples.Digits, split: val}
-test:
-  small: {_target_: hydraloop.examples.Digits, split: test}
-  large: {_target_: hydraloop.examples.Digits, split: val}
-"""
-TRAINED = (
-    "data=sets",
-    *("hooks=[ema,tta]", "hooks.ema.momentum=0.1", "hooks.tta.transforms=[identity,shift]", "optimizer.lr=1e-2"),
-    *("engine.max_epochs=4", "default_hooks.checkpoint.save_best=loss", "hydra.run.dir=run"),
-)
-"""The best checkpoint is not the last one, and metrics depend on averaged weights and several views."""
+from tests.ranks import on_ranks
 
 
 class Net(SmallCNN):
     """A model outside of the project."""
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with one finished run in the folder `run`, tested on two data sets."""
-    project = Project.make(tmp_path_factory.mktemp("after") / "project")
-    project.write("conf/data/sets.yaml", SETS)
-    done = project.train(*TRAINED)
-    assert done.code == 0, done.text
-    return project
 
 
 def command(project: Project, name: str, *arguments: str) -> Done:
@@ -151,86 +130,14 @@ def test_an_exported_graph_needs_no_code_and_any_number_of_samples(trained: Proj
     assert graph(images[:1]).shape == (1, 10)
 
 
-MISTAKES: dict[str, tuple[str, str]] = {
-    "evaluate nope": ("run: nope is not a run directory", "Name one, outputs/<date>/<run>."),
-    "evaluate conf": ("run: conf is not a run directory", "Name one"),
-    "evaluate empty": ("checkpoint: empty has no complete checkpoint", "Train with default_hooks.checkpoint"),
-    "evaluate run checkpoint=nope.pth": ("checkpoint: there is no checkpoint file nope.pth", "Name a file"),
-    "evaluate run task.model.width=8": ("checkpoint: the weights do not fit the model SmallCNN", "Use the model of"),
-    "evaluate run task.model._target_=no_module.Net": (
-        "task.model._target_: no_module.Net does not exist: there is no module 'no_module'",
-        "Run the command in the folder of the project that trained the run, or install the package.",
-    ),
-    "evaluate run split=tset": ("split: there is no split 'tset'", "Did you mean test?"),
-    "evaluate run data.test=null": ("data.test: there is no data set", "Use split=val."),
-    "evaluate run checkpoint=": ("checkpoint: it has no value", "Write checkpoint=best|last|FILE, or leave it out."),
-    "evaluate run data.tset=null": ("data.tset: there is no such option", "Did you mean test?"),
-    "predict run output=x.csv": ("output: x.csv is neither JSON lines", "Use x.jsonl or .npz."),
-    "predict run output=nope/x.npz": ("output: there is no folder nope", "Create it"),
-    "predict run output=run/metrics.jsonl": ("output: run/metrics.jsonl exists", "output=run/metrics_2.jsonl\n"),
-    "export run --format pt2 output=train.py": ("output: train.py exists", "Name another file: output=train_2.py\n"),
-    "export run --format onnx": ("--format: onnx needs onnx and onnxscript", "pip install onnx onnxscript"),
-    "export branching --format pt2 --trusted .": (
-        "--format: Branching cannot be exported as a graph",
-        "--format safetensors",
-    ),
-}
-LINES = [pytest.param(line, marks=pytest.mark.slow) if "branching" in line else line for line in MISTAKES]
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_a_mistake_is_one_message(line: str, trained: Project) -> None:
-    shutil.copytree(
-        trained.path / "run",
-        trained.path / "empty",
-        ignore=shutil.ignore_patterns("checkpoints", "*.json"),
-        dirs_exist_ok=True,
-    )
-    if "branching" in line:
-        branching(trained)
-    before = trained.files
-    done = command(trained, *line.split())
-    problem, remedy = MISTAKES[line]
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: {problem}")
-    assert remedy in done.err
-    assert len(re.findall("error:", done.err)) == 1
-    assert "Traceback" not in done.err
-    assert trained.files == before
-
-
-def test_a_folder_is_refused_before_anything_is_predicted(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^output: .* is a folder\n"):
-        check_output(tmp_path)
-
-
 def test_an_output_with_the_name_of_the_position_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^task: predict returns an entry 'index'.*\n.*output=predictions.npz"):
         write(tmp_path / "a.jsonl", iter([("", {"index": torch.ones(2)})]))
     write(tmp_path / "a.npz", iter([("", {"index": torch.ones(2)})]))
 
 
-BRANCHING = """
-from hydraloop.models import SmallCNN
-class Branching(SmallCNN):
-    def forward(self, images):
-        return super().forward(images * (2 if images.sum() > 0 else 1))
-"""
-
-
-def branching(project: Project) -> None:
-    """Make a run whose model torch.export does not take."""
-    project.write("my_project/branching.py", BRANCHING)
-    run = project.path / "branching"
-    shutil.copytree(project.path / "run", run, dirs_exist_ok=True)
-    config = run / ".hydra" / "config.yaml"
-    text = config.read_text(encoding="utf-8")
-    config.write_text(text.replace("hydraloop.models.SmallCNN", "my_project.branching.Branching"), encoding="utf-8")
-
-
 @pytest.mark.slow
 def test_a_refusal_has_the_command_that_works(trained: Project) -> None:
-    """And the run directory grants no trust, though it is in the trusted working directory."""
     refused = command(
         trained, "evaluate", "run", f"task.model._target_={__name__}.Net", "split=val", "--trusted", "timm"
     )
@@ -241,10 +148,6 @@ def test_a_refusal_has_the_command_that_works(trained: Project) -> None:
     assert found[1].endswith("split=val --trusted tests,timm")
     done = trained.python(*found[1].split())
     assert json.loads(done.out) == json.loads(command(trained, "evaluate", "run", "split=val").out)
-    trained.write("run/evil.py", "open('executed', 'w')")
-    evil = command(trained, "evaluate", "run", "task.model._target_=run.evil.Net")
-    assert "a config may not instantiate run.evil.Net" in evil.err
-    assert not (trained.path / "executed").exists()
 
 
 FAILING = """
@@ -291,16 +194,28 @@ def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path
     assert not (project.path / "failed.npz").exists()
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "text"),
-    [
-        ("", 2, "error: there is no folder conf here"),
-        ("evalute run", 2, "python -m hydraloop evaluate <run>"),
-        ("--help", 0, "python -m hydraloop predict <run>"),
-        ("evaluate", 2, "the following arguments are required: run\n"),
-    ],
-)
-def test_outside_of_a_project_the_commands_are_listed(line: str, code: int, text: str, tmp_path: Path) -> None:
-    done = Project(tmp_path).python("-m", "hydraloop", *line.split())
-    assert done.code == code
-    assert text in done.text
+def train_digits(distributed: Distributed, run_dir: Path) -> None:
+    lines = ["engine.device=cpu", "engine.max_epochs=1", "engine.limit_train_batches=2", "data.val=null"]
+    cfg = hydraloop.compose(lines, folder=REPOSITORY)
+    hydraloop.build(cfg, run_dir=run_dir, distributed=distributed).train()
+
+
+def prepared(*words: str) -> RankCommand:
+    return prepare(parser.read(words))
+
+
+def evaluated(distributed: Distributed, run_dir: Path) -> str:
+    return prepared("evaluate", str(run_dir)).run(distributed)
+
+
+@pytest.mark.slow  # 2 ranks
+def test_a_run_of_a_launcher_is_evaluated_with_as_many_processes(tmp_path: Path) -> None:
+    """Its config does not say how many there were; the checkpoint does."""
+    run_dir = tmp_path / "run"
+    on_ranks(2, train_digits, run_dir)
+    command = prepared("evaluate", str(run_dir))
+    assert (command.processes, command.trained_by) == (2, 2)
+    expected = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))["test_metrics"]
+    assert json.loads(on_ranks(2, evaluated, run_dir)[0]) == expected
+    assert prepared("evaluate", str(run_dir), "distributed.nproc_per_node=1").processes == 1
+    assert prepared("export", str(run_dir), "--format", "pt2", "output=model.pt2").processes == 1

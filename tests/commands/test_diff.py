@@ -84,15 +84,3 @@ def test_a_killed_run_without_a_checkpoint_is_compared_too(tmp_path: Path, capsy
     (b / "result.json").unlink()
     assert diff(a, b) == 1
     assert capsys.readouterr().out == "results   status: finished -> killed\n"
-
-
-def test_a_folder_without_a_run_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert diff(run(tmp_path / "a"), tmp_path) == 2
-    assert f"{tmp_path} is not a run directory" in capsys.readouterr().err
-
-
-def test_a_config_that_cannot_be_read_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = run(tmp_path / "b") / ".hydra" / "config.yaml"
-    file.write_text("seed: !unknown 1")
-    assert diff(run(tmp_path / "a"), tmp_path / "b") == 2
-    assert capsys.readouterr().err.startswith(f"error: {file} cannot be read: could not determine a constructor")

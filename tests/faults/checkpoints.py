@@ -1,6 +1,6 @@
 """What loading does with damaged checkpoint files: random damage of each kind, and each bit of a zip's headers.
 
-    python scripts/benchmarks/checkpoint_damage.py [--cases 1000] [--seed 1]
+    python -m tests.faults.checkpoints [cases] [seed]
 
 Prints a Markdown table. A damage is *reported* if loading raises a `UserError`, and *harmless* if all values equal
 those of the undamaged file to the last bit, because the damage is in bytes that no reader uses. *Loaded wrong* must not
@@ -10,13 +10,13 @@ other values. Of a checkpoint in shards, which two ranks write, the shard of ran
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import socket
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from hydraloop.engine.distributed.process_group import connect
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
 from hydraloop.schemas.distributed import DistributedConf
+from tests.faults.comparison import compared
 
 RANDOM = ("a flipped bit", "a cut-off end", "a page of zeros")
 HEADERS = "each bit of the zip's headers"
@@ -100,20 +101,10 @@ def in_headers(content: bytes) -> Iterator[bytes]:
             yield bytes(changed)
 
 
-def is_equal(one: Any, other: Any) -> bool:
-    """Whether two nested values are equal to the last bit."""
-    if isinstance(one, Tensor):
-        same = isinstance(other, Tensor) and one.dtype == other.dtype and one.shape == other.shape
-        return same and one.numpy().tobytes() == other.numpy().tobytes()
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(is_equal(one[k], other[k]) for k in one)
-    return type(one) is type(other) and bool(one == other)
-
-
 def outcome(read: Callable[[Path], Any], path: Path, expected: Any, raised: type[Exception]) -> str:
     """Return what loading a file gives: reported, harmless or wrong."""
     try:
-        return "harmless" if is_equal(read(path), expected) else "wrong"
+        return "wrong" if list(compared("", read(path), expected)) else "harmless"
     except raised:
         return "reported"
 
@@ -135,22 +126,18 @@ def measure(folder: Path, suffix: str, kind: str, cases: int, seed: int) -> Coun
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(cases: int = 1000, seed: int = 1) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=1000, help="of each kind of random damage")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(arguments)
     print("| format | damage | cases | reported | harmless | loaded wrong | the library alone, wrong |")
     print("|---|---|---|---|---|---|---|")
     for suffix in (".pth", ".safetensors", SHARD):
         for kind in (*RANDOM, *([HEADERS] if suffix == ".pth" else [])):
             with tempfile.TemporaryDirectory() as folder:
-                found = measure(Path(folder), suffix, kind, options.cases, options.seed)
+                found = measure(Path(folder), suffix, kind, cases, seed)
             columns = [found[name] for name in ("cases", "reported", "harmless", "wrong", "alone")]
             name = suffix if suffix == SHARD else f"`{suffix}`"
             print(f"| {name} | {kind} | {' | '.join(f'{count:,}' for count in columns)} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""Hydra plugins of hydraloop. Hydra imports them at every start, also for --help."""

@@ -1,0 +1,58 @@
+"""Where a sweep's jobs come from. The controller starts what a source gives, and tells it how jobs have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hydraloop.sweeps.axes import Axes
+from hydraloop.sweeps.states import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that a source gives."""
+
+    number: int
+    lines: tuple[str, ...]
+    """Its overrides, not masked."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """`hydra.job.env_set`."""
+
+
+class Source(Protocol):
+    """Gives each job that is not over once. A resumed sweep has a new source."""
+
+    def next_job(self) -> Job | None:
+        """Return another job; None if there is none, or none before a running job has ended."""
+
+    def ended(self, state: JobState) -> None:
+        """Called when a job is over or is not started again, and at first for each job that was over before."""
+
+
+class Grid(Source):
+    """Gives the jobs of axes in the order of their numbers.
+
+    Args:
+        environment: returns `hydra.job.env_set` of a job.
+    """
+
+    def __init__(self, axes: Axes, environment: Callable[[int], Mapping[str, str]] = lambda number: {}) -> None:
+        self._axes, self._environment = axes, environment
+        self._next = 0
+        self._over = set[int]()
+
+    def next_job(self) -> Job | None:
+        """Return the next job that is not over."""
+        while self._next in self._over:
+            self._next += 1
+        if self._next >= self._axes.count:
+            return None
+        number = self._next
+        self._next += 1
+        return Job(number, self._axes.lines(number), self._environment(number))
+
+    def ended(self, state: JobState) -> None:
+        """Note that a job is over."""
+        self._over.add(state.number)
