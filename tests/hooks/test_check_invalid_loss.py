@@ -21,11 +21,11 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook, RollbackHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError, _norms
 from hydraloop.tasks import Regression
 from tests.helpers import HostSyncs, at
+from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
 
 SAMPLES, BATCH = 22, 4
@@ -56,7 +56,6 @@ def _engine(
     **settings: Any,
 ) -> Engine:
     """Three epochs on samples whose first feature is their index."""
-    run_dir.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     inputs = torch.cat([torch.arange(SAMPLES)[:, None] / SAMPLES, torch.randn(SAMPLES, 2)], dim=1)
     ranks = distributed or Distributed()
@@ -69,18 +68,16 @@ def _engine(
             world_size=ranks.world_size,
         )
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-    task = Regression(model, nn.MSELoss())
     ranks.prepare(model)
-    return Engine(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
+    return engine_of(
+        run_dir,
+        hooks,
+        task=Regression(model, nn.MSELoss()),
         loaders=Loaders(loader),
-        hooks=hooks,
         on_error=on_error,
-        settings=Settings(**{"device": "cpu", "max_epochs": 3, **settings}),
-        run_dir=run_dir,
         distributed=distributed,
         precision=precision,
+        **settings,
     )
 
 

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn, optim
+from torch import nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at
-from tests.hooks.tiny_runs import Scripted, batches, bits, engine_of, load, model, same
+from tests.hooks.tiny_runs import Scripted, bits, engine_of, load, model, same
 
 
 def stems(run_dir: Path) -> set[str]:
@@ -257,15 +255,9 @@ class LeavesOut(Task):
 
 
 def test_a_validation_without_the_metric_is_not_the_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    net = model()
-    engine = Engine(
-        task=LeavesOut(net, nn.functional.mse_loss, {"acc": Scripted([0.1, 0.9, 0.2]), "err": Scripted([3, 2, 9])}),
-        optimizer=optim.SGD(net.parameters(), lr=0.1),
-        loaders=Loaders(batches(), batches(2, seed=1), None),
-        hooks={"checkpoint": CheckpointHook(save_best=["acc", "err"], rule=["greater", "less"], interval=None)},
-        settings=Settings(max_epochs=3, device="cpu", sanity_val_steps=0),  # a value for each validation
-        run_dir=tmp_path,
-    )
+    net, metrics = model(), {"acc": Scripted([0.1, 0.9, 0.2]), "err": Scripted([3, 2, 9])}
+    hooks = {"checkpoint": CheckpointHook(save_best=["acc", "err"], rule=["greater", "less"], interval=None)}
+    engine = engine_of(tmp_path, hooks, task=LeavesOut(net, nn.functional.mse_loss, metrics))
     with caplog.at_level(logging.WARNING):
         assert engine.train().status == "finished"
     assert stems(tmp_path) == {"best_acc_epoch_3", "best_err_epoch_2", "epoch_3"}

@@ -20,8 +20,6 @@ import torch
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.early_stopping import EarlyStoppingHook
 from hydraloop.run.result import Result
@@ -330,17 +328,9 @@ def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytes
 
 def on_rank(distributed: Distributed, run_dir: str) -> tuple[int, str | None]:
     """Rank 1's own metric would never stop it."""
-    net = model()
     values = VALUES if distributed.is_main else [float(value) for value in range(9)]
-    engine = Engine(
-        task=Task(net, torch.nn.functional.mse_loss, {"score": Scripted(values, True)}),
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        loaders=Loaders(batches(2), batches(1)),
-        hooks={"early_stopping": EarlyStoppingHook(patience=3)},
-        settings=Settings(device="cpu", max_epochs=9, sanity_val_steps=0),  # a value for each validation
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    )
+    hooks: dict[str, Hook] = {"early_stopping": EarlyStoppingHook(patience=3)}
+    engine = _engine(Path(run_dir), values, hooks, distributed=distributed)
     return engine.train().progress["epoch"], engine.stop_reason
 
 
@@ -367,15 +357,9 @@ class Forgetful(Task):
 
 
 def _forgetful(run_dir: Path, hook: EarlyStoppingHook) -> Engine:
-    net = model()
-    return Engine(
-        task=Forgetful(net, torch.nn.functional.mse_loss, {"score": Scripted([0.9, 0.8, 0.7, 0.6, 0.5], True)}),
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        loaders=Loaders(batches(2), batches(1)),
-        hooks={"early_stopping": hook},
-        settings=Settings(device="cpu", max_epochs=5),
-        run_dir=run_dir,
-    )
+    score = Scripted([0.9, 0.8, 0.7, 0.6, 0.5], True)
+    task = Forgetful(model(), torch.nn.functional.mse_loss, {"score": score})
+    return engine_of(run_dir, {"early_stopping": hook}, task=task, max_epochs=5, sanity_val_steps=1)
 
 
 def test_a_missing_metric_is_left_out_or_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,9 +14,9 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.hooks.grad_clip import GradClipHook
 from hydraloop.tasks import Regression
+from tests.hooks.tiny_runs import engine_of
 from tests.ranks import RankError, on_ranks
 
 
@@ -53,22 +53,13 @@ def train(
     """Three steps on the same batches everywhere: the norms, and the weights they lead to."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-    task = Regression(model, nn.MSELoss())
     distributed.prepare(model)
     batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(3)]
     hooks: dict[str, Hook] = {"clip": GradClipHook(**options), "norms": (norms := Norms())}
     if poison is not None:
         hooks["poison"] = Poison(poison)
-    engine = Engine(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.5),
-        loaders=Loaders(batches),
-        hooks=hooks,
-        settings=Settings(device="cpu", max_epochs=1),
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    )
-    engine.train()
+    task = Regression(model, nn.MSELoss())
+    engine_of(Path(run_dir), hooks, task=task, loaders=Loaders(batches), max_epochs=1, distributed=distributed).train()
     return norms.norms, {name: whole(value).detach().clone() for name, value in model.state_dict().items()}
 
 

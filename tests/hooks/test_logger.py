@@ -21,7 +21,6 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.records.entries import position
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
@@ -84,14 +83,13 @@ def _engine(
     model = nn.Linear(2, 1)
     batches = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(7)]
     hooks = {"runtime_info": RuntimeInfoHook(), "timer": IterTimerHook(), "logger": logger, "listener": Listener()}
-    return Engine(
+    return engine_of(
+        tmp_path,
+        hooks,
         task=task(model, nn.MSELoss()),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5),
         loaders=Loaders(batches, batches[:1], batches[1:2]),
-        hooks=hooks,
-        settings=Settings(max_epochs=2, device="cpu", **(settings or {})),
-        run_dir=tmp_path,
-        **more,
+        **{"max_epochs": 2, "sanity_val_steps": 1, **(settings or {}), **more},
     )
 
 
@@ -322,16 +320,7 @@ def test_each_record_is_in_the_file_before_later_hooks_get_it(tmp_path: Path) ->
         def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
             seen.append(len(_lines(tmp_path)))
 
-    engine = _engine(tmp_path, LoggerHook(interval=7))
-    follower = Engine(
-        task=engine.task,
-        optimizer=engine.optimizer,
-        loaders=engine.loaders,
-        hooks={"logger": LoggerHook(interval=7), "follower": Follower()},
-        settings=engine.settings,
-        run_dir=tmp_path,
-    )
-    follower.train()
+    _with(_engine(tmp_path, LoggerHook(interval=7)), follower=Follower()).train()
     assert seen == [1, 2, 3, 4, 5]
 
 
@@ -523,15 +512,7 @@ def test_the_file_is_closed_after_an_error(tmp_path: Path) -> None:
             raise RuntimeError("no")
 
     engine = _engine(tmp_path, logger := LoggerHook(interval=7))
-    failing = Engine(
-        task=engine.task,
-        optimizer=engine.optimizer,
-        loaders=engine.loaders,
-        hooks={"logger": logger, "failing": Failing()},
-        settings=engine.settings,
-        run_dir=tmp_path,
-    )
     with pytest.raises(RuntimeError, match="no"):
-        failing.train()
+        _with(engine, failing=Failing()).train()
     assert logger._file is None
     assert len(_lines(tmp_path)) == 2

@@ -17,12 +17,12 @@ from hydraloop.data import build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.examples import Augmented
 from hydraloop.hooks.mode_switch import ModeSwitchHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
+from tests.hooks import tiny_runs
 
 
 class Flagged(Dataset[Tensor]):
@@ -104,8 +104,6 @@ def engine_of(
     **settings: Any,
 ) -> tuple[Engine, Seen]:
     """Four epochs of two batches, of which the `last` ones are switched."""
-    run_dir.mkdir(exist_ok=True)
-    model = nn.Linear(1, 1) if model is None else model
     loader = build_loader(
         Flagged() if data is None else data,
         shuffle=True,
@@ -114,13 +112,12 @@ def engine_of(
         persistent_workers=persistent,
     )
     seen = Seen()
-    engine = Engine(
-        task=task(model, nn.MSELoss()),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+    engine = tiny_runs.engine_of(
+        run_dir,
+        {"mode_switch": ModeSwitchHook(num_last_epochs=last), "seen": seen, **(hooks or {})},
+        task=task(nn.Linear(1, 1) if model is None else model, nn.MSELoss()),
         loaders=Loaders(loader),
-        hooks={"mode_switch": ModeSwitchHook(num_last_epochs=last), "seen": seen, **(hooks or {})},
-        settings=Settings(**{"device": "cpu", "max_epochs": 4, **settings}),
-        run_dir=run_dir,
+        **{"max_epochs": 4, **settings},
     )
     return engine, seen
 

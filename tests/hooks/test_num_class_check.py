@@ -17,13 +17,13 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.examples import Augmented
 from hydraloop.hooks.num_class_check import NumClassCheckHook
 from hydraloop.tasks import Classification
 from hydraloop.tasks.task import Task
 from tests.helpers import Recorder
+from tests.hooks import tiny_runs
 
 TWO, THREE = ["cat", "dog"], ["cat", "dog", "cow"]
 
@@ -80,15 +80,10 @@ def engine_of(
     loaders = [None if one is None else build_loader(one, shuffle=False, batch_size=2) for one in (train, val, test)]
     recorder = Recorder()
     hooks: dict[str, Hook] = {"num_class_check": NumClassCheckHook(ignore=ignore), "recorder": recorder}
-    engine = Engine(
-        task=task(model, nn.CrossEntropyLoss()),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        loaders=Loaders(*loaders),
-        hooks=hooks,
-        settings=Settings(device="cpu", max_epochs=1),
-        run_dir=run_dir,
-    )
-    return engine, recorder
+    loaded = Loaders(*loaders)
+    return tiny_runs.engine_of(
+        run_dir, hooks, task=task(model, nn.CrossEntropyLoss()), loaders=loaded, max_epochs=1
+    ), recorder
 
 
 def error_of(*arguments: Any, **options: Any) -> UserError:

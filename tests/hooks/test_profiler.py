@@ -11,19 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.profiler import ProfilerHook
-from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
+from tests.hooks.tiny_runs import batches, engine_of
 from tests.ranks import on_ranks
 
 
@@ -65,18 +62,10 @@ def _no_profiler_left() -> Iterator[None]:
     stop_all()
 
 
-def _run(tmp_path: Path, hook: ProfilerHook, *, epochs: int = 2, fail_at: int | None = None) -> Watcher:
-    model = nn.Linear(2, 1)
+def _run(tmp_path: Path, hook: ProfilerHook, *, fail_at: int | None = None) -> Watcher:
     watcher = Watcher(fail_at)
     STARTED.append(hook)
-    Engine(
-        task=Task(model, nn.MSELoss()),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))] * 8, [(torch.randn(4, 2), torch.randn(4, 1))]),
-        hooks={"profiler": hook, "watcher": watcher},
-        settings=Settings(max_epochs=epochs, device="cpu"),
-        run_dir=tmp_path,
-    ).train()
+    engine_of(tmp_path, {"profiler": hook, "watcher": watcher}, train=batches(8), max_epochs=2).train()
     return watcher
 
 
@@ -220,16 +209,9 @@ def test_a_profile_the_run_is_too_short_for_is_refused(tmp_path: Path, options: 
 
 def on_rank(distributed: Distributed, run_dir: str) -> None:
     """A run on its rank."""
-    task = Task(nn.Linear(2, 1), nn.MSELoss())
-    Engine(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
-        loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))] * 8),
-        hooks={"profiler": ProfilerHook(on_trace_ready="tb_trace")},
-        settings=Settings(max_epochs=1, device="cpu"),
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    ).train()
+    hooks = {"profiler": ProfilerHook(on_trace_ready="tb_trace")}
+    options: dict[str, Any] = {"train": batches(8), "val": False, "max_epochs": 1, "distributed": distributed}
+    engine_of(Path(run_dir), hooks, **options).train()
 
 
 def test_only_rank_0_is_profiled(tmp_path: Path) -> None:

@@ -17,19 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.file_proxy import FileProxy
-from torch import nn
 
 from hydraloop.cli.console import ConsoleHandler
 from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.hooks import progress
 from hydraloop.hooks.progress import ProgressHook
-from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, make_engine
 
 ROOT = Path(__file__).parents[2]
@@ -162,15 +157,7 @@ class Shown:
             update(engine, doing)
 
         hook._update = _update  # type: ignore[method-assign]
-        model = nn.Linear(2, 1)
-        Engine(
-            task=Task(model, nn.MSELoss()),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))] * 20),
-            hooks={"progress": hook},
-            settings=Settings(max_epochs=1, device="cpu"),
-            run_dir=tmp_path,
-        ).train()
+        make_engine(tmp_path, {"progress": hook}, train=batches(20)).train()
         return hook
 
 
@@ -231,15 +218,7 @@ class Stdout(Hook):
 @pytest.mark.parametrize("fail", [False, True])
 def test_stdout_is_restored_before_anything_else_is_printed(tmp_path: Path, fail: bool) -> None:
     stdout = Stdout(fail=fail)
-    model = nn.Linear(2, 1)
-    engine = Engine(
-        task=Task(model, nn.MSELoss()),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders=Loaders([(torch.randn(4, 2), torch.randn(4, 1))]),
-        hooks={"progress": ProgressHook(enabled=True), "stdout": stdout},
-        settings=Settings(max_epochs=1, device="cpu"),
-        run_dir=tmp_path,
-    )
+    engine = make_engine(tmp_path, {"progress": ProgressHook(enabled=True), "stdout": stdout}, train=batches(1))
     if fail:
         with pytest.raises(RuntimeError, match="on purpose"):
             engine.train()

@@ -17,13 +17,13 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.examples import Augmented
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from hydraloop.hooks.set_epoch_info import SetEpochInfoHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
 from tests.data.streams import stream_loader
+from tests.hooks import tiny_runs
 
 
 class Told:
@@ -88,22 +88,15 @@ def engine_of(
     **settings: Any,
 ) -> tuple[Engine, Batches]:
     """Three epochs of two batches."""
-    run_dir.mkdir(exist_ok=True)
-    net, seen = model(1, 1), Batches()
+    seen = Batches()
     loader: Any = (
         build_loader(data, shuffle=True, batch_size=4, num_workers=workers, persistent_workers=persistent)
         if steps is None
         else stream_loader(data, train=True, batch_size=4, steps_per_epoch=steps)
     )
-    engine = Engine(
-        task=task(net, nn.MSELoss()),
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
-        loaders=Loaders(loader),
-        hooks={"sampler_seed": DistSamplerSeedHook(), "set_epoch_info": SetEpochInfoHook(), "seen": seen},
-        settings=Settings(**{"device": "cpu", "max_epochs": 3, **settings}),
-        run_dir=run_dir,
-    )
-    return engine, seen
+    hooks = {"sampler_seed": DistSamplerSeedHook(), "set_epoch_info": SetEpochInfoHook(), "seen": seen}
+    task_of_model = task(model(1, 1), nn.MSELoss())
+    return tiny_runs.engine_of(run_dir, hooks, task=task_of_model, loaders=Loaders(loader), **settings), seen
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

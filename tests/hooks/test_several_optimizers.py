@@ -13,13 +13,12 @@ import torch
 from torch import nn, optim
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
-from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, EMAHook, FreezeHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.grad_clip import GradClipHook
@@ -153,17 +152,14 @@ def with_steps(run_dir: Path, hooks: Mapping[str, Hook], *, schedules: Any = (),
     )
     task = TwoSteps(net, nn.functional.mse_loss)
     task.factors = options.pop("factors", {})
-    precision = options.pop("precision", None)
-    run_dir.mkdir(exist_ok=True)
-    return Engine(
+    return engine_of(
+        run_dir,
+        hooks,
         task=task,
-        optimizer=optimizer,
+        optimizer=optimizer,  # type: ignore[arg-type]
         loaders=Loaders(batches(3)),
-        hooks=hooks,
         schedules={name: Schedule(name, HALF, optimizer.named[name]) for name in schedules},
-        settings=Settings(**{"max_epochs": 2, "device": "cpu", **options}),
-        run_dir=run_dir,
-        precision=precision,
+        **{"max_epochs": 2, **options},
     )
 
 

@@ -14,10 +14,9 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, EMAHook, SyncBuffersHook
 from hydraloop.tasks import Regression
-from tests.hooks.tiny_runs import load
+from tests.hooks.tiny_runs import engine_of, load
 from tests.ranks import on_ranks
 
 MEAN, VAR = "1.running_mean", "1.running_var"
@@ -70,7 +69,6 @@ def with_ema(
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     distributed.prepare(net)
-    task = Regression(net, nn.MSELoss())
     generator = torch.Generator().manual_seed(distributed.rank)
     train = [(torch.randn(4, 3, generator=generator) + 3 * distributed.rank, torch.ones(4, 1)) for _ in range(4)]
     seen: dict[str, Weights] = {}
@@ -78,14 +76,13 @@ def with_ema(
     made = {"ema": ema, "sync_norm": SyncBuffersHook(norm_only=True), "sync_buffers": SyncBuffersHook()}
     best = "loss" if settings.get("val_interval", 1) else None
     watching: dict[str, Hook] = {"first": FirstAverages(ema, seen), "last": LastAverages(ema, seen)}
-    engine = Engine(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+    engine = engine_of(
+        Path(run_dir),
+        {**watching, **{name: made[name] for name in order}, "checkpoint": CheckpointHook(save_best=best)},
+        task=Regression(net, nn.MSELoss()),
         loaders=Loaders(train, *[[(torch.ones(4, 3), torch.ones(4, 1))]] * 2),
-        hooks={**watching, **{name: made[name] for name in order}, "checkpoint": CheckpointHook(save_best=best)},
-        settings=Settings(**{"device": "cpu", "max_epochs": 2, **settings}),
-        run_dir=Path(run_dir),
         distributed=distributed,
+        **{"max_epochs": 2, **settings},
     )
     engine.train()
     return seen, engine.metrics, net.state_dict()[MEAN].clone()

@@ -15,11 +15,12 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.sync_random_size import SyncRandomSizeHook
 from hydraloop.models import SmallCNN
 from hydraloop.tasks import Classification
+from tests.helpers import at
+from tests.hooks import tiny_runs
 from tests.ranks import on_ranks
 
 Size = tuple[int, int]
@@ -52,14 +53,6 @@ class Boxes(Classification):
         self.told.append(size)
 
 
-class Saving(Hook):
-    """Asks for a checkpoint in the middle of a size's iterations."""
-
-    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
-        if engine.progress.iteration == 7:
-            engine.request_checkpoint("at_7", agreed=True)
-
-
 def engine_of(
     run_dir: Path,
     hook: SyncRandomSizeHook,
@@ -73,20 +66,16 @@ def engine_of(
     **settings: Any,
 ) -> Engine:
     """Three epochs of five batches of images."""
-    run_dir.mkdir(exist_ok=True)
-    model = Watched() if model is None else model
     data = InMemoryDataset(torch.rand(10, *shape), torch.arange(10) % 2)
     ranks = {} if distributed is None else {"rank": distributed.rank, "world_size": distributed.world_size}
-    return Engine(
-        task=task(model, nn.CrossEntropyLoss()),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+    return tiny_runs.engine_of(
+        run_dir,
+        {"sync_random_size": hook, **(hooks or {})},
+        task=task(Watched() if model is None else model, nn.CrossEntropyLoss()),
         loaders=Loaders(*(build_loader(data, shuffle=shuffle, batch_size=2, **ranks) for shuffle in (True, False))),
-        hooks={"sync_random_size": hook, **(hooks or {})},
-        # In some tests, the model cannot take the data of the validation either.
-        settings=Settings(**{"device": "cpu", "max_epochs": 3, "sanity_val_steps": 0, **settings}),
-        run_dir=run_dir,
         seed=seed,
         distributed=distributed,
+        **settings,
     )
 
 
@@ -203,10 +192,16 @@ def test_the_sizes_are_those_of_seed_and_iteration(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_has_the_sizes_it_would_have_had(tmp_path: Path) -> None:
+    saving = at("after_train_iter", lambda engine: engine.request_checkpoint("at_7", agreed=True), nth=7)
+
     def hook() -> SyncRandomSizeHook:
         return SyncRandomSizeHook(interval=4, max_ratio=3.0)
 
-    whole = sizes(tmp_path / "one", hook(), hooks={"saving": Saving()})
+    whole = sizes(
+        tmp_path / "one",
+        hook(),
+        hooks={"saving": saving},
+    )
     rest = sizes(tmp_path / "two", hook(), resume=tmp_path / "one" / "checkpoints" / "at_7.pth")
     assert (len(whole), len(rest)) == (15, 8)
     assert rest == whole[7:]

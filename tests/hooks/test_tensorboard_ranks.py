@@ -12,9 +12,9 @@ from torch import nn
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.tasks import Regression
+from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
 
 
@@ -32,18 +32,15 @@ def train(distributed: Distributed, run_dir: str) -> None:
     """Two steps of a model of 15 + 5 + 5 + 1 parameters."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-    task = Regression(model, nn.MSELoss())
     distributed.prepare(model)
-    engine = Engine(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.5),
+    engine_of(
+        Path(run_dir),
+        {"tensorboard": Counting(histograms=2)},
+        task=Regression(model, nn.MSELoss()),
         loaders=Loaders([(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(2)]),
-        hooks={"tensorboard": Counting(histograms=2)},
-        settings=Settings(device="cpu", max_epochs=1),
-        run_dir=Path(run_dir),
         distributed=distributed,
-    )
-    engine.train()
+        max_epochs=1,
+    ).train()
 
 
 @pytest.mark.parametrize(("strategy", "rows"), [("ddp", 5), ("fsdp2", 3)])

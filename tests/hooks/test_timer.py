@@ -20,12 +20,12 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.report.timing import Durations
-from hydraloop.engine.settings import Settings
 from hydraloop.hooks import timer
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at, logged
+from tests.hooks.tiny_runs import engine_of
 
 
 class Clock:
@@ -106,17 +106,16 @@ def _run(
     clock = Clock()
     for module in (timer, batches_module, call_table, requests):
         monkeypatch.setattr(module, "perf_counter", clock)
-    model = nn.Linear(2, 1)
-    task = SlowTask(model, nn.MSELoss())
+    task = SlowTask(nn.Linear(2, 1), nn.MSELoss())
     task.clock, task.slow = clock, slow or {}
     watcher = Watcher(clock, save=save)
-    engine = Engine(
+    engine = engine_of(
+        tmp_path,
+        {"timer": IterTimerHook(), "watcher": watcher},
         task=task,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         loaders=Loaders(SlowBatches(clock), SlowBatches(clock)),
-        hooks={"timer": IterTimerHook(), "watcher": watcher},
-        settings=Settings(max_epochs=2, device="cpu", **settings),
-        run_dir=tmp_path,
+        max_epochs=2,
+        **settings,
     )
     engine.train()
     return engine, watcher
@@ -218,15 +217,9 @@ def test_data_time_is_the_loader_and_the_copy_and_nothing_else(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeps, waiting = _SLEEPY[what]
-    model = nn.Linear(2, 1)
-    engine = Engine(
-        task=Task(model, nn.MSELoss()),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders=Loaders(sleeps.get("loader", DataLoader(Sleepy()))),
-        hooks={"timer": IterTimerHook(), "hook": sleeps.get("hook", Hook()), "logger": LoggerHook(interval=1)},
-        settings=Settings(max_epochs=2, device="cpu"),
-        run_dir=tmp_path,
-    )
+    hooks = {"timer": IterTimerHook(), "hook": sleeps.get("hook", Hook()), "logger": LoggerHook(interval=1)}
+    loaders, task = Loaders(sleeps.get("loader", DataLoader(Sleepy()))), Task(nn.Linear(2, 1), nn.MSELoss())
+    engine = engine_of(tmp_path, hooks, task=task, loaders=loaders, max_epochs=2)
     if "move" in sleeps:
         monkeypatch.setattr(engine.batches, "_move", sleeps["move"])
     engine.train()

@@ -19,7 +19,6 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
@@ -29,6 +28,7 @@ from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy
 from tests.config.composed import REPOSITORY
 from tests.helpers import differences, failing
+from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
 
 SHIFTED = ("identity", "shift")
@@ -95,26 +95,23 @@ def _engine(
     precision: str = "fp32",
     **settings: Any,
 ) -> Engine:
-    run_dir.mkdir(exist_ok=True)
     torch.manual_seed(0)
     ranks = distributed or Distributed()
     task = task or Classification(Net(), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
     ranks.prepare(task.model)
     shares = {"batch_size": 4, "rank": ranks.rank, "world_size": ranks.world_size}
-    return Engine(
+    return engine_of(
+        run_dir,
+        {**({} if tta is None else {"tta": tta}), "outputs": Outputs(), **(hooks or {})},
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(
             build_loader(_data(seed=1), shuffle=True, **shares),
             build_loader(_data(seed=2), shuffle=False, **shares),
             test or build_loader(_data(), shuffle=False, **shares),
         ),
-        hooks={**({} if tta is None else {"tta": tta}), "outputs": Outputs(), **(hooks or {})},
-        # The validation data are not those of a task that a test brings.
-        settings=Settings(**{"device": "cpu", "max_epochs": 2, "sanity_val_steps": 0, **settings}),
-        run_dir=run_dir,
         distributed=distributed,
         precision=make_precision({"name": precision}, torch.device("cpu")),
+        **{"max_epochs": 2, **settings},
     )
 
 

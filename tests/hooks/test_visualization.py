@@ -19,7 +19,6 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.shared import image_grid
@@ -27,6 +26,7 @@ from hydraloop.hooks.shared.image_grid import Tile, grid
 from hydraloop.hooks.visualization import VisualizationHook, _tile
 from hydraloop.tasks import Classification, Regression, Task
 from tests.helpers import HostSyncs, failing, logged
+from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
 
 GREEN, RED, GREY = image_grid._GREEN, image_grid._RED, image_grid._GREY
@@ -73,18 +73,17 @@ def _engine(
     **settings: Any,
 ) -> Engine:
     """Two epochs of two batches; validation and test on `data`, in batches of four."""
-    run_dir.mkdir(exist_ok=True)
-    task = task or Classification(Left(), nn.CrossEntropyLoss())
     share = {} if distributed is None else {"rank": distributed.rank, "world_size": distributed.world_size}
     loader = loader or build_loader(data or _data(), shuffle=False, batch_size=4, **share)
-    return Engine(
+    task = task or Classification(Left(), nn.CrossEntropyLoss())
+    return engine_of(
+        run_dir,
+        {"visualization": hook, "logger": LoggerHook(interval=None), **(hooks or {})},
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
         loaders=Loaders(loader, loader, loader),
-        hooks={"visualization": hook, "logger": LoggerHook(interval=None), **(hooks or {})},
-        settings=Settings(device="cpu", max_epochs=2, **settings),
-        run_dir=run_dir,
         distributed=distributed,
+        **{"max_epochs": 2, "sanity_val_steps": 1, **settings},
     )
 
 

@@ -13,7 +13,7 @@ from hydraloop.engine.checkpoint.format import load as load
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.tasks.task import Task
@@ -71,6 +71,8 @@ def engine_of(
     run_dir: Path,
     hooks: Mapping[str, Hook | None],
     *,
+    task: Task | None = None,
+    loaders: Loaders | None = None,
     metrics: Mapping[str, Any] | None = None,
     net: nn.Module | None = None,
     train: Sequence[Any] | None = None,
@@ -80,18 +82,21 @@ def engine_of(
     optimizer: optim.Optimizer | None = None,
     distributed: Distributed | None = None,
     precision: Precision | None = None,
+    seed: int = 0,
+    on_error: Mapping[str, OnError] | None = None,
     **settings: Any,
 ) -> Engine:
-    """An engine over four batches an epoch, with SGD; `settings` are the engine's.
+    """An engine over four batches an epoch, or the `loaders`, with SGD; `settings` are the engine's.
 
     There is no sanity step, because a `Scripted` metric has one value for each evaluation.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    net = model() if net is None else net
+    task = task or Task(model() if net is None else net, nn.functional.mse_loss, metrics)
     return Engine(
-        task=Task(net, nn.functional.mse_loss, metrics),
-        optimizer=optim.SGD(net.parameters(), lr=0.1, momentum=0.9) if optimizer is None else optimizer,
-        loaders=Loaders(
+        task=task,
+        optimizer=optim.SGD(task.parameters(), lr=0.1, momentum=0.9) if optimizer is None else optimizer,
+        loaders=loaders
+        or Loaders(
             train=batches() if train is None else train,
             val=batches(2, seed=1) if val else None,
             test=batches(2, seed=2) if test else None,
@@ -102,6 +107,8 @@ def engine_of(
         run_dir=run_dir,
         distributed=distributed,
         precision=precision,
+        seed=seed,
+        on_error=on_error,
     )
 
 
