@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,16 +25,18 @@ from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.commands.parser import listing
 from hydraloop.errors import Terminated, UserError, printable
 from hydraloop.launch import torchrun
-from hydraloop.launch.checks import check_options
+from hydraloop.launch.checks import check as check_launch
+from hydraloop.launch.checks import check_debugger, check_options
 from hydraloop.launch.failure import Requeue
 from hydraloop.launch.termination import terminable
+from hydraloop.plan import Draft, plan_run
 from hydraloop.run import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps.planning import SweepCommand, check_command
+from hydraloop.sweeps.planning import SweepDraft, check_command
+from hydraloop.validate import hydra_config
 
 if TYPE_CHECKING:
-    from hydraloop.cli.command import Command
     from hydraloop.launch.jobs import Jobs
 
 
@@ -130,28 +133,33 @@ class _App:
                 return show(format_help(composer, " ".join(environment.command()), listing()))
             if args.dry_run:
                 return show(format_plan(check_command(args, composer).cfg))
+            sweep_draft: SweepDraft | None = None
             if arguments.is_for_hydra(args):
                 check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])
                 overrides = args.overrides
             elif args.cfg is not None:
                 overrides = check_command(args, composer, trains=False).overrides
             else:
-                jobs = self._jobs()
-                command = check_command(args, composer, check_job=check_options)
+                draft = check_command(args, composer, check_job=check_options)
                 if args.pdb:
-                    jobs.use_debugger(command)
-                if not isinstance(command, SweepCommand):
-                    return self._run_once(jobs, command, name)
-                if command.plan.is_ours:
+                    self._use_debugger(draft)
+                if not isinstance(draft, SweepDraft):
+                    return self._run_once(draft, name)
+                sweep_draft = draft
+                if draft.plan.is_ours:
                     from hydraloop.sweeps import sweep
 
-                    sweep.run(command, jobs, name)
-        from hydraloop.cli import hydra_run
+                    sweep.run(draft, self._jobs(), name)
+        flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
+        if sweep_draft is None:
+            from hydraloop.cli import hydra_run
 
-        flags = arguments.flags(argv, args, folder)
-        if arguments.is_for_hydra(args) or args.cfg is not None:
             return hydra_run.show([*flags, *overrides], folder, name)
-        return jobs.run_sweep(command, flags, folder, name)
+        from hydraloop.launch import other_launchers
+        from hydraloop.tracking.sweeps import SweepTrackers
+
+        trackers = SweepTrackers(sweep_draft.axes, sweep_draft.plan.axes.count)
+        return other_launchers.run_sweep(self._jobs(), sweep_draft, trackers, flags, folder, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""
@@ -159,20 +167,35 @@ class _App:
             return show(resume_command.HELP)
         environment.set_command([*environment.script(), *args.overrides[:2]])
         with opened(self.project, resume_command.BASE) as composer:
-            command = resume_command.check_resume(args, composer)
+            draft = resume_command.check_resume(args, composer)
             if args.dry_run:
-                return show(printable(format_plan(command.cfg)))
-            jobs = self._jobs()
+                return show(printable(format_plan(draft.cfg)))
             if args.pdb:
-                jobs.use_debugger(command)
-            return self._run_once(jobs, command, resume_command.BASE)
+                self._use_debugger(draft)
+            return self._run_once(draft, resume_command.BASE)
 
-    def _run_once(self, jobs: Jobs, command: Command, name: str) -> None:
-        if command.cfg.detach:
+    def _use_debugger(self, draft: Draft) -> None:
+        """Open the debugger after an error of the run, or refuse to."""
+        check_debugger(draft.cfg, is_sweep=isinstance(draft, SweepDraft))
+        self.reports.with_debugger = True
+
+    def _run_once(self, draft: Draft, name: str) -> None:
+        """Choose the directory of a run and lock it, make the plan, and train by it. An error has been reported."""
+        from hydraloop.cli.hydra_job import as_job
+
+        background = None
+        if draft.cfg.detach:
             from hydraloop.sweeps.detach import detached
 
-            jobs.on_start = detached().take_over
-        jobs.run_once(command, name)
+            background = detached()
+        jobs = self._jobs()
+        check_launch(draft.cfg)
+        with ExitStack() as locks, hydra_config(draft.cfg):
+            plan = plan_run(draft, locks, torchrun.earlier(draft.cfg.resume))
+            with as_job(draft.cfg, plan, name) as job:
+                if background is not None:
+                    background.take_over(plan.run_dir)
+                job.return_value = jobs.train(plan)
 
     def _jobs(self) -> Jobs:
         from hydraloop.launch.jobs import Jobs

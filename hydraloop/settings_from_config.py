@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -17,13 +17,16 @@ from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
 
 
-def settings_from_config(cfg: DictConfig, resume: Path | None, parts: Parts, *, channels_last: bool) -> Settings:
+def settings_from_config(
+    cfg: DictConfig, resume: Path | None, parts: Parts, typed: Iterable[str], *, channels_last: bool
+) -> Settings:
     """Return the options of the engine, with those of other groups that the engine needs.
 
     Args:
         cfg: validated.
         resume: the checkpoint where the run continues.
         parts: finished objects, used instead of those that the config describes.
+        typed: keys that were typed. Their values replace those of the checkpoint.
         channels_last: whether images are stored channels last on the device.
     """
     options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.engine, resolve=True))
@@ -35,7 +38,7 @@ def settings_from_config(cfg: DictConfig, resume: Path | None, parts: Parts, *, 
         **{**engine, "channels_last": channels_last},
         resume=resume,
         resume_strict=cfg.resume_strict,
-        optimizer_overrides=optimizer_overrides(cfg) if resume is not None else frozenset(),
+        optimizer_overrides=optimizer_overrides(cfg, typed) if resume is not None else frozenset(),
         every={name: node.get("every", 1) for name, node in nodes(cfg.optimizer).items()},
         closures={name: node.get("closure") for name, node in nodes(cfg.optimizer).items()},
         load_from=None if cfg.load_from is None else Path(cfg.load_from),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,6 @@ from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS as HOOK_GROUPS
 from hydraloop.hooks.shared.selected_hooks import has_schedules, is_left_out, targets
 from hydraloop.option_checks import check_above, check_at_least
 from hydraloop.run.config_yaml import plain
-from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import require_target
 from hydraloop.schemas import stored
 from hydraloop.schemas.data import SPLITS, loader_options
@@ -110,18 +109,18 @@ def check_strategy(strategy: str, *, several: bool) -> None:
         )
 
 
-def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
+def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
     """Refuse a trace of a hook or of torch.compile that could be outside the run directory, unless it was typed.
 
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
     """
     from hydraloop.tracking.description import flattened  # 10 ms, which other commands do without
 
-    folder, keys = run_dir.resolve(), typed.keys(cfg)
+    folder = run_dir.resolve()
     for hook, node in hook_nodes(cfg):
         key, path = f"{hook}.json_trace_path", node.get("json_trace_path")
         inside = path is None or (folder / str(path)).resolve().is_relative_to(folder)
-        if key not in keys and not (inside and str(path or ".json").endswith((".json", ".json.gz"))):
+        if key not in typed and not (inside and str(path or ".json").endswith((".json", ".json.gz"))):
             raise UserError(
                 f"{path} may be a file outside the run directory, or not a trace",
                 key=key,
@@ -136,7 +135,7 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path) -> None:
         owner = re.sub(r"(\.\d+)?\._target_$", "", key)
         is_handler = key.endswith("._target_") and str(value).endswith(".tensorboard_trace_handler")
         is_compilers = key.startswith("engine.compile.options.") and "trace" in key.split(".")
-        if (is_handler or is_compilers) and not {owner, key} & {*keys}:
+        if (is_handler or is_compilers) and not {owner, key} & {*typed}:
             raise UserError(
                 "in a config file, this is refused, because it writes files outside the run directory",
                 key=owner,

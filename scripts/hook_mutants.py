@@ -24,17 +24,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("hydraloop", "tests", "conf", "my_project", "scripts", "train.py", "pyproject.toml")
+COPIED = (
+    "hydraloop", "tests", "conf", "my_project", "scripts", "docs", "examples", "train.py",
+    "pyproject.toml", "README.md",
+)  # fmt: skip
 SECONDS = 300
 """Time limit for a hook's tests. A mutant that does not end counts as killed."""
 NO_END = "no end within"
+Work = TypeVar("Work")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -106,11 +112,24 @@ def mutated(source: str, cls: str, methods: Sequence[str]) -> str:
 
 def run(repository: Path, target: Target, methods: tuple[str, ...]) -> Outcome:
     """Run a hook's tests in a copy of the repository with these methods replaced."""
-    path = repository / target.file
+    original = (repository / target.file).read_text(encoding="utf-8")
+    changed = mutated(original, target.cls, methods) if methods else original
+    return Outcome(target, methods, *judged(repository, target.file, changed, target.tests))
+
+
+def judged(
+    repository: Path, file: str, source: str, tests: Sequence[str], *, marks: str = "not nightly"
+) -> tuple[bool, str]:
+    """Run tests in a copy of the repository with another source of a file.
+
+    Returns:
+        Whether they passed, and the first test that failed, or another reason.
+    """
+    path = repository / file
     original = path.read_text(encoding="utf-8")
-    path.write_text(mutated(original, target.cls, methods) if methods else original, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-m", "not nightly"]
-    command += target.tests
+    path.write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-m", marks]
+    command += tests
     environment = os.environ | {"PYTHONPATH": str(repository), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     # In its own session, so that processes that a hanging test has started can be killed.
     pytest = subprocess.Popen(
@@ -122,13 +141,13 @@ def run(repository: Path, target: Target, methods: tuple[str, ...]) -> Outcome:
     except subprocess.TimeoutExpired:
         os.killpg(pytest.pid, signal.SIGKILL)
         pytest.communicate()
-        return Outcome(target, methods, False, f"{NO_END} {SECONDS} s")
+        return False, f"{NO_END} {SECONDS} s"
     finally:
         path.write_text(original, encoding="utf-8")
     if pytest.returncode not in (0, 1):  # neither passed nor failed: an error of pytest itself
-        raise RuntimeError(f"pytest ended with {pytest.returncode} for {target.option} {methods}:\n{output[-3000:]}")
+        raise RuntimeError(f"pytest ended with {pytest.returncode} for {file}:\n{output[-3000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) \S+?::(\S+)", output, re.MULTILINE)
-    return Outcome(target, methods, pytest.returncode == 0, failed.group(1) if failed else "")
+    return pytest.returncode == 0, failed.group(1) if failed else ""
 
 
 def mutants(target: Target, *, whole: bool) -> list[tuple[str, ...]]:
@@ -138,20 +157,26 @@ def mutants(target: Target, *, whole: bool) -> list[tuple[str, ...]]:
 
 
 def outcomes(chosen: Sequence[Target], *, whole: bool, jobs: int) -> Iterator[Outcome]:
-    """Yield the result of each run. There are as many runs at a time as copies of the repository."""
+    """Yield the result of each run."""
+    works = [(target, methods) for target in chosen for methods in mutants(target, whole=whole)]
+    return in_copies(lambda repository, work: run(repository, *work), works, jobs=jobs)
+
+
+def in_copies(act: Callable[[Path, Work], Result], works: Sequence[Work], *, jobs: int) -> Iterator[Result]:
+    """Yield the result of each work. There are as many at a time as copies of the repository."""
     with tempfile.TemporaryDirectory(prefix="hook_mutants_") as folder, ThreadPoolExecutor(jobs) as pool:
         free: SimpleQueue[Path] = SimpleQueue()
         for number in range(jobs):
             free.put(_copy(Path(folder) / str(number)))
 
-        def one(work: tuple[Target, tuple[str, ...]]) -> Outcome:
+        def one(work: Work) -> Result:
             repository = free.get()
             try:
-                return run(repository, *work)
+                return act(repository, work)
             finally:
                 free.put(repository)
 
-        yield from pool.map(one, [(target, methods) for target in chosen for methods in mutants(target, whole=whole)])
+        yield from pool.map(one, works)
 
 
 def _copy(to: Path) -> Path:

@@ -14,14 +14,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
+from hydraloop.builder import build as build_engine
 from hydraloop.data.loaders_from_config import build_loaders
 from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.hooks import EMAHook
-from hydraloop.parts import Parts
-from hydraloop.run.resume import Resumed
+from hydraloop.plan import RunPlan
 from hydraloop.safety.instantiate import instantiate
 from tests.config.composed import REPOSITORY
 from tests.ranks import on_ranks
@@ -53,14 +53,14 @@ def error_of(cfg: DictConfig, run_dir: Path) -> UserError:
 def test_a_run_that_begins_again_removes_the_records_of_an_attempt_without_a_checkpoint(tmp_path: Path) -> None:
     records = tmp_path / "metrics.jsonl"
     killed = '{"mode": "train", "epoch": 1, "iteration": 3, "loss": 0.5}\n'
-    for name, cfg, resumed in (
-        ("cut_1", composed("resume=auto"), None),
-        ("cut_2", composed(), Resumed(tmp_path, None)),  # of a restart
-    ):
-        records.write_text(killed)
-        build(cfg, run_dir=tmp_path, resumed=resumed)
-        assert records.read_text() == ""
-        assert records.with_name(f"metrics.{name}.jsonl").read_text() == killed
+    records.write_text(killed)
+    build(composed("resume=auto"), run_dir=tmp_path)
+    assert records.read_text() == ""
+    assert records.with_name("metrics.cut_1.jsonl").read_text() == killed
+    records.write_text(killed)
+    build_engine(RunPlan(cfg=composed(), run_dir=tmp_path), Distributed())  # of a restart
+    assert records.read_text() == ""
+    assert records.with_name("metrics.cut_2.jsonl").read_text() == killed
 
 
 def test_everything_is_built_from_the_config(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def trained_with_objects(distributed: Distributed, run_dir: str) -> tuple[dict[s
     objects["optimizer"] = {"all": torch.optim.SGD(model.parameters(), lr=0.1)}
     with torch.no_grad():
         model.classifier.weight.add_(distributed.rank)  # rank 0's weights count
-    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed, parts=Parts(**objects))
+    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed, **objects)
     result = engine.train()
     return result.test_metrics, [parameter.flatten().tolist() for parameter in engine.model.parameters()]
 
@@ -399,11 +399,11 @@ def sharded_with_objects(distributed: Distributed, run_dir: str) -> tuple[str, s
     """What building with FSDP2 says to a finished optimizer, and to a function."""
     cfg = composed("distributed.strategy=fsdp2")
     task = instantiate(cfg.task, "task")
-    finished = Parts(task, optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
     with pytest.raises(UserError) as caught:
-        build(cfg, run_dir=Path(run_dir), distributed=distributed, parts=finished)
-    function = Parts(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed, parts=function)
+        build(cfg, run_dir=Path(run_dir), distributed=distributed, task=task, optimizer=optimizer)
+    function = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed, optimizer=function)
     return str(caught.value), type(engine.optimizer).__name__
 
 

@@ -172,7 +172,10 @@ def _raw_environment() -> None:
 CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
     _hydras_callbacks: ["hydra._internal.callbacks"],
-    _hydras_plugins: ["hydra._internal.core_plugins"],
+    _hydras_plugins: [
+        "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+        "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+    ],
     _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config"],
     _native_functions: ["torch._C._nn"],
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
@@ -105,6 +105,29 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 "twice: 'key=\"a, b\"'.",
             ) from error
     return parsed
+
+
+def typed_keys(overrides: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of the options that overrides set: `a.b` and `a.c` for `++a={b: 1, c: 2}`, none for `~a`.
+
+    Args:
+        overrides: as typed, and valid.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    keys = (
+        _leaves(one.key_or_group, None if one.is_sweep_override() else one.value())
+        for one in parsed
+        if not one.is_delete()
+    )
+    return tuple(dict.fromkeys(key for found in keys for key in found))
+
+
+def _leaves(key: str, value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield key
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{key}.{name!s}", inner)
 
 
 def is_sweep(override: Override) -> bool:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hydra.core.override_parser.types import Override
@@ -17,7 +16,6 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.explain import COMPOSING_ERRORS, explain
 from hydraloop.errors import UserError
 from hydraloop.run.config_yaml import remember_names
-from hydraloop.safety.typed_options import keys_of
 from hydraloop.schemas.root import Config
 from hydraloop.validate import check_interpolations, validate
 
@@ -25,28 +23,6 @@ T = TypeVar("T")
 
 _REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default == MISSING]
 """Config groups that every run needs."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command line that has passed all checks."""
-
-    overrides: list[str]
-    """As Hydra takes them: `hooks=a,b` is a list, or a sweep."""
-    cfg: DictConfig
-    """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
-    is_sweep: bool = False
-    axes: list[str] = field(default_factory=list)
-    """The keys that are swept."""
-    jobs: int = 0
-    """The number of jobs of a sweep."""
-    follows_links: bool = False
-    """Whether links that lead out of the directory of a run or sweep are followed."""
-
-    @property
-    def typed(self) -> list[str]:
-        """The keys that the command line sets, without the axes of a sweep that a config file sets."""
-        return keys_of(self.overrides)
 
 
 def read(args: argparse.Namespace, composer: Composer) -> tuple[list[str], bool]:
@@ -80,7 +56,7 @@ def compose_job(
     """Return the config of one job, with the node `hydra`, composed and checked.
 
     Args:
-        typed: the lines that the user typed. A job of a sweep also has lines of a config file. None: all.
+        typed: the keys that the user typed. A job of a sweep also has lines of a config file. None: those of `lines`.
         trains: as of `validate`.
         compose: a faster way to compose the job of a sweep. None: that of the composer.
         limits_files: whether to refuse options of Hydra that a config file may not set.
@@ -91,15 +67,15 @@ def compose_job(
     _check_groups(arguments.parse(lines), composer)
     cfg = explained(compose or composer.compose, lines, composer)
     remember_names(cfg)
-    check_hydra_node(cfg, lines if typed is None else typed, limits_files=limits_files)
+    check_hydra_node(cfg, arguments.typed_keys(lines) if typed is None else typed, limits_files=limits_files)
     validate(cfg, trains=trains)
     return cfg
 
 
-def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
+def compose_sweep(lines: Sequence[str], composer: Composer, typed: Sequence[str]) -> DictConfig:
     """Return the config that Hydra composes for the sweep itself, with checked callbacks, sweeper and launcher."""
     cfg = explained(composer.compose_sweep, lines, composer)
-    check_hydra_node(cfg, lines)
+    check_hydra_node(cfg, typed)
     return cfg
 
 
@@ -125,12 +101,11 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         raise UserError(f"{shown} is not an option", key=group, remedy=remedy)
 
 
-def check_hydra_node(cfg: DictConfig, lines: Sequence[str], *, limits_files: bool = True) -> None:
-    """Refuse what Hydra would call or write for a config, unless it is allowed or `lines` has typed it."""
-    keys = keys_of(lines)
+def check_hydra_node(cfg: DictConfig, typed: Sequence[str], *, limits_files: bool = True) -> None:
+    """Refuse what Hydra would call or write for a config, unless it is allowed or its key is `typed`."""
     hydra = config_file_limits.written(cfg, "hydra")
     if limits_files:
-        config_file_limits.check_limits(hydra, keys)
+        config_file_limits.check_limits(hydra, typed)
     hydra_targets.check_targets(hydra)
     for key in ("run", "sweep", "job.env_set"):  # the whole node would take 10 ms
         check_interpolations(OmegaConf.select(cfg.hydra, key), f"hydra.{key}.")

@@ -1,11 +1,14 @@
-"""Turn Hydra's and OmegaConf's errors into one message with the key, the problem and the fix."""
+"""Turn Hydra's and OmegaConf's errors into one message with the key, the problem and the fix.
+
+`_OF_SWEEPS`, `_OF_OVERRIDES` and `_OF_FILES` list what the texts of these errors mean.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
@@ -15,6 +18,7 @@ from yaml import YAMLError
 
 from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
 from hydraloop.cli.compose import Composer
+from hydraloop.cli.config_file_limits import leaves
 from hydraloop.errors import RENAMED, UserError, any_of, close_names, suggestion
 from hydraloop.validate import HOOK_GROUPS
 
@@ -29,62 +33,53 @@ _KINDS: dict[type, str] = {
 }
 
 
+class _Case(NamedTuple):
+    """An error of Hydra or OmegaConf, and the override that it names; without one, `key` and `line` are empty."""
+
+    text: str
+    cause: str
+    key: str
+    line: str
+    value: Any
+    cfg: DictConfig
+    """The config without the override, for suggestions; empty if it cannot be composed either."""
+    composer: Composer
+
+    @property
+    def parent(self) -> str:
+        return self.key.rpartition(".")[0]
+
+    @property
+    def hint(self) -> str:
+        return _hint(self.key, self.cfg, self.composer)
+
+
 def explain(error: Exception, overrides: Sequence[Override], composer: Composer) -> UserError:
     """Return the user's mistake for an error that composing `overrides` has raised."""
     if isinstance(error, MissingConfigException):
         return _missing_option(error, composer)
     text = str(error) or str(error.__cause__ or type(error).__name__)
-    culprit = _culprit(text, overrides)
-    if text.startswith("Ambiguous value") and culprit is not None:
-        return _several_values(culprit, composer)
-    if "requires --multirun" in text and culprit is not None:
-        return UserError(f"{culprit.input_line} is a sweep", key=culprit.key_or_group, remedy="Add -m to run it.")
-    if culprit is not None and not is_sweep(culprit):
-        cfg = _without(culprit, overrides, composer)
-        selection = None if cfg is None else _not_selected(culprit, cfg, composer)
-        return selection or _bad_override(error, text, culprit, cfg, composer)
-    twice = re.match(r"Multiple values for (\S+?)\.", text)
-    if twice is not None:
-        remedy = f"Leave the + out: {twice[1]}=… changes the selection."
-        return UserError("the option is selected twice", key=twice[1], remedy=remedy)
-    merged = re.match(r"In '([^']+)': .*Key '[^']+' (?:not in|is not in struct).*full_key: (\S+)", text, re.DOTALL)
-    if merged is not None:
-        return _new_in_a_file(merged[1], merged[2], _without(None, [], composer))
-    second = re.match(r"In '([^']+)/([^']+)': .*Merge error: \w+ is not a subclass of", text, re.DOTALL)
-    if second is not None:
-        group, name = second.groups()
-        several = " For several optimizers: see docs/how-to/optimizers.md." if group == "optimizer" else ""
-        return UserError(f"{name} is not the only option", key=group, remedy=f"Select one: {group}={name}.{several}")
-    cause = f": {_first_line(str(error.__cause__))}" if error.__cause__ is not None else ""
-    problem = " ".join(line.strip() for line in text.splitlines() if line.strip()) + cause
-    return UserError(problem, remedy="Check the config files, or set HYDRA_FULL_ERROR=1 to see the traceback.")
-
-
-def _several_values(override: Override, composer: Composer) -> UserError:
-    key, _, value = (override.input_line or "").partition("=")
-    if key in set(composer.groups()) - set(LIST_GROUPS) or any(mark in value for mark in "[]{}'\""):
-        other = "a single run takes one of them."
+    override = _named(text, overrides)
+    cfg, cause = _without(override, overrides, composer), str(error.__cause__ or text)
+    if override is None:
+        case, meanings = _Case(text, cause, "", "", None, cfg, composer), _OF_FILES
     else:
-        other = f"for a list write '{key}=[{value}]'; for a string \"{key}='{value}'\""
-    return UserError(
-        f"{value} has several values, but this is not a sweep", key=key, remedy=f"For a sweep add -m; {other}"
-    )
+        case = _Case(text, cause, override.key_or_group, override.input_line or "", override.value(), cfg, composer)
+        meanings = (*_OF_SWEEPS, *(_OF_FILES if is_sweep(override) else _OF_OVERRIDES))
+    for pattern, meaning in meanings:
+        found = re.search(pattern, f"{text}\n{cause}", re.DOTALL)
+        if found is None:
+            continue
+        if isinstance(meaning, tuple):
+            key, problem, remedy = (text.format(case=case, found=found) for text in meaning)
+            return UserError(problem, key=key, remedy=remedy)
+        mistake = meaning(case, found)
+        if mistake is not None:
+            return mistake
+    raise AssertionError("the last pattern matches any text")
 
 
-def _missing_option(error: MissingConfigException, composer: Composer) -> UserError:
-    """`hooks=emaa`: the group exists, the option does not."""
-    missing = str(error.missing_cfg_file or "").removesuffix(".yaml")
-    group, _, option = missing.rpartition("/")
-    if not group or not option:
-        return UserError(
-            f"the config {missing!r} does not exist",
-            key="--config-name",
-            remedy=str(error).replace("\n", " ").strip(),
-        )
-    return UserError(f"there is no option {option!r}", key=group, remedy=suggestion(option, composer.options(group)))
-
-
-def _culprit(text: str, overrides: Sequence[Override]) -> Override | None:
+def _named(text: str, overrides: Sequence[Override]) -> Override | None:
     """Return the override that an error message names by its line, or else by its key."""
     for override in sorted(overrides, key=lambda override: -len(override.input_line or "")):
         if override.input_line and (override.input_line in text or f"'{override.input_line.lstrip('~')}'" in text):
@@ -93,104 +88,114 @@ def _culprit(text: str, overrides: Sequence[Override]) -> Override | None:
     return next((override for override in overrides if named and override.key_or_group == named[1]), None)
 
 
-def _without(culprit: Override | None, overrides: Sequence[Override], composer: Composer) -> DictConfig | None:
-    """Return the config without the wrong override, for suggestions; None if it cannot be composed either."""
-    rest = [override.input_line or "" for override in overrides if override is not culprit and not is_sweep(override)]
-    for lines in (rest, []):
+def _without(wrong: Override | None, overrides: Sequence[Override], composer: Composer) -> DictConfig:
+    rest = [override.input_line or "" for override in overrides if override is not wrong and not is_sweep(override)]
+    for lines in ([] if wrong is None else rest, []):
         try:
             return composer.compose(lines)
         except COMPOSING_ERRORS:
             continue
-    return None
+    return OmegaConf.create()
 
 
-def _not_selected(override: Override, cfg: DictConfig, composer: Composer) -> UserError | None:
-    """Return the error of an override of a hook that is not in the config; None if it is another mistake."""
-    group, _, rest = override.key_or_group.partition(".")
+def _several_values(case: _Case, found: re.Match[str]) -> UserError:
+    key, _, value = case.line.partition("=")
+    if key in set(case.composer.groups()) - set(LIST_GROUPS) or any(mark in value for mark in "[]{}'\""):
+        other = "a single run takes one of them."
+    else:
+        other = f"for a list write '{key}=[{value}]'; for a string \"{key}='{value}'\""
+    problem = f"{value} has several values, but this is not a sweep"
+    return UserError(problem, key=key, remedy=f"For a sweep add -m; {other}")
+
+
+def _missing_option(error: MissingConfigException, composer: Composer) -> UserError:
+    """`hooks=emaa`: the group exists, the option does not."""
+    missing = str(error.missing_cfg_file or "").removesuffix(".yaml")
+    group, _, option = missing.rpartition("/")
+    if not group or not option:
+        remedy = str(error).replace("\n", " ").strip()
+        return UserError(f"the config {missing!r} does not exist", key="--config-name", remedy=remedy)
+    return UserError(f"there is no option {option!r}", key=group, remedy=suggestion(option, composer.options(group)))
+
+
+def _not_selected(case: _Case, found: re.Match[str]) -> UserError | None:
+    """An override of a hook that is not in the config."""
+    group, _, rest = case.key.partition(".")
     name, _, option = rest.partition(".")
-    if group not in HOOK_GROUPS or not name or override.is_delete():
+    if group not in HOOK_GROUPS or not name or case.line.startswith("~") or not case.cfg:
         return None
-    if OmegaConf.select(cfg, f"{group}.{name}") is not None:
+    if OmegaConf.select(case.cfg, f"{group}.{name}") is not None:
         return None
-    key, line = f"{group}.{name}", (override.input_line or "").lstrip("+")
-    if not option and override.value() is None:
+    key, line = f"{group}.{name}", case.line.lstrip("+")
+    if not option and case.value is None:
         return UserError("this hook is not selected", key=key, remedy=f"Leave {line} out.")
     other_group = "hooks" if group == "default_hooks" else "default_hooks"
-    if OmegaConf.select(cfg, f"{other_group}.{name}") is not None:
+    if OmegaConf.select(case.cfg, f"{other_group}.{name}") is not None:
         works = f"{other_group}.{name}.{option}".rstrip(".")
         return UserError(f"{name} is in the group {other_group}", key=key, remedy=f"Use {works}=…")
-    options = composer.options(group)
+    options = case.composer.options(group)
     if name in options:
-        selected = [str(other) for other, node in cfg[group].items() if node is not None]
+        selected = [str(other) for other, node in case.cfg[group].items() if node is not None]
         works = f"'{group}=[{','.join([*selected, name])}]' {line if option else ''}".rstrip()
         return UserError("this hook is not selected", key=key, remedy=f"Use {works}")
     if option in ("", "_target_"):
         return UserError("this hook does not exist yet", key=key, remedy=f"To add it, write a +: +{line}")
-    return UserError(
-        f"there is no hook {name}",
-        key=key,
-        remedy=f"{suggestion(name, options)} To add a custom hook: +{key}._target_=package.Class",
-    )
+    remedy = f"{suggestion(name, options)} To add a custom hook: +{key}._target_=package.Class"
+    return UserError(f"there is no hook {name}", key=key, remedy=remedy)
 
 
-def _bad_override(
-    error: Exception, text: str, culprit: Override, cfg: DictConfig | None, composer: Composer
-) -> UserError:
-    key, parent = culprit.key_or_group, culprit.key_or_group.rpartition(".")[0]
-    cause = str(error.__cause__ or text)
-    if key in HOOK_GROUPS and (culprit.is_delete() or isinstance(culprit.value(), dict)):
-        return UserError(
-            f"{culprit.input_line} is not a list of hooks",
-            key=key,
-            remedy=f"To select none, use {key}=[]. To select some, use {key}=[a,b].",
-        )
-    if "does not support deletion" in cause:
-        found = OmegaConf.select(cfg, key) if cfg is not None else None
-        entries = list(found) if isinstance(found, DictConfig) and "_target_" not in found else []
-        none = f"{key}.{entries[0]!s}=null" if entries else f"{key}=null"
-        return UserError("it cannot be deleted", key=key, remedy=f"Use {none} for none, or give it a value.")
-    if text.startswith("Could not delete"):
-        return UserError("it does not exist", key=key, remedy=_hint(key, cfg, composer))
-    if "No match in the defaults list" in text and (culprit.package is not None or key in composer.groups()):
-        remedy, name = f"To add it, write a +: +{culprit.input_line}", f"{key}@{culprit.package or ''}".rstrip("@")
-        return UserError("it is not in the defaults list", key=name, remedy=remedy)
-    if text.startswith("Could not override") or "No match in the defaults list" in text or "does not exist" in text:
-        if cfg is not None and parent and parent in _leaves(cfg) and _select(cfg, parent) is None:
-            return UserError("it does not exist yet", key=key, remedy=f"To add it, write a +: +{culprit.input_line}")
-        return _unknown_key(culprit, cause, cfg, composer)
-    if text.startswith("Could not append"):
-        return UserError("it exists already", key=key, remedy="Leave the + out.")
-    if "(str) is not an int" in cause:
-        return UserError(
-            "it is a list", key=parent, remedy=f"Write the whole list: {parent}=[…]; a mapping in it is {{…}}."
-        )
-    found = re.search(r"full_key: (\S+)", cause)
-    key = found[1] if found else key
-    return UserError(_first_line(cause), key=key, remedy=_type_hint(key, cfg))
+def _not_a_list(case: _Case, found: re.Match[str]) -> UserError | None:
+    if case.key not in HOOK_GROUPS or not (case.line.startswith("~") or isinstance(case.value, dict)):
+        return None
+    remedy = f"To select none, use {case.key}=[]. To select some, use {case.key}=[a,b]."
+    return UserError(f"{case.line} is not a list of hooks", key=case.key, remedy=remedy)
 
 
-def _unknown_key(culprit: Override, cause: str, cfg: DictConfig | None, composer: Composer) -> UserError:
+def _cannot_be_deleted(case: _Case, found: re.Match[str]) -> UserError:
+    node = _select(case.cfg, case.key)
+    entries = list(node) if isinstance(node, DictConfig) and "_target_" not in node else []
+    none = f"{case.key}.{entries[0]!s}=null" if entries else f"{case.key}=null"
+    return UserError("it cannot be deleted", key=case.key, remedy=f"Use {none} for none, or give it a value.")
+
+
+def _not_in_the_defaults(case: _Case, found: re.Match[str]) -> UserError | None:
+    key = case.line.partition("=")[0].lstrip("+~")  # optimizer@optimizer.hidden
+    if "@" not in key and key not in case.composer.groups():
+        return None
+    return UserError("it is not in the defaults list", key=key, remedy=f"To add it, write a +: +{case.line}")
+
+
+def _unknown_key(case: _Case, found: re.Match[str]) -> UserError:
     """`task.loss={reduction: sum}` is merged into the selected option, and so names `task.loss.reduction`."""
-    merged, value = culprit.key_or_group, culprit.value()
-    new = re.search(r"full_key: (\S+)", cause) if isinstance(value, dict) else None
-    key = new[1] if new else merged
-    remedy, plus = _hint(key, cfg, composer), shlex.quote(f"+{culprit.input_line}")
-    node = None if cfg is None or "." not in key else _select(cfg, key.rpartition(".")[0])
+    if case.parent in _keys(case.cfg) and _select(case.cfg, case.parent) is None:
+        return UserError("it does not exist yet", key=case.key, remedy=f"To add it, write a +: +{case.line}")
+    new = re.search(r"full_key: (\S+)", case.cause) if isinstance(case.value, dict) else None
+    key = new[1] if new else case.key
+    remedy, plus = _hint(key, case.cfg, case.composer), shlex.quote(f"+{case.line}")
+    node = _select(case.cfg, key.rpartition(".")[0]) if "." in key else None
     if isinstance(node, DictConfig):
         schema, target = OmegaConf.get_type(node), node.get("_target_")
         if schema is dict or getattr(schema, "_target_", None) != target:  # else the schema has every argument
             remedy += f" To add what is new, write a +: {plus}"
-        if isinstance(value, dict) and value.get("_target_") not in (None, target):
-            clear = f"{merged}=null" if "." in merged else f"~{merged}"  # a group that every run needs takes no null
+        if isinstance(case.value, dict) and case.value.get("_target_") not in (None, target):
+            # A group that every run needs takes no null.
+            clear = f"{case.key}=null" if case.parent else f"~{case.key}"
             remedy = f"The mapping is merged into that of {target}. Remove the old values first: {clear} {plus}"
     return UserError("there is no such key", key=key, remedy=remedy)
 
 
-def _new_in_a_file(file: str, key: str, cfg: DictConfig | None) -> UserError:
+def _wrong_value(case: _Case, found: re.Match[str]) -> UserError:
+    named = re.search(r"full_key: (\S+)", case.cause)
+    key = named[1] if named else case.key
+    return UserError(_first_line(case.cause), key=key, remedy=_type_hint(key, case.cfg))
+
+
+def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
     """A config file is merged into the selected option, and names an entry that this does not have."""
+    file, key = found["file"], found["key"]
     parent, _, name = key.rpartition(".")
     group = "model" if parent == "task.model" else key.partition(".")[0]
-    node = None if cfg is None else _select(cfg, parent) if parent else cfg
+    node = _select(case.cfg, parent) if parent else case.cfg
     close = close_names(name, map(str, node), most=1) if isinstance(node, DictConfig) else []
     if name in RENAMED:
         close, remedy = [], f"Use {RENAMED[name]}, its new name."
@@ -212,11 +217,50 @@ def _new_in_a_file(file: str, key: str, cfg: DictConfig | None) -> UserError:
     return UserError(f"{file}.yaml is merged into the {merged} no {name}", key=key, remedy=remedy)
 
 
-def _hint(key: str, cfg: DictConfig | None, composer: Composer) -> str:
+def _something_else(case: _Case, found: re.Match[str]) -> UserError:
+    cause = "" if case.cause == case.text else f": {_first_line(case.cause)}"
+    problem = " ".join(line.strip() for line in case.text.splitlines() if line.strip()) + cause
+    return UserError(problem, remedy="Check the config files, or set HYDRA_FULL_ERROR=1 to see the traceback.")
+
+
+_Meanings = tuple[tuple[str, tuple[str, str, str] | Callable[[_Case, re.Match[str]], UserError | None]], ...]
+"""(Pattern in the text of the error or its cause, what it means). The first one that matches counts. What it means is
+the key, the problem and the remedy; or a function, which returns None if it means something else."""
+
+_LIST = "Write the whole list: {case.parent}=[…]; a mapping in it is {{…}}."
+_SECOND = "{found[name]} is not the only option"
+_SEVERAL = "Select one: optimizer={found[name]}. For several optimizers: see docs/how-to/optimizers.md."
+_OF_SWEEPS: _Meanings = (
+    (r"^Ambiguous value", _several_values),
+    (r"requires --multirun", ("{case.key}", "{case.line} is a sweep", "Add -m to run it.")),
+)
+_OF_OVERRIDES: _Meanings = (
+    (r"", _not_selected),
+    (r"", _not_a_list),
+    (r"does not support deletion", _cannot_be_deleted),
+    (r"^Could not delete", ("{case.key}", "it does not exist", "{case.hint}")),
+    (r"No match in the defaults list", _not_in_the_defaults),
+    (r"^Could not override|No match in the defaults list|does not exist", _unknown_key),
+    (r"^Could not append", ("{case.key}", "it exists already", "Leave the + out.")),
+    (r"\(str\) is not an int", ("{case.parent}", "it is a list", _LIST)),
+    (r"", _wrong_value),
+)
+_TWICE = "Leave the + out: {found[key]}=… changes the selection."
+_OF_FILES: _Meanings = (
+    (r"^Multiple values for (?P<key>\S+?)\.", ("{found[key]}", "the option is selected twice", _TWICE)),
+    (r"^In '(?P<file>[^']+)': .*Key '[^']+' (not in|is not in struct).*full_key: (?P<key>\S+)", _new_in_a_file),
+    (r"^In 'optimizer/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass", ("optimizer", _SECOND, _SEVERAL)),
+    (
+        r"^In '(?P<group>[^']+)/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass",
+        ("{found[group]}", _SECOND, "Select one: {found[group]}={found[name]}."),
+    ),
+    (r"", _something_else),
+)
+
+
+def _hint(key: str, cfg: DictConfig, composer: Composer) -> str:
     """Suggest keys with the same end (`optimizer.lr` for `lr` or `model.lr`), or else close ones that exist."""
-    if cfg is None:
-        return suggestion(key, composer.groups())
-    same_end = [other for other in _leaves(cfg) if other.endswith(f".{key.rpartition('.')[2]}")]
+    same_end = [other for other in _keys(cfg) if other.endswith(f".{key.rpartition('.')[2]}")]
     if 0 < len(same_end) <= 3:
         return f"Did you mean {any_of(same_end)}?"
     parent, _, name = key.rpartition(".")
@@ -236,22 +280,15 @@ def _select(cfg: DictConfig, key: str) -> Any:
         return None
 
 
-def _leaves(cfg: DictConfig) -> Iterator[str]:
-    """Yield the full keys of all values; `hydra` counts as one."""
-    return _keys(OmegaConf.to_container(cfg, resolve=False), "")
+def _keys(cfg: DictConfig) -> list[str]:
+    """Return the full keys of all values, except Hydra's."""
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    return [key for name, node in raw.items() if name != "hydra" for key, _ in leaves(node, str(name))]
 
 
-def _keys(node: Any, prefix: str) -> Iterator[str]:
-    for name, value in node.items():
-        if name != "hydra" and isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{name!s}.")
-        else:
-            yield f"{prefix}{name!s}"
-
-
-def _type_hint(key: str, cfg: DictConfig | None) -> str | None:
+def _type_hint(key: str, cfg: DictConfig) -> str | None:
     """Return what the key accepts, with its present value as an example."""
-    value = None if cfg is None else _select(cfg, key)
+    value = _select(cfg, key)
     if isinstance(value, DictConfig):
         return f"Change what is in it: {', '.join(f'{key}.{name}' for name in list(value)[:3])}, …"
     return None if value is None else f"It takes {_KINDS.get(type(value), type(value).__name__)}: {key}={value}"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from hydraloop.cli import arguments, console
 from hydraloop.cli.command import compose_job
 from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
-from hydraloop.safety import typed_options as typed
-from hydraloop.safety.allowlist import ALLOWLIST, from_python
+from hydraloop.plan import plan_build
+from hydraloop.run.config_yaml import remember_config
+from hydraloop.safety.allowlist import ALLOWLIST, Advice, from_python
+from hydraloop.validate import check_strategy, validate
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
@@ -22,6 +27,19 @@ if TYPE_CHECKING:
     from hydraloop.engine.hook import Hook
     from hydraloop.engine.loaders import Loaders
     from hydraloop.tasks.task import Task
+
+
+class _Composed(NamedTuple):
+    """What `build` needs to know of a config beside its contents."""
+
+    typed: tuple[str, ...]
+    """The keys that the overrides set."""
+    trust: tuple[Path, list[str], Advice]
+    """Arguments of `ALLOWLIST.trusting`."""
+
+
+_composed: dict[int, _Composed] = {}
+"""By the `id` of a config of `compose`, while it exists."""
 
 
 def compose(
@@ -54,8 +72,8 @@ def compose(
         cfg = compose_job(lines, composer, limits_files=False)  # Hydra runs nothing here
     with open_dict(cfg):
         del cfg["hydra"]
-    typed.remember(cfg, typed.keys_of(lines))
-    ALLOWLIST.remember(cfg, *trust)
+    _composed[id(cfg)] = _Composed(arguments.typed_keys(lines), trust)
+    weakref.finalize(cfg, _composed.pop, id(cfg), None)
     return cfg
 
 
@@ -97,6 +115,7 @@ def build(
     folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
     console.ensure()
     from hydraloop.builder import build as build_engine
+    from hydraloop.engine.distributed.process_group import connect
     from hydraloop.parts import Parts
 
     parts = Parts(task, loaders or {}, optimizer, hooks or {})
@@ -104,10 +123,14 @@ def build(
     if not isinstance(config, DictConfig):
         remedy = "Use hydraloop.compose([…]), or OmegaConf.load(file)."
         raise UserError(f"{type(config).__name__} is not a config", key="cfg", remedy=remedy)
-    directory = None if run_dir is None else Path(run_dir)
     with ALLOWLIST.trusting(folder, _listed(trusted), ALLOWLIST.advice or from_python("build")):
-        engine = build_engine(cfg, run_dir=directory, distributed=distributed, parts=parts)
-        with ALLOWLIST.trusting_for(cfg):
+        remember_config(cfg)
+        validate(cfg)
+        distributed = distributed or connect(cfg.distributed, cfg.engine.device)
+        check_strategy(cfg.distributed.strategy, several=distributed.world_size > 1)
+        plan, lock = plan_build(cfg, None if run_dir is None else Path(run_dir), _typed(cfg), distributed)
+        with ALLOWLIST.trusting(*_composed[id(cfg)].trust) if id(cfg) in _composed else nullcontext():
+            engine = build_engine(plan, distributed, parts=parts, lock=lock)
             trust = ALLOWLIST.folders, ALLOWLIST.packages
     engine.messages.provide("trust", lambda: trust)  # for trackers, which start later
     return engine
@@ -158,6 +181,13 @@ def load(
 def _listed(texts: Sequence[str]) -> list[str]:
     """Return a list; a text alone is one entry, not a list of letters."""
     return [texts] if isinstance(texts, str) else list(texts)
+
+
+def _typed(cfg: DictConfig) -> Sequence[str]:
+    """Return the keys that were typed for a config; for one of another program, those of Hydra's running job."""
+    if id(cfg) in _composed:
+        return _composed[id(cfg)].typed
+    return arguments.typed_keys(HydraConfig.get().overrides.task) if HydraConfig.initialized() else ()
 
 
 def _folder_of(filename: str) -> Path:

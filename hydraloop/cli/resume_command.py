@@ -13,16 +13,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hydraloop.cli import arguments
-from hydraloop.cli.command import Command, check_hydra_node
+from hydraloop.cli.command import check_hydra_node
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.run_config import config_of
 from hydraloop.errors import UserError
+from hydraloop.plan import Draft
 from hydraloop.run.checkpoint_files import newest_intact
 from hydraloop.run.directory import checkpoint_folders, config_file, holds_run, is_own, run_of
 from hydraloop.safety import working_directory
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
-from hydraloop.safety.typed_options import keys_of
 from hydraloop.validate import hook_nodes, validate
 
 NAME = "resume"
@@ -55,8 +55,8 @@ def trusted(argv: Sequence[str]) -> tuple[Path, list[str], list[str]]:
     return Path.cwd() if here else Path(__file__).parents[1], ALLOWLIST.packages, rest
 
 
-def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
-    """Return the command that continues a run, with its saved config and the node `hydra`, checked.
+def check_resume(args: argparse.Namespace, composer: Composer) -> Draft:
+    """Return the draft that continues a run, with its saved config and the node `hydra`, checked.
 
     Args:
         args: the overrides are `resume`, the run, and changes of its config.
@@ -84,6 +84,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
     is_hydra = [override.key_or_group.partition(".")[0] == "hydra" for override in arguments.parse(lines)]
     hydra_lines = [line for line, its in zip(lines, is_hydra, strict=True) if its]
     own_lines = [line for line, its in zip(lines, is_hydra, strict=True) if not its]
+    typed = arguments.typed_keys(lines)
 
     @cache
     def meta() -> Mapping[str, Any]:
@@ -93,16 +94,16 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Command:
     _check_given(run_dir, meta)
     _check_secrets(cfg)
     if not is_own(run_dir):
-        _check_out_dirs(cfg, run_dir, keys_of(lines))
-    cfg.resume, cfg.load_from, cfg.detach = str(path), None, cfg.detach and "detach" in keys_of(lines)
+        _check_out_dirs(cfg, run_dir, typed)
+    cfg.resume, cfg.load_from, cfg.detach = str(path), None, cfg.detach and "detach" in typed
     composed = composer.compose(hydra_lines)
     with open_dict(cfg):
         cfg.hydra = composed.hydra
     with read_write(cfg.hydra):
         cfg.hydra.overrides.task = lines
-    check_hydra_node(cfg, hydra_lines)
+    check_hydra_node(cfg, typed)
     validate(cfg)
-    return Command(lines, cfg, follows_links=args.trusted_links)
+    return Draft(overrides=lines, cfg=cfg, typed=typed, follows_links=args.trusted_links)
 
 
 def _meta(checkpoint: Path | None) -> Mapping[str, Any]:

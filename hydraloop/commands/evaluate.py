@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Mapping, Sequence
 
 from hydraloop.commands.finished_run import FinishedRunCommand
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.run.config_yaml import plain
-
-
-def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Evaluate:
-    """Return the command; see `FinishedRunCommand`."""
-    return Evaluate(args.run, given, overrides)
 
 
 class Evaluate(FinishedRunCommand):

@@ -33,27 +33,18 @@ _ONNX = ("onnx", "onnxscript")
 """Packages that torch.onnx needs."""
 
 
-def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Export:
-    """Return the command; see `FinishedRunCommand`.
-
-    Raises:
-        UserError: packages of the format are missing, or the file cannot be written.
-    """
-    missing = [name for name in _ONNX if args.format == "onnx" and importlib.util.find_spec(name) is None]
-    if missing:
-        remedy = f"Install it: pip install {' '.join(missing)}"
-        raise UserError(f"onnx needs {' and '.join(missing)}", key=_KEY, remedy=remedy)
-    output = Path(given.get("output", f"model.{args.format}"))
-    check_output(output)
-    return Export(args.format, output, args.run, given, overrides)
-
-
 class Export(FinishedRunCommand):
     """Writes the model to a file, in one process."""
 
-    def __init__(self, name: str, output: Path, run: Path, given: Mapping[str, str], overrides: Sequence[str]) -> None:
-        super().__init__(run, given, overrides)
-        self._format, self._output = name, output
+    def __init__(self, args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> None:
+        self._format: str = args.format
+        missing = [name for name in _ONNX if self._format == "onnx" and importlib.util.find_spec(name) is None]
+        if missing:
+            remedy = f"Install it: pip install {' '.join(missing)}"
+            raise UserError(f"onnx needs {' and '.join(missing)}", key=_KEY, remedy=remedy)
+        self._output = Path(given.get("output", f"model.{self._format}"))
+        check_output(self._output)
+        super().__init__(args, given, overrides)
         self.cfg.distributed.nproc_per_node = 1
         self.cfg.engine.compile = False
 

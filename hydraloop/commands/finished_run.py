@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -21,20 +22,20 @@ class FinishedRunCommand(RankCommand):
     """A command for a finished run.
 
     Args:
-        run: its directory.
-        given: the arguments of the command, by key.
+        args: of the command line, with the directory `run`.
+        given: the command's own `key=value` arguments.
         overrides: changes of the run's config.
 
     Raises:
         UserError: a wrong argument, no run directory, or no checkpoint.
     """
 
-    def __init__(self, run: Path, given: Mapping[str, str], overrides: Sequence[str]) -> None:
+    def __init__(self, args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> None:
         self.split = given.get("split", "test")
         if self.split not in _SPLITS:
             remedy = suggestion(self.split, _SPLITS)
             raise UserError(f"there is no split {self.split!r} to evaluate", key="split", remedy=remedy)
-        self.found = find(run, given.get("checkpoint", "best"), overrides)
+        self.found = find(args.run, given.get("checkpoint", "best"), overrides)
         self.source = f"weights: {self.found.file}"
         super().__init__(self.found.cfg, self.found.saved.get("meta") or {}, overrides)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.console import PrintableFormatter
 from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
@@ -27,7 +28,6 @@ from hydraloop.launch.unloading import leave_before_unloading
 from hydraloop.run.uncollected import uncollected
 from hydraloop.safety import working_directory
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.safety.typed_options import keys_of
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
@@ -52,7 +52,7 @@ class RankCommand(ABC):
         self.differs = False
         """After `run`: whether the command found a difference."""
         options = cfg.distributed
-        if "distributed.nproc_per_node" not in keys_of(overrides):  # of a run of torchrun, the config says 1
+        if "distributed.nproc_per_node" not in typed_keys(overrides):  # of a run of torchrun, the config says 1
             options.nproc_per_node = meta.get("ranks_per_node", options.nproc_per_node)
 
     @property
@@ -86,14 +86,24 @@ def run(argv: Sequence[str], args: argparse.Namespace) -> int:
     return code
 
 
-def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]) -> int:
-    """Run a command, and add this process's connection to the other ranks to `ranks`."""
+def prepare(args: argparse.Namespace) -> RankCommand:
+    """Return a command: an object of the class `Evaluate` in `evaluate.py`, or of another command's.
+
+    Raises:
+        UserError: a mistake in its arguments, or a run that cannot be loaded.
+    """
     given, overrides = parser.split(args)
     with uncollected():
-        from hydraloop.engine.distributed.process_group import connect
-
         module = importlib.import_module(f"hydraloop.commands.{args.command}")
-    command: RankCommand = module.prepare(args, given, overrides)
+    made: RankCommand = getattr(module, args.command.capitalize())(args, given, overrides)
+    return made
+
+
+def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]) -> int:
+    """Run a command, and add this process's connection to the other ranks to `ranks`."""
+    command = prepare(args)
+    from hydraloop.engine.distributed.process_group import connect
+
     if command.processes > 1 and not torchrun.is_several():
         return elastic.run_module(["hydraloop", *argv], command.processes)
     distributed = connect(command.cfg.distributed, command.cfg.engine.device)

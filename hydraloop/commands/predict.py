@@ -29,26 +29,16 @@ Parts = Iterator[tuple[str, Any]]
 """The name of the data set (empty for a single one), and what `engine.predict` yields."""
 
 
-def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Predict:
-    """Return the command; see `FinishedRunCommand`.
-
-    Raises:
-        UserError: the file cannot be written, or has an unknown suffix.
-    """
-    output = Path(given.get("output", "predictions.jsonl"))
-    check_output(output)
-    if output.suffix not in FORMATS:
-        problem = f"{output} is neither JSON lines nor NumPy's format"
-        raise UserError(problem, key="output", remedy=f"Use {output.stem}.jsonl or .npz.")
-    return Predict(output, args.run, given, overrides)
-
-
 class Predict(FinishedRunCommand):
     """Writes the predictions for one split to a file."""
 
-    def __init__(self, output: Path, run: Path, given: Mapping[str, str], overrides: Sequence[str]) -> None:
-        super().__init__(run, given, overrides)
-        self._output = output
+    def __init__(self, args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> None:
+        self._output = Path(given.get("output", "predictions.jsonl"))
+        check_output(self._output)
+        if self._output.suffix not in FORMATS:
+            problem = f"{self._output} is neither JSON lines nor NumPy's format"
+            raise UserError(problem, key="output", remedy=f"Use {self._output.stem}.jsonl or .npz.")
+        super().__init__(args, given, overrides)
 
     def run(self, ranks: Distributed) -> str:
         """Write the file on rank 0. Returns its path."""

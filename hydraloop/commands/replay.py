@@ -18,6 +18,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.builder import assemble
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.run_config import config_of
 from hydraloop.commands.diff import described, records
 from hydraloop.commands.on_ranks import RankCommand
@@ -42,39 +43,31 @@ from hydraloop.run.config_yaml import loaded, plain
 from hydraloop.run.directory import check_holds_run, checkpoint_folders
 from hydraloop.run.environment import versions
 from hydraloop.run.record_log import FILENAME, read_all
-from hydraloop.safety import typed_options
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import check_strategy, validate
-
-
-def prepare(args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> Replay:
-    """Return the command. Errors: as in `Replay`."""
-    command = Replay(args.run, given.get("iteration", ""), overrides, debug=args.pdb)
-    if args.pdb:
-        check_debugger(command.cfg, is_sweep=False)
-    return command
 
 
 class Replay(RankCommand):
     """A run that is to be rebuilt at an iteration, from the newest undamaged checkpoint before it.
 
     Args:
-        run_dir: of the run.
-        iteration: its number, from 1, as typed.
+        args: of the command line: the directory `run`, and `pdb`, whether the debugger is opened before the iteration.
+        given: `iteration`, its number from 1, as typed.
         overrides: changes of the run's config.
-        debug: whether the debugger is opened before the iteration.
 
     Raises:
         UserError: a wrong argument, or a run that cannot be rebuilt from its directory.
     """
 
-    def __init__(self, run_dir: Path, iteration: str, overrides: Sequence[str], *, debug: bool = False) -> None:
+    def __init__(self, args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> None:
+        run_dir: Path = args.run
+        iteration = given.get("iteration", "")
         if not iteration.isdecimal() or int(iteration) < 1:
             problem = f"{iteration!r} is not the number of an iteration"
             raise UserError(problem, key="iteration", remedy="Write iteration=1 for the first one.")
         ALLOWLIST.distrust(run_dir)
         check_holds_run(run_dir)
-        self._run_dir, self._iteration, self._debug = run_dir, int(iteration), debug
+        self._run_dir, self._iteration, self._debug = run_dir, int(iteration), args.pdb
         saved = history(checkpoint_folders(run_dir))
         self._left_out = saved[0].left_out if saved else {}
         earlier = [one for one in saved if one.iteration < self._iteration]
@@ -94,6 +87,8 @@ class Replay(RankCommand):
         text = meta.get("config") if later and attempts.folders(run_dir) else None
         super().__init__(config_of(run_dir, overrides, lambda: meta, text), meta, overrides)
         self._set_options(overrides, trained_later=bool(later))
+        if self._debug:
+            check_debugger(self.cfg, is_sweep=False)
         log_of_run = read_all(run_dir / FILENAME)
         recorded = [one.iteration for one in log_of_run if one.mode == "train" and one.iteration >= self._iteration]
         self._end = min(recorded, default=self._iteration)
@@ -106,7 +101,7 @@ class Replay(RankCommand):
         Args:
             trained_later: whether a checkpoint after the iteration is known, which tells how it was trained.
         """
-        cfg, meta, typed = self.cfg, self._meta, typed_options.keys_of(overrides)
+        cfg, meta, typed = self.cfg, self._meta, list(typed_keys(overrides))
         cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
         cfg.engine.test = False
         cfg.engine.allow_nan = True  # the iteration may be the one at which the run has failed
@@ -116,7 +111,7 @@ class Replay(RankCommand):
             if not trained_later or before.get("hyperparameters") != meta.get("hyperparameters"):
                 # Typed when the run was resumed.
                 typed += [change.key for change in changes.differences(changes.config_of(before), plain(cfg))]
-        typed_options.remember(cfg, typed)
+        self._typed = typed
 
     def run(self, ranks: Distributed) -> str:
         """Step to the iteration, and on to the next record of the run; called on each rank. Returns JSON on rank 0.
@@ -142,7 +137,7 @@ class Replay(RankCommand):
                 else peek(start.path, key="run")
             )
             checkpoint = None if start is None else start.path
-            engine = assemble(cfg, ranks, folder, parts, checkpoint=checkpoint, position=position)
+            engine = assemble(cfg, ranks, folder, parts, self._typed, checkpoint=checkpoint, position=position)
             if iteration > engine.max_iters:
                 problem = f"the run has only {engine.max_iters} iterations"
                 raise UserError(problem, key="iteration", remedy=f"Use iteration={engine.max_iters} or less.")

@@ -29,7 +29,7 @@ _NO_WAITING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIME
 class MLflowLoggerHook(TrackerHook):
     """Sends the run to MLflow; without any setting, `mlflow ui` in the same folder shows it.
 
-    A separate process, the follower, sends: every number of every record as a metric, `train/loss` or `val/accuracy`,
+    A separate process, the sender, sends: every number of every record as a metric, `train/loss` or `val/accuracy`,
     over the iteration; the flattened config as parameters (without nulls and tracker options) and as `config.yaml`; git
     commit, command line, host and world size as tags; CPU, memory, disk, network and GPUs of the machine as system
     metrics; the pictures and other objects of records; `result.json` and the run's status. Jobs of a sweep are children
@@ -174,7 +174,7 @@ class MLflowLoggerHook(TrackerHook):
         active = _active_run() if self._before else None
         if active is not None and active.info.run_id == self._run_id:
             os.environ |= _NO_WAITING
-            with suppress(Exception):  # the follower sends the status, too
+            with suppress(Exception):  # the sender sends the status, too
                 sys.modules["mlflow"].end_run(STATUS["failed" if engine.result is None else engine.result.status])
 
     def _finish(self, engine: Engine) -> None:

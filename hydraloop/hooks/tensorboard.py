@@ -20,7 +20,7 @@ from hydraloop.tracking.tracker import TENSORBOARD
 class TensorBoardLoggerHook(TrackerHook):
     """Shows the run in TensorBoard: `tensorboard --logdir <run_dir>/tensorboard`, or the directory of a sweep.
 
-    A separate process, the follower, writes event files to `<run_dir>/tensorboard/`, for a job of a sweep to
+    A separate process, the sender, writes event files to `<run_dir>/tensorboard/`, for a job of a sweep to
     `tensorboard/lr=0.01/`, because TensorBoard names a run after its folder. It shows:
 
     - every number of every record, `train/loss` or `val/accuracy`, over the iteration; the speed as `train_perf/time`,

@@ -20,7 +20,7 @@ _taken: set[str] = set()
 class WandbLoggerHook(TrackerHook):
     """Shows the run at Weights & Biases, or writes files to `<run_dir>/wandb/` that `wandb sync` uploads.
 
-    A separate process, the follower, makes one W&B run. Each record of `metrics.jsonl` is a row of its history
+    A separate process, the sender, makes one W&B run. Each record of `metrics.jsonl` is a row of its history
     (`train/loss`, `val/accuracy`, …): W&B's step is the line of the record, the axis is the iteration, and the times
     are those of the record. Pictures, texts, tables and histograms are in the row of their record. The run also has
     the config (secrets masked; `hydraloop` in it describes how the run was started), the data sets as inputs, W&B's
@@ -37,7 +37,7 @@ class WandbLoggerHook(TrackerHook):
     which are None.
 
     Priority VERY_LOW: other hooks' records of an iteration come first. Runs on rank 0 only. No host sync, and nothing
-    in an iteration: the follower reads what the logger has written. No state. Options: `WandbLoggerHookConf`.
+    in an iteration: the sender reads what the logger has written. No state. Options: `WandbLoggerHookConf`.
 
     Raises:
         UserError: an option is out of range, or the run has a second hook of this class.
@@ -89,7 +89,7 @@ class WandbLoggerHook(TrackerHook):
         super().__init__(flush_timeout=flush_timeout, background=background, interval=interval, options=options)
 
     def before_run(self, engine: Engine) -> None:
-        """Start the follower, or report that W&B is disabled."""
+        """Start the sender, or report that W&B is disabled."""
         self.check_only_one(engine, "make the same W&B run")
         if chosen_mode(self._options["mode"]) == "disabled":
             told = {**(engine.messages.read("tracked") or {}), self.name: "disabled, nothing was sent"}

@@ -16,11 +16,13 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
+from hydra.core.utils import env_override
 
 from hydraloop.errors import UserError, interrupt
 from hydraloop.launch import rank_log
 from hydraloop.launch.failure import DONE, Ended, Failure, cause
-from hydraloop.launch.job import Job
+from hydraloop.launch.private import Private
+from hydraloop.plan import RunPlan
 from hydraloop.run.uncollected import uncollected
 
 log = logging.getLogger(__name__)
@@ -31,45 +33,47 @@ _PREEMPTING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that preempt a job. They are passed on to its ranks: torch's launcher would kill these after 30 s."""
 
 
-def launch(job: Job, *, processes: int, max_restarts: int = 0) -> Ended:
-    """Run the job on several ranks. When this returns, all of them have ended.
+def launch(plan: RunPlan, private: Private, *, processes: int, max_restarts: int = 0) -> Ended:
+    """Run a job on several ranks. When this returns, all of them have ended.
 
     Args:
+        plan: of the job.
+        private: what its text does not have.
         processes: number of ranks.
         max_restarts: how often all ranks are started again after one has failed. After a `UserError` they are not: a
             restart would repeat it.
     """
-    ended = _launch(job, processes)
+    ended = _launch(plan, private, processes)
     for restart in range(1, max_restarts + 1):
         if ended.error is None or isinstance(ended.error, (UserError, KeyboardInterrupt)):
             break
         try:
-            job, trained = job.restarted(), ended.trained
+            plan, trained = plan.restarted(), ended.trained
         except UserError as error:  # all checkpoints are damaged
             return replace(ended, error=error)
-        log.warning("restart %d from %s, after: %s", restart, job.checkpoint or "the beginning", ended.error)
-        ended = _launch(job, processes)
+        log.warning("restart %d from %s, after: %s", restart, plan.checkpoint or "the beginning", ended.error)
+        ended = _launch(plan, private, processes)
         ended = replace(ended, trained=ended.trained or trained)
     return ended
 
 
-def _launch(job: Job, processes: int) -> Ended:
+def _launch(plan: RunPlan, private: Private, processes: int) -> Ended:
     # Only the user can read the folder and the files in it. A rank removes it if this process is killed.
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / "job.json").write_text(job.to_json(), encoding="utf-8")
+        (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
         error: BaseException | None = None
         exit_codes: dict[int, int] = {}
         try:
             worker = str(Path(__file__).with_name("worker.py"))
-            with _passing_on(name) as passed_on:
+            with env_override(private.variables()), _passing_on(name) as passed_on:
                 exit_codes, number = _run(processes, name, "-P", worker, name, str(os.getpid()), passed_on=_PREEMPTING)
             error = interrupt(number) if number else None
         except KeyboardInterrupt as told:  # before there were ranks
             error = told
-        failures = _failures(job, folder, processes, exit_codes)
+        failures = _failures(plan.run_dir, folder, processes, exit_codes)
         if error is None and not failures:
-            return Ended.with_result(Path(job.run_dir))
+            return Ended.with_result(plan.run_dir)
         if error is None and passed_on and cause(failures).kind not in ("mistake", "error"):  # it came too early
             error = interrupt(passed_on[0])
         return Ended(error=error or cause(failures).error(), trained=any(failure.trained for failure in failures))
@@ -159,7 +163,7 @@ def _run(processes: int, folder: str, *arguments: str, passed_on: Sequence[int] 
     return {}, 0
 
 
-def _failures(job: Job, folder: Path, processes: int, exit_codes: dict[int, int]) -> list[Failure]:
+def _failures(run_dir: Path, folder: Path, processes: int, exit_codes: dict[int, int]) -> list[Failure]:
     """Return the failures of all ranks. `exit_codes` has those other than 0, by rank."""
     # Also of ranks that reported after the launcher had noticed that another one has failed.
     reported = {path.parent.name: path for path in folder.glob("*/attempt_0/*/error.json")}
@@ -168,7 +172,7 @@ def _failures(job: Job, folder: Path, processes: int, exit_codes: dict[int, int]
     for rank in range(processes):
         code = exit_codes.get(rank, 0)
         if str(rank) not in reported and (code or str(rank) not in done):
-            failures.append(Failure.of_exit(rank, code, rank_log.path(job, rank)))
+            failures.append(Failure.of_exit(rank, code, rank_log.path(run_dir, rank)))
     return failures
 
 

@@ -12,26 +12,26 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from hydraloop.cli.console import prepare_handlers
-from hydraloop.launch.job import Job
+from hydraloop.plan import RunPlan
 from hydraloop.safety import hydra_versions
 
 
-def path(job: Job, rank: int) -> Path:
+def path(run_dir: Path, rank: int) -> Path:
     """Return the file with the output of a rank."""
-    return Path(job.run_dir) / ("train.log" if rank == 0 else f"rank{rank}.log")
+    return run_dir / ("train.log" if rank == 0 else f"rank{rank}.log")
 
 
-def configure(job: Job, rank: int) -> None:
+def configure(plan: RunPlan, rank: int) -> None:
     """Set up logging. For a rank other than 0, redirect all output to its file, also that of native code.
 
     A crash in native code writes its stack to the same place.
     """
     faulthandler.enable(file=2)
     if rank > 0:
-        path(job, rank).parent.mkdir(parents=True, exist_ok=True)
-        _redirect(path(job, rank))
-    config = OmegaConf.create(job.logging) if rank == 0 and job.logging is not None else None
-    hydra_versions.configure_log(config, job.verbose)  # None: to the standard output
+        plan.run_dir.mkdir(parents=True, exist_ok=True)
+        _redirect(path(plan.run_dir, rank))
+    config = OmegaConf.create(plan.logging) if rank == 0 and plan.logging is not None else None
+    hydra_versions.configure_log(config, plan.verbose)  # None: to the standard output
     prepare_handlers()
 
 

@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from signal import SIGINT
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from hydraloop.launch.failure import Failure
-from hydraloop.launch.job import Job
 from hydraloop.launch.termination import TerminationHandler
+from hydraloop.plan import RunPlan
 from hydraloop.run.config_yaml import remember_config
 from hydraloop.run.result import describe
 from hydraloop.run.uncollected import uncollected
-from hydraloop.safety import typed_options as typed
+from hydraloop.validate import validate
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +42,12 @@ class Training:
         return self.engine is not None and self.engine.progress.iteration > self.engine.progress.began_at
 
 
-def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:
+def train(plan: RunPlan, rank: int, handler: TerminationHandler) -> Failure | None:
     """Build and train as one of several ranks. After a failure, notify the other ranks, then return it."""
     training = Training()
     handler.is_closing, handler.is_saving = training.is_closing, training.is_saving
     try:
-        _train(training, job)
+        _train(training, plan)
     except BaseException as error:
         training.is_over = True
         if training.distributed is not None:
@@ -63,22 +61,20 @@ def train(job: Job, rank: int, handler: TerminationHandler) -> Failure | None:
     return None
 
 
-def _train(training: Training, job: Job) -> None:
+def _train(training: Training, plan: RunPlan) -> None:
     with uncollected():
         import torch._dynamo  # noqa: F401  # DDP and FSDP2 do
 
         from hydraloop.builder import build
         from hydraloop.engine.distributed.process_group import connect
 
-    cfg = OmegaConf.create(job.config)
-    assert isinstance(cfg, DictConfig)
-    typed.remember(cfg, job.typed)
+    cfg = plan.cfg
     remember_config(cfg)
+    validate(cfg)
     training.distributed = connect(cfg.distributed, cfg.engine.device)
     if training.distributed.rank > 0:
         log.info("rank %d, process %d on %s", training.distributed.rank, os.getpid(), socket.gethostname())
-    resumed = job.resumed()
-    training.engine = build(cfg, run_dir=resumed.run_dir, resumed=resumed, distributed=training.distributed)
+    training.engine = build(plan, training.distributed)
     training.engine.train()
     training.distributed.close()
 

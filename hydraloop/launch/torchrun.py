@@ -1,7 +1,7 @@
 """Trains as one of the ranks that torchrun has started, or another launcher with the same environment variables.
 
 Rank 0 does what a single process does: it composes and checks the config and creates the run directory. Then it sends
-the job to the other ranks through the store that all ranks share. They wait for it and read no config files. They
+the plan to the other ranks through the store that all ranks share. They wait for it and read no config files. They
 resolve secrets that are interpolated, and a config may name what their own `main()` trusts.
 """
 
@@ -23,12 +23,12 @@ from typing import Any
 from hydraloop.errors import Terminated, UserError
 from hydraloop.launch import rank_log
 from hydraloop.launch.failure import Ended, Failure
-from hydraloop.launch.job import Job
 from hydraloop.launch.rank_training import train
 from hydraloop.launch.termination import TerminationHandler, leave
 from hydraloop.launch.unloading import leave_before_unloading
+from hydraloop.plan import RunPlan
 from hydraloop.run.processes import is_alive, started
-from hydraloop.run.resume import Resumed, known_checkpoints, newest_checkpoint
+from hydraloop.run.resume import Find, newest_checkpoint
 from hydraloop.run.uncollected import uncollected
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -74,50 +74,49 @@ def attempt() -> int:
 
 
 class Leader:
-    """Rank 0: sends the job to the other ranks, trains with them, and reports for all."""
+    """Rank 0: sends the plan to the other ranks, trains with them, and reports for all."""
 
     def __init__(self) -> None:
         self._has_sent = False
         self._ended: Ended | None = None
         self._launcher = os.getppid()
 
-    def lead(self, job: Job, public: Job, close: Callable[[Ended], None]) -> Ended:
-        """Send the job to the other ranks and train with them. Returns how the job ended.
+    def lead(self, plan: RunPlan, close: Callable[[Ended], None]) -> Ended:
+        """Send the plan to the other ranks and train with them. Returns how the job ended.
 
         Signals are still handled when this has returned: torchrun sends one as soon as another rank has failed, when
         the error may not have been reported yet.
 
         Args:
-            public: the same job, without secrets. Torchrun's store has no password.
             close: called from another thread if the main thread does not return within `termination.GRACE` seconds
                 after a signal, for example from a collective without the other ranks.
         """
         store = _store()
-        remember(Path(job.run_dir), job.resumed().checkpoint)
-        self._send(store, public.to_json())
+        remember(plan)
+        self._send(store, plan.to_json())
 
         def last(number: int) -> None:
             if self._ended is None:
                 failure = Failure.of(Terminated(number), 0)
                 with contextlib.suppress(RuntimeError, OSError):
-                    failure = _cause(_store(_ENDING_WAIT), failure, job, self._launcher)
+                    failure = _cause(_store(_ENDING_WAIT), failure, plan.run_dir, self._launcher)
                 close(Ended.by(failure))
 
         def has_lost() -> bool:  # then torchrun has sent the signal
             try:
                 watched = _store(_ENDING_WAIT)
-                return watched.check(["cause"]) or _killed(watched, job) is not None
+                return watched.check(["cause"]) or _killed(watched, plan.run_dir) is not None
             except (RuntimeError, OSError):  # torchrun has ended
                 return True
 
         handler = TerminationHandler(last)
         handler.has_lost = has_lost
-        failure = train(job, 0, handler.start())
+        failure = train(plan, 0, handler.start())
         if failure is None:
-            self._ended = Ended.with_result(Path(job.run_dir))
+            self._ended = Ended.with_result(plan.run_dir)
         else:
             is_own = failure.kind in ("mistake", "error")
-            self._ended = Ended.by(failure if is_own else _cause(store, failure, job, self._launcher))
+            self._ended = Ended.by(failure if is_own else _cause(store, failure, plan.run_dir, self._launcher))
         return self._ended
 
     def leave(self, code: int) -> None:
@@ -134,7 +133,7 @@ class Leader:
         store.set("job", json.dumps(job))
 
 
-def _cause(store: Any, own: Failure, job: Job, launcher: int) -> Failure:
+def _cause(store: Any, own: Failure, run_dir: Path, launcher: int) -> Failure:
     """Return the failure of the rank that failed first; rank 0's own if no other rank has failed by itself.
 
     Args:
@@ -145,7 +144,7 @@ def _cause(store: Any, own: Failure, job: Job, launcher: int) -> Failure:
         try:
             if store.check(["cause"]):
                 return Failure.from_json(store.get("cause"))
-            killed = _killed(store, job)
+            killed = _killed(store, run_dir)
         except (RuntimeError, OSError):  # the process that keeps the store has ended
             was_ended = own.kind == "lost" and os.getppid() != launcher
             return Failure.of(Terminated(signal.SIGTERM), 0, trained=own.trained) if was_ended else own
@@ -157,7 +156,7 @@ def _cause(store: Any, own: Failure, job: Job, launcher: int) -> Failure:
         time.sleep(0.05)
 
 
-def _killed(store: Any, job: Job) -> Failure | None:
+def _killed(store: Any, run_dir: Path) -> Failure | None:
     """Return the failure of a rank that was killed on this machine: it has ended without a note in the store.
 
     Raises:
@@ -170,7 +169,7 @@ def _killed(store: Any, job: Job) -> Failure | None:
         # Look at the process first: a rank writes its note before it ends.
         if host != socket.gethostname() or is_alive(pid, since) or store.check([f"ended-{other}"]):
             continue
-        log = rank_log.path(job, other)
+        log = rank_log.path(run_dir, other)
         return Failure.killed(other, log, crash=rank_log.crash(log, log_size))
     return None
 
@@ -188,8 +187,8 @@ def follow() -> int:
         return 1
     if text is None:  # rank 0 trains nothing: it has printed something, or reported a mistake
         return 0
-    job = Job.from_json(text)
-    rank_log.configure(job, rank())
+    plan = RunPlan.from_json(text)
+    rank_log.configure(plan, rank())
 
     def last(number: int) -> None:
         print(f"ended by signal {number}: the grace period is over", file=sys.stderr, flush=True)
@@ -197,9 +196,9 @@ def follow() -> int:
             _note(_store(_ENDING_WAIT), "ended", rank())
 
     handler = TerminationHandler(last).start()
-    log_size = rank_log.path(job, rank()).stat().st_size
+    log_size = rank_log.path(plan.run_dir, rank()).stat().st_size
     _note(store, "began", rank(), socket.gethostname(), os.getpid(), started(os.getpid()), log_size)
-    failure = train(job, rank(), handler)
+    failure = train(plan, rank(), handler)
     if failure is not None and failure.kind in ("mistake", "error"):
         with contextlib.suppress(RuntimeError, OSError):
             store.compare_set("cause", "", failure.to_json())
@@ -243,14 +242,14 @@ def _keeps_store() -> bool:
 # Restarts. -----------------------------------------------------------------------------------------------------------
 
 
-def remember(run_dir: Path, checkpoint: Path | None) -> None:
+def remember(plan: RunPlan) -> None:
     """Write to torchrun's store where a run starts, unless an earlier attempt has written it. See `earlier`."""
     if _keeps_store():
-        start = None if checkpoint is None else str(checkpoint.absolute())
-        _connect().compare_set("run", "", json.dumps([str(run_dir.absolute()), start, known_checkpoints(run_dir)]))
+        start = None if plan.checkpoint is None else str(plan.checkpoint.absolute())
+        _connect().compare_set("run", "", json.dumps([str(plan.run_dir.absolute()), start, list(plan.known)]))
 
 
-def earlier(resume: str | None) -> Callable[[], Resumed] | None:
+def earlier(resume: str | None) -> Find | None:
     """Return a function that finds where a run continues that torchrun has restarted; None for a run that starts.
 
     Args:
@@ -278,8 +277,8 @@ def earlier(resume: str | None) -> Callable[[], Resumed] | None:
         return None  # the ranks failed before there was a run
     run_dir, start, known = json.loads(store.get("run"))
 
-    def resumed() -> Resumed:
+    def find(named: Path | None) -> tuple[Path, Path | None]:
         newest = newest_checkpoint(Path(run_dir), known=known)
-        return Resumed(Path(run_dir), newest or (Path(start) if start else None))
+        return Path(run_dir), newest or (Path(start) if start else None)
 
-    return resumed
+    return find

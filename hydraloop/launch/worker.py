@@ -21,8 +21,8 @@ def main(folder: Path, launcher: int) -> None:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     threads = max(1, cores // int(os.environ["LOCAL_WORLD_SIZE"]))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # otherwise each rank would use all cores
-    text = (folder / "job.json").read_text(encoding="utf-8")
-    sys.path[:] = json.loads(text)["sys_path"]
+    private = json.loads(os.environ.pop("HYDRALOOP_PRIVATE"))
+    sys.path[:] = private["sys_path"]
 
     from hydraloop.launch.unloading import leave_before_unloading
 
@@ -31,19 +31,20 @@ def main(folder: Path, launcher: int) -> None:
     from hydraloop.errors import Terminated
     from hydraloop.launch import rank_log, torchrun
     from hydraloop.launch.failure import DONE, Failure
-    from hydraloop.launch.job import Job
+    from hydraloop.launch.private import Private
     from hydraloop.launch.rank_training import train
     from hydraloop.launch.termination import TerminationHandler, leave
+    from hydraloop.plan import RunPlan
     from hydraloop.run import lock
     from hydraloop.run.environment import set_command
-    from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 
     torchrun.keep_quiet()
-    job, rank = Job.from_json(text), int(os.environ["RANK"])
+    rank = int(os.environ["RANK"])
+    plan = Private(**private).added_to(RunPlan.from_json((folder / "plan.json").read_text(encoding="utf-8")))
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
-    rank_log.configure(job, rank)
+    rank_log.configure(plan, rank)
     if rank == 0:
-        lock.join(Path(job.run_dir))
+        lock.join(plan.run_dir)
 
     def last(number: int) -> None:
         if not error_file.exists():
@@ -53,12 +54,8 @@ def main(folder: Path, launcher: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
     handler = TerminationHandler(last, orphaned, parent=launcher).start()
-    set_command(job.command)
-    for trusted in job.folders:
-        ALLOWLIST.trust_folder(Path(trusted))
-    ALLOWLIST.trust(job.trusted)
-    ALLOWLIST.advice = IN_MAIN
-    failed = train(job, rank, handler)
+    set_command(private["command"])
+    failed = train(plan, rank, handler)
     if failed is not None:
         failed.write(error_file)
         leave(1)

@@ -17,7 +17,6 @@ from hydraloop.errors import UserError
 from hydraloop.optim.layer_decay import lr_scales
 from hydraloop.optim.parameter_groups import check_settings, grouped
 from hydraloop.optim.parameter_patterns import Places, matched, places_of
-from hydraloop.safety import typed_options as typed
 from hydraloop.safety.instantiate import instantiate, instantiate_callable, refused, require_target
 from hydraloop.schemas.optimizer import _Optimizer, check_own_options, nodes
 
@@ -253,13 +252,13 @@ def _taken_own_options(node: DictConfig) -> dict[str, Any]:
     return own
 
 
-def optimizer_overrides(cfg: DictConfig) -> frozenset[str]:
+def optimizer_overrides(cfg: DictConfig, typed: Iterable[str]) -> frozenset[str]:
     """Return the options of optimizers that were typed: `lr`, with several optimizers `generator.lr`.
 
     In a resumed run, their numbers replace those of the checkpoint. `groups` and `layer_decay` stand for all numbers.
     """
     depth = 1 if "" in nodes(cfg.optimizer) else 2
-    paths = [key.split(".")[1 : depth + 1] for key in typed.keys(cfg) if key.startswith("optimizer.")]
+    paths = [key.split(".")[1 : depth + 1] for key in typed if key.startswith("optimizer.")]
     return frozenset(
         ".".join(path)
         for path in paths

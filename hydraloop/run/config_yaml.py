@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -80,19 +80,40 @@ def resolved_but_secrets(cfg: DictConfig) -> Any:
     Raises:
         UserError: as `resolved`.
     """
+    return _resolved_but(cfg, lambda written, hidden: written)
+
+
+def without_secrets(cfg: DictConfig) -> Any:
+    """Return a config as `resolved_but_secrets` does, with the other secrets masked.
+
+    Raises:
+        UserError: as `resolved`.
+    """
+    return _resolved_but(cfg, lambda written, hidden: written if _is_interpolated(written) else hidden)
+
+
+def _resolved_but(cfg: DictConfig, secret: Callable[[Any, Any], Any]) -> Any:
+    """Return the resolved config with other values of secrets.
+
+    Args:
+        secret: returns the value. It gets what is written in the config, and the masked value.
+    """
+
+    def shown(written: Any, value: Any, hidden: Any) -> Any:
+        if value == hidden:
+            return value
+        if isinstance(written, Mapping):
+            return {name: shown(written[name], value[name], hidden[name]) for name in value}
+        if isinstance(written, list):
+            return [shown(*items) for items in zip(written, value, hidden, strict=True)]
+        return secret(written, hidden)
+
     values = resolved(cfg)
-    return _interpolated(values, masked(values), OmegaConf.to_container(cfg, resolve=False, enum_to_str=True))
+    return shown(OmegaConf.to_container(cfg, resolve=False, enum_to_str=True), values, masked(values))
 
 
-def _interpolated(value: Any, hidden: Any, written: Any) -> Any:
-    """Return `value`, but what is `written` at each secret, where `hidden` differs from `value`."""
-    if value == hidden:
-        return value
-    if isinstance(written, Mapping):
-        return {name: _interpolated(value[name], hidden[name], written[name]) for name in value}
-    if isinstance(written, list):
-        return [_interpolated(*items) for items in zip(value, hidden, written, strict=True)]
-    return written
+def _is_interpolated(written: object) -> bool:
+    return isinstance(written, str) and "${" in written and mask_text(written) == written
 
 
 def check_no_secret(cfg: DictConfig) -> None:
@@ -120,7 +141,7 @@ def _secrets(written: Any, hidden: Any, key: str) -> Iterator[str]:
     elif isinstance(written, list):
         for index, value in enumerate(written):
             yield from _secrets(value, hidden[index], f"{key}.{index}")
-    elif written != hidden and not (isinstance(written, str) and "${" in written and mask_text(written) == written):
+    elif written != hidden and not _is_interpolated(written):
         yield key
 
 

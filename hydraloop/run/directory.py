@@ -82,28 +82,32 @@ def config_file(run_dir: Path) -> Path | None:
     return written[-1] / CONFIG if written else None
 
 
-def record(cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, recorded: bool = False) -> None:
-    """Write the config, unless it is written already, and the checkpoint folders, for a later `resume=`.
+def is_recorded(run_dir: Path) -> bool:
+    """Return whether the directory has the config of a run."""
+    return (run_dir / RECORDS / CONFIG).exists()
+
+
+def record(
+    cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, folder: Path | None = None
+) -> None:
+    """Write the config and the checkpoint folders, for a later `resume=`.
 
     A new run is also recorded as one of the projects whose Python files are trusted.
 
     Args:
         out_dirs: of the run's checkpoint hooks, if they are set.
         resumed: the run continues what an earlier process started.
-        recorded: the process that launched this one has written the config.
+        folder: for the config. None: it is written already.
     """
     if not resumed:
         for project in {*ALLOWLIST.folders, sys.path[0] or "."}:  # the last one has the code of `python -m`
             remember(Path(project), run_dir)
-    records = run_dir / RECORDS
-    begun = (records / CONFIG).exists()
-    if not begun or not (recorded or created_by_hydra(run_dir)):
-        folder = attempts.following(run_dir) if begun and resumed else records
+    if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         atomic.write_text(folder / CONFIG, masked_yaml(cfg, resolve=False))
     within = run_dir.resolve()
     for path in map(Path.resolve, out_dirs):
-        with (records / _FOLDERS).open("a", encoding="utf-8") as file:
+        with (run_dir / RECORDS / _FOLDERS).open("a", encoding="utf-8") as file:
             file.write(f"{path.relative_to(within) if path.is_relative_to(within) else path}\n")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,101 +15,48 @@ from hydraloop.moved_names import with_present_names
 from hydraloop.run.attempts import RECORDS
 from hydraloop.run.checkpoint_files import candidates, newest_intact
 from hydraloop.run.config_yaml import plain
-from hydraloop.run.directory import (
-    CONFIG,
-    OUTPUTS,
-    check_links,
-    checkpoint_folders,
-    created_by_hydra,
-    new,
-    refuse_held,
-    run_of,
-)
-from hydraloop.run.lock import RunLock
+from hydraloop.run.directory import CONFIG, OUTPUTS, checkpoint_folders, run_of
 from hydraloop.safety.secrets import masked
 
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """Where a resumed run continues."""
-
-    run_dir: Path | None
-    """None if `resume=auto` found an empty directory, so that the run is new."""
-    checkpoint: Path | None
+Start = tuple[Path | None, Path | None]
+"""Run directory and checkpoint of a run that continues. No directory: the run is new, or the checkpoint is no run's."""
+Find = Callable[[Path | None], Start]
+"""Returns where a run continues. The argument is the run directory that the user has named, if any."""
 
 
-def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") -> Resumed:
-    """Return the run directory and checkpoint that a config's `resume` names.
+def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") -> Start:
+    """Return the run directory and checkpoint that a config's `resume` names, if it is set.
 
     Args:
-        cfg: as composed, with `resume` set.
+        cfg: as composed.
         explicit: the run directory that the user has named, if any.
         key: the option that named it, for errors.
 
     Raises:
         UserError: there is nothing to resume, or two different directories are named.
     """
-    wanted = str(cfg.resume)
-    if wanted == "auto":
+    if cfg.resume is None:
+        return None, None
+    if cfg.resume == "auto":
         return _auto(cfg, explicit)
+    wanted = str(cfg.resume)
     path = Path(wanted)
+    found, checkpoint = run_of(path) if path.exists() else None, path
     if path.is_dir():
-        found = Resumed(path, _newest(path))
-    elif path.is_file():
-        found = Resumed(run_of(path), path)
-    else:
+        checkpoint = _newest(path)
+    elif not path.is_file():
         raise UserError(
             f"{wanted} is neither a run directory nor a checkpoint file",
             key="resume",
             remedy="Use auto for the newest run, or a path in outputs/.",
         )
-    if explicit is not None and found.run_dir is not None and explicit.resolve() != found.run_dir.resolve():
+    if explicit is not None and found is not None and explicit.resolve() != found.resolve():
         raise UserError(
-            f"a resumed run continues in its own directory, {found.run_dir}",
+            f"a resumed run continues in its own directory, {found}",
             key=key,
-            remedy=f"Leave {key} out, or start a new run there with load_from={found.checkpoint}.",
+            remedy=f"Leave {key} out, or start a new run there with load_from={checkpoint}.",
         )
-    return found
-
-
-def settle(cfg: DictConfig, run_dir: Path | None) -> Resumed:
-    """Return the directory and the checkpoint of a run that is being built.
-
-    Args:
-        run_dir: None: find or create one.
-
-    Raises:
-        UserError: the directory holds another run, or there is nothing to resume.
-    """
-    found = Resumed(None, None) if cfg.resume is None else find(cfg, run_dir, key="run_dir")
-    if run_dir is not None and found.run_dir is None and cfg.resume != "auto" and not created_by_hydra(run_dir):
-        refuse_held(run_dir, key="run_dir")
-    return Resumed(run_dir or found.run_dir or new(), found.checkpoint)
-
-
-def settle_on_main(
-    cfg: DictConfig, run_dir: Path | None, *, is_main: bool, from_main: Callable[[list[str | None]], list[str | None]]
-) -> Resumed:
-    """Return on each rank what `settle` returns on rank 0. A directory in which another process trains is refused.
-
-    Args:
-        is_main: whether this is rank 0.
-        from_main: returns on each rank the argument that rank 0 passes.
-    """
-    found: list[str | None] = [None, None]
-    if is_main:
-        settled = settle(cfg, run_dir)
-        if settled.run_dir is not None:
-            check_links(settled.run_dir, key="run_dir" if cfg.resume is None else "resume")
-            with lock_of(cfg, settled.run_dir):  # refused before anything is written; training takes it again
-                settled = settle(cfg, settled.run_dir if run_dir is None else run_dir)
-        found = [None if path is None else str(path) for path in (settled.run_dir, settled.checkpoint)]
-    return Resumed(*(None if path is None else Path(path) for path in from_main(found)))
-
-
-def lock_of(cfg: DictConfig, run_dir: Path) -> RunLock:
-    """Return the lock of a run directory, not yet acquired."""
-    return RunLock(run_dir, key="run_dir" if cfg.resume is None else "resume", wait=cfg.resume == "auto")
+    return found, checkpoint
 
 
 def newest_checkpoint(run_dir: Path, *, known: Collection[str] = ()) -> Path | None:
@@ -138,16 +84,16 @@ def _mark(checkpoint: Path) -> str:
     return f"{checkpoint.resolve()} {checkpoint.stat().st_mtime_ns}"
 
 
-def _auto(cfg: DictConfig, explicit: Path | None) -> Resumed:
+def _auto(cfg: DictConfig, explicit: Path | None) -> Start:
     if explicit is not None:
         checkpoint = _newest_of(explicit)
-        return Resumed(explicit if checkpoint else None, checkpoint)
+        return explicit if checkpoint else None, checkpoint
     wanted = _identity(cfg)
     for run_dir in _newest_first():
         if _identity(_config_in(run_dir / RECORDS)) == wanted:
             checkpoint = _newest_of(run_dir)
             if checkpoint is not None:
-                return Resumed(run_dir, checkpoint)
+                return run_dir, checkpoint
     raise UserError(
         f"no run under {OUTPUTS}/ with the same experiment, model and data has a checkpoint",
         key="resume",

@@ -17,9 +17,8 @@ import inspect
 import pkgutil
 import sys
 import sysconfig
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -68,7 +67,6 @@ class Allowlist:
         self._folders: set[Path] = set()
         self._untrusted: set[Path] = set()
         self._trusted: set[str] = set()
-        self._of_configs: dict[int, tuple[Path, Sequence[str], Advice]] = {}  # by `id`, while the config exists
         self.advice: Advice | None = None
         """How the user can trust a package, for messages. None: by an argument of `compose`."""
         self.hydra_sections = False
@@ -101,15 +99,6 @@ class Allowlist:
             self._folders -= new_folder
             self._trusted -= new_packages
             self.advice = before
-
-    def remember(self, cfg: Any, folder: Path, packages: Sequence[str], advice: Advice) -> None:
-        """Allow a folder and packages to a config, not to a copy of it, wherever it is built."""
-        self._of_configs[id(cfg)] = folder, packages, advice
-        weakref.finalize(cfg, self._of_configs.pop, id(cfg), None)
-
-    def trusting_for(self, cfg: Any) -> AbstractContextManager[None]:
-        """In the body, also allow what is remembered for this config."""
-        return self.trusting(*self._of_configs[id(cfg)]) if id(cfg) in self._of_configs else nullcontext()
 
     @property
     def folders(self) -> list[str]:

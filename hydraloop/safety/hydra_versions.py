@@ -9,9 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import hydra
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import configure_log as hydra_configure_log
-from hydra.types import HydraContext
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,10 +28,9 @@ IS_1_3 = is_1_3(hydra.__version__)
 BASE: dict[str, Any] = {"version_base": "1.3"} if IS_1_3 else {}
 """An argument of every function that starts Hydra; 1.4 has removed it."""
 
-_PLUGINS = "hydra._internal.core_plugins"
 HARMLESS = (
-    f"{_PLUGINS}.basic_launcher.BasicLauncher",
-    f"{_PLUGINS}.basic_sweeper.BasicSweeper",
+    "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+    "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     "hydra.experimental.callbacks.LogJobReturnCallback",
     "hydraloop.cli.console.ConsoleHandler",
     "hydraloop.cli.console.MaskingFormatter",
@@ -73,11 +70,6 @@ def _whitelist() -> dict[str, Any]:
 def allowing() -> AbstractContextManager[Any]:
     """In the body, Hydra 1.4 makes what Hydra's own sections name."""
     return nullcontext() if IS_1_3 else cast(Any, hydra.utils).execution_whitelist([*HARMLESS, *_CHECKED])
-
-
-def context(config_loader: ConfigLoader, callbacks: Any) -> HydraContext:
-    """Return the context of `run_job`. 1.4 also needs the classes that a logging section may name."""
-    return HydraContext(config_loader=config_loader, callbacks=callbacks, **_whitelist())
 
 
 def instantiate(node: Any, allowed: Sequence[str]) -> Any:

@@ -20,23 +20,20 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from hydraloop.cli import hydra_run
-from hydraloop.cli.command import Command, explained
-from hydraloop.cli.run_directories import settle_job
+from hydraloop.cli.command import explained
+from hydraloop.cli.hydra_job import as_job
 from hydraloop.errors import UserError
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import terminable
-from hydraloop.run import atomic, attempts, environment
-from hydraloop.run.config_yaml import dumped
+from hydraloop.plan import Draft, RunPlan, plan_job
+from hydraloop.run import atomic, environment
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine
 from hydraloop.run.result import describe, digest
-from hydraloop.run.resume import newest_checkpoint
-from hydraloop.safety.secrets import mask_overrides, mask_text, masked
+from hydraloop.safety.secrets import mask_overrides, mask_text
 from hydraloop.sweeps import states
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Worker
@@ -61,12 +58,12 @@ class SweepJob(Worker):
     """Runs jobs of a sweep.
 
     Args:
-        command: of the sweep, with its first job.
+        draft: of the sweep, with its first job.
         jobs: trains.
     """
 
-    def __init__(self, directory: SweepDirectory, command: Command, jobs: Jobs, grid: GridComposer) -> None:
-        self._directory, self._command, self._jobs, self._grid = directory, command, jobs, grid
+    def __init__(self, directory: SweepDirectory, draft: Draft, jobs: Jobs, grid: GridComposer) -> None:
+        self._directory, self._draft, self._jobs, self._grid = directory, draft, jobs, grid
 
     def prepare(self) -> None:
         """Import torch, and the parts of hydraloop that the first job names. The user's modules are not imported."""
@@ -75,7 +72,7 @@ class SweepJob(Worker):
         environment.versions()  # is cached, as the next
         machine()
         self._grid.prepare()
-        config = str(OmegaConf.to_container(self._command.cfg, resolve=False))
+        config = str(OmegaConf.to_container(self._draft.cfg, resolve=False))
         for target in re.findall(r"'_target_': '([\w.]+)'", config):
             module, _, name = target.rpartition(".")
             if module.partition(".")[0] in ("hydraloop", "torch"):
@@ -146,7 +143,8 @@ class SweepJob(Worker):
                 cfg = self._composed(request.lines, request.number)
                 locks.enter_context(hydra_config(cfg))
                 launch_checks.check(cfg)
-                run_dir = self._settle(cfg, state, locks)
+                plan = self._plan(cfg, request.lines, state, locks)
+                run_dir = plan.run_dir
                 directory = os.path.relpath(run_dir, self._directory.path)
                 if directory != state.directory:
                     note(directory=directory)
@@ -154,9 +152,9 @@ class SweepJob(Worker):
                     if state.attempts > 1 and told is not None and told.is_over:  # its state was damaged
                         states.write(folder, told, flush=True)
                         return 0
-                checkpoint = newest_checkpoint(run_dir) if state.attempts > 1 else None
                 self._jobs.on_build = lambda iterations: note(total=iterations)
-                self._train(request, cfg, run_dir, checkpoint)
+                with as_job(cfg, plan) as job:
+                    job.return_value = self._jobs.train(plan)
         except BaseException as raised:
             error = raised
             self._jobs.reports.show(error)
@@ -170,28 +168,21 @@ class SweepJob(Worker):
     def _composed(self, lines: Sequence[str], number: int) -> DictConfig:
         cfg = explained(partial(self._grid.compose, number=number), lines, self._grid.composer)
         with read_write(cfg.hydra):
-            cfg.hydra.mode = RunMode.MULTIRUN
             cfg.hydra.sweep.dir = str(self._directory.path)
         return cfg
 
-    def _settle(self, cfg: DictConfig, state: JobState, locks: ExitStack) -> Path:
-        """Return the run directory, checked and locked by `settle_job`."""
-        run_dir = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
-        folder, continues = self._directory.folder(state.number), state.attempts > 1
-        settle_job(run_dir, self._directory.path, state.number, locks, held=folder, continues=continues)
-        return run_dir
-
-    def _train(self, request: Request, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> None:
-        if checkpoint is not None:
-            with read_write(cfg.hydra):
-                cfg.hydra.output_subdir = str(attempts.following(run_dir).relative_to(run_dir))
-
-        def job(task: DictConfig, run_dir: Path) -> float | None:
-            _write_records(cfg, run_dir)
-            return self._jobs.train(task, run_dir, checkpoint, typed=self._command.typed)
-
-        task = self._grid.compose(request.lines, number=request.number)  # twice as fast as a copy of `cfg`
-        hydra_run.run_composed_job(job, cfg, task, run_dir)
+    def _plan(self, cfg: DictConfig, lines: Sequence[str], state: JobState, locks: ExitStack) -> RunPlan:
+        """Return the plan of the job, whose directory is locked until `locks` closes."""
+        return plan_job(
+            self._grid.compose(lines, number=state.number),  # twice as fast as a copy of `cfg`
+            cfg.hydra,
+            Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir),
+            self._directory.path,
+            locks,
+            typed=self._draft.typed,
+            held=self._directory.folder(state.number),
+            continues=state.attempts > 1,
+        )
 
 
 def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobState:
@@ -213,19 +204,6 @@ def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobSt
 def _exit_code(error: BaseException | None) -> int:
     """Return the exit code of a job whose state is written. `Requeue` and `Terminated` have one."""
     return int(getattr(error, "code", 128 + SIGINT)) if isinstance(error, KeyboardInterrupt) else 0
-
-
-def _write_records(cfg: DictConfig, run_dir: Path) -> None:
-    """Write what Hydra does, with secrets masked. `cfg` has the node `hydra`."""
-    if cfg.hydra.output_subdir is None:
-        return
-    folder = run_dir / cfg.hydra.output_subdir
-    folder.mkdir(parents=True, exist_ok=True)
-    config = masked(OmegaConf.to_container(cfg, resolve=False, enum_to_str=True))
-    hydra = config.pop("hydra")
-    records = {"config": config, "hydra": {"hydra": hydra}, "overrides": hydra["overrides"]["task"]}
-    for name, record in records.items():
-        (folder / f"{name}.yaml").write_text(dumped(record), encoding="utf-8")
 
 
 def _print_to(log: Path) -> None:

@@ -14,15 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli import arguments
 from hydraloop.cli import command as command_line
-from hydraloop.cli.command import Command
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import check_submitit
 from hydraloop.cli.explain import COMPOSING_ERRORS
 from hydraloop.errors import UserError
+from hydraloop.plan import Draft
 from hydraloop.run.changes import differences
 from hydraloop.run.config_yaml import plain
 from hydraloop.safety.secrets import mask_overrides, masked
-from hydraloop.safety.typed_options import keys_of
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.grid import GridComposer
@@ -115,10 +114,15 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepCommand(Command):
-    """The command line of a sweep."""
+class SweepDraft(Draft):
+    """A sweep that has passed all checks, before it has a directory."""
 
     plan: Plan
+
+    @property
+    def axes(self) -> list[str]:
+        """The keys that are swept."""
+        return [key.partition("@")[0] for axis in self.plan.axes.swept for key in axis.keys]
 
 
 def check_command(
@@ -127,7 +131,7 @@ def check_command(
     *,
     trains: bool = True,
     check_job: Callable[[DictConfig], None] = lambda cfg: None,
-) -> Command:
+) -> Draft:
     """Compose and check the config of the run, or each value of each axis of the sweep.
 
     Args:
@@ -140,11 +144,12 @@ def check_command(
     """
     lines, is_sweep = command_line.read(args, composer)
     if is_sweep:
-        command = check(lines, composer, trains=trains, check_job=check_job)
-        return replace(command, follows_links=args.trusted_links)
-    cfg = command_line.compose_job(lines, composer, trains=trains)
+        draft: Draft = check(lines, composer, trains=trains, check_job=check_job)
+        return replace(draft, follows_links=args.trusted_links)
+    typed = arguments.typed_keys(lines)
+    cfg = command_line.compose_job(lines, composer, typed, trains=trains)
     check_job(cfg)
-    return Command(lines, cfg, follows_links=args.trusted_links)
+    return Draft(overrides=lines, cfg=cfg, typed=typed, follows_links=args.trusted_links)
 
 
 def check(
@@ -153,19 +158,20 @@ def check(
     *,
     trains: bool = True,
     check_job: Callable[[DictConfig], None] = lambda cfg: None,
-) -> SweepCommand:
+) -> SweepDraft:
     """Plan a sweep, and check each value of each axis in the first job that has it. The arguments are as above.
 
     Raises:
         UserError: a mistake in the overrides or in the config files.
     """
-    master = command_line.compose_sweep(lines, composer)
+    typed = arguments.typed_keys(lines)
+    master = command_line.compose_sweep(lines, composer, typed)
     check_sweep_options(master)
-    check_submitit(master, keys_of(lines))
+    check_submitit(master, typed)
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
-    typed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
+    words: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
     axes = select(
-        arguments.parse(typed),
+        arguments.parse(words),
         arguments.parse([f"{key}={value}" for key, value in params.items()]),
         master.get("sweep") or {},
     )
@@ -175,7 +181,7 @@ def check(
     for number in _checked(axes):
         job = axes.lines(number)
         with _in_job(job):
-            cfg = command_line.compose_job(job, composer, typed=lines, trains=trains, compose=plan.grid.compose)
+            cfg = command_line.compose_job(job, composer, typed, trains=trains, compose=plan.grid.compose)
             check_job(cfg)
         if cfg.resume is not None:
             raise UserError(
@@ -191,8 +197,7 @@ def check(
         )
     assert first is not None, "a sweep has a job"
     _check_types(axes, plan.grid, composer)
-    keys = [key.partition("@")[0] for axis in axes.swept for key in axis.keys]
-    return SweepCommand(lines, first, is_sweep=True, axes=keys, jobs=axes.count, plan=plan)
+    return SweepDraft(overrides=lines, cfg=first, typed=typed, plan=plan)
 
 
 def _check_options(plan: Plan) -> None:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hydraloop.cli.run_directories import is_constant
 from hydraloop.errors import UserError
+from hydraloop.plan import is_constant
 from hydraloop.run.changes import differences
 from hydraloop.run.directory import check_links
 from hydraloop.run.lock import RunLock

@@ -13,11 +13,12 @@ from typing import NoReturn
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
 
 from hydraloop.cli import command as command_line
-from hydraloop.cli.command import Command
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
+from hydraloop.plan import Draft
 from hydraloop.run import code_patch, environment
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.secrets import remember_overrides
@@ -31,7 +32,7 @@ from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
-from hydraloop.sweeps.planning import Plan, SweepCommand
+from hydraloop.sweeps.planning import Plan, SweepDraft
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
 from hydraloop.sweeps.source import Grid
@@ -39,18 +40,18 @@ from hydraloop.tracking.sweeps import SweepTrackers
 from hydraloop.validate import hydra_config
 
 
-def run(command: SweepCommand, jobs: Jobs, name: str) -> NoReturn:
+def run(draft: SweepDraft, jobs: Jobs, name: str) -> NoReturn:
     """Run a sweep with our own executors, and exit. A composer has to be open.
 
     Args:
-        command: of a sweep.
+        draft: of the sweep.
         jobs: trains.
         name: of the primary config.
 
     Raises:
         UserError: the sweep cannot be started.
     """
-    plan = command.plan
+    plan = draft.plan
     launch_checks.check_single_run()
     shares = gpus.shares(plan.options, ranks=plan.ranks, device=plan.device)
     if plan.options.executor == "submitit":
@@ -58,18 +59,18 @@ def run(command: SweepCommand, jobs: Jobs, name: str) -> NoReturn:
     background = detached() if plan.master.detach else None
     hydra_versions.configure_log(plan.master.hydra.hydra_logging, plan.master.hydra.verbose)
     prepare_handlers()
-    named = "hydra.sweep.dir" in command.typed
+    named = "hydra.sweep.dir" in draft.typed
     directory, axes = resume.settle(
-        _path(command), _description(command, plan), plan, named=named, follows_links=command.follows_links
+        _path(draft), _description(draft, plan), plan, named=named, follows_links=draft.follows_links
     )
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     options, lines = plan.options, Lines(directory)
-    trackers = SweepTrackers(axes=command.axes, jobs=directory.description.axes.count)
+    trackers = SweepTrackers(axes=draft.axes, jobs=directory.description.axes.count)
     if options.executor != "submitit":  # Slurm ends what a job has started
         trackers.share_senders()
     executor = _executor(
-        SweepJob(directory, command, jobs, plan.grid), plan, spawned.Spawn(directory.path, command.overrides)
+        SweepJob(directory, draft, jobs, plan.grid), plan, spawned.Spawn(directory.path, draft.overrides)
     )
     controller = Controller(
         directory,
@@ -96,11 +97,12 @@ def run_received(composer: Composer, jobs: Jobs) -> NoReturn:
     path, overrides, request = spawned.received()
     lines = list(request.lines)
     remember_overrides([*overrides, *lines])
-    grid = GridComposer(composer, command_line.compose_sweep(overrides, composer))
-    cfg = command_line.compose_job(lines, composer, typed=overrides, trains=True, compose=grid.compose)
+    typed = typed_keys(overrides)
+    grid = GridComposer(composer, command_line.compose_sweep(overrides, composer, typed))
+    cfg = command_line.compose_job(lines, composer, typed, trains=True, compose=grid.compose)
     directory = SweepDirectory.load(path)
     spawned.take(request)
-    sys.exit(SweepJob(directory, Command(overrides, cfg), jobs, grid).run(request))
+    sys.exit(SweepJob(directory, Draft(overrides=overrides, cfg=cfg, typed=typed), jobs, grid).run(request))
 
 
 def _executor(worker: SweepJob, plan: Plan, spawn: spawned.Spawn) -> Executor:
@@ -132,17 +134,17 @@ def _shown_to_others(controller: Controller, trackers: SweepTrackers, plan: Plan
         callbacks.on_multirun_end(config=plan.master, config_name=name)
 
 
-def _path(command: Command) -> Path:
-    with hydra_config(command.cfg):
-        return Path(command.cfg.hydra.sweep.dir).absolute()
+def _path(draft: SweepDraft) -> Path:
+    with hydra_config(draft.cfg):
+        return Path(draft.cfg.hydra.sweep.dir).absolute()
 
 
-def _description(command: Command, plan: Plan) -> Description:
+def _description(draft: SweepDraft, plan: Plan) -> Description:
     return Description(
         uid=secrets.token_hex(8),
         created=time.time(),
         command=(*environment.command(), "-m"),
-        overrides=tuple(command.overrides),
+        overrides=tuple(draft.overrides),
         configs=plan.configs(plan.axes),
         subdir=plan.subdir,
         axes=plan.axes,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hydraloop.engine.device.batch_transfer import leaves_of
+from hydraloop.engine.distributed.mean_over_ranks import SumsByName
 from hydraloop.engine.records.entries import as_tensor
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import sums_dtype
@@ -28,9 +29,13 @@ class Averages:
     """
 
     def __init__(self, always: str, device: torch.device = _CPU) -> None:
-        self.names = [always]
-        """The names that a rank has added since the start of the run; the same on all ranks."""
+        self._by_name = SumsByName(always)
         self.reset(device)
+
+    @property
+    def names(self) -> list[str]:
+        """The names that a rank has added since the start of the run; the same on all ranks."""
+        return self._by_name.names
 
     def reset(self, device: torch.device) -> None:
         """Remove all values; the device is that of the values that will be added."""
@@ -77,22 +82,15 @@ class Averages:
 
         Args: as in `Task.compute_metrics`.
         """
-        mine = self._sums
-        while True:
-            rows = [mine.get(name, self.zeros) for name in self.names]
-            is_new = self.zeros[:1] + (not mine.keys() <= set(self.names))
-            row = torch.cat([is_new, *rows, *parts])
-            row = row if reduce is None else reduce(row)
-            head, *summed = torch.split(row, [1 + 2 * len(rows), *map(len, parts)])
-            has_new, *sums = head.tolist()
-            if not has_new:
-                break
-            of_ranks = [list(mine)] if gather is None else gather(list(mine))
-            self.names = list(dict.fromkeys(name for names in (self.names, *of_ranks) for name in names))
-        pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
-        return {
-            name: total / count if count else math.nan for name, total, count in pairs if count or name == self.names[0]
-        }, summed
+        sums, summed = self._by_name.over_ranks(
+            self._sums, self.zeros, reduce or (lambda row: row), gather or (lambda value: [value]), parts
+        )
+        means = {
+            name: total / count if count else math.nan
+            for name, (total, count) in sums.items()
+            if count or name == self.names[0]
+        }
+        return means, summed
 
 
 def numbers_and_matrices(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

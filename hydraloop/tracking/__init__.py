@@ -1,6 +1,6 @@
 """Sends a run's records to tracking services. Does not import torch.
 
-The `logger` hook appends records to `metrics.jsonl`, which is the source of truth. Each tracker hook starts a follower:
+The `logger` hook appends records to `metrics.jsonl`, which is the source of truth. Each tracker hook starts a sender:
 a separate process that reads new lines and sends them. A service that is slow or unreachable does not slow training.
 
 A custom tracker is a subclass of `Tracker`, and of `TrackerHook` with the path of that class as its `kind`.
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TrackerHook":  # followers do not need it
+    if name == "TrackerHook":  # senders do not need it
         from hydraloop.tracking.hook import TrackerHook
 
         return TrackerHook

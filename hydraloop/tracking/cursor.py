@@ -1,6 +1,6 @@
-"""What a follower keeps in the run directory: its cursor, which is its position in the log, and its lock.
+"""What a sender keeps in the run directory: its cursor, which is its position in the log, and its lock.
 
-Each tracker of a run has at most one follower. It holds the lock until it ends; the system then releases the lock.
+Each tracker of a run has at most one sender. It holds the lock until it ends; the system then releases the lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE = 15.0
-"""Seconds to wait for the follower of an earlier process; longer than the default `flush_timeout`."""
+"""Seconds to wait for the sender of an earlier process; longer than the default `flush_timeout`."""
 
 
 @dataclass(slots=True)
@@ -105,59 +105,62 @@ def run_dirs(folder: Path) -> list[Path]:
 
 
 def lock_of(run_dir: Path, name: str) -> FileLock:
-    """Return the lock of a tracker hook's follower."""
+    """Return the lock of a tracker hook's sender."""
     from filelock import FileLock  # imported here, because the command line does not need it
 
     return FileLock(run_dir / FOLDER / f"{name}.lock")
 
 
-def sign(run_dir: Path, name: str, training: Sequence[float | None]) -> None:
-    """Note the machine, and the ids and starts of this follower, which holds the lock, and of its training process."""
-    atomic.remove_unfinished(path_of(run_dir, name))  # of followers that were killed
+def sign(run_dir: Path, name: str, owner: Sequence[float | None]) -> None:
+    """Note the machine, and the ids and starts of this sender, which holds the lock, and of its owner.
+
+    The owner is the training process; if jobs share the sender, the controller of their sweep.
+    """
+    atomic.remove_unfinished(path_of(run_dir, name))  # of senders that were killed
     with suppress(OSError):  # not in the lock file, which older versions of filelock truncate
-        content = json.dumps([machine(), [os.getpid(), started(os.getpid())], list(training)])
+        content = json.dumps([machine(), [os.getpid(), started(os.getpid())], list(owner)])
         _holder(run_dir, name).write_text(content)
 
 
 def wait_for_followers(run_dir: Path) -> None:
-    """Wait for followers of an earlier process, and kill those that hang on this machine.
+    """Wait for senders of an earlier process, and kill those that hang on this machine.
 
-    `sync`, or a follower on another machine, may send longer. When the log is cut, `Follower` notices it and ends.
+    `sync`, or a sender on another machine, may send longer. When the log is cut, `Follower` notices it and ends.
     """
     for name in sorted(path.stem for path in (run_dir / FOLDER).glob("*.lock")):
         if not is_free(run_dir, name, 0.0):
-            log.info("%s: waiting for the follower of an earlier process", name)
+            log.info("%s: waiting for the sender of an earlier process", name)
             if not is_free(run_dir, name, PATIENCE):
                 kill_hanging(run_dir, name)
                 if not is_free(run_dir, name, 1.0):
                     log.warning("%s: another process is sending this run's records", name)
                     continue
-        _holder(run_dir, name).unlink(missing_ok=True)  # the next follower, which may still be starting, has not ended
+        _holder(run_dir, name).unlink(missing_ok=True)  # the next sender, which may still be starting, has not ended
 
 
 def is_followed(run_dir: Path) -> bool:
-    """Return whether a follower reads the log of a run now."""
+    """Return whether a sender reads the log of a run now."""
     return any(not is_free(run_dir, path.stem, 0.0) for path in (run_dir / FOLDER).glob("*.lock"))
 
 
 def has_ended(run_dir: Path, name: str) -> bool:
-    """Return whether a follower has had the lock and does not have it now."""
+    """Return whether a sender has had the lock and does not have it now."""
     return _holder(run_dir, name).exists() and is_free(run_dir, name, 0.0)
 
 
 def kill_hanging(run_dir: Path, name: str) -> None:
-    """Kill the follower that holds the lock, unless its training process is alive and is not this one.
+    """Kill the sender that holds the lock, unless its owner is alive and is not this process.
 
-    Does nothing if the follower is on another machine, where process ids mean something else.
+    Does nothing if the sender is on another machine, where process ids mean something else.
     """
     try:
-        where, (pid, since), training = json.loads(_holder(run_dir, name).read_text())
+        where, (pid, since), owner = json.loads(_holder(run_dir, name).read_text())
     except (OSError, ValueError):
         return
-    if where == machine() and is_alive(pid, since) and (training[0] == os.getpid() or not is_alive(*training)):
-        log.warning("%s: the follower of an earlier process hangs and is killed", name)
+    if where == machine() and is_alive(pid, since) and (owner[0] == os.getpid() or not is_alive(*owner)):
+        log.warning("%s: the sender of an earlier process hangs and is killed", name)
         with suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)  # a follower leads its own session
+            os.killpg(pid, signal.SIGKILL)  # a sender leads its own session
 
 
 def is_free(run_dir: Path, name: str, seconds: float) -> bool:

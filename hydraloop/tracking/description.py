@@ -1,6 +1,6 @@
 """Describes a run for trackers, in `tracking/run.json`, and in `attempt_<n>.json` for each attempt.
 
-The training process creates and writes the description; followers and `sync.py` read it. Secrets are masked before
+The training process creates and writes the description; senders and `sync.py` read it. Secrets are masked before
 anything is written.
 """
 

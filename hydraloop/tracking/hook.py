@@ -1,4 +1,4 @@
-"""TrackerHook: what the hooks mlflow, wandb and tensorboard have in common. It starts a follower and ends it."""
+"""TrackerHook: what the hooks mlflow, wandb and tensorboard have in common. It starts a sender and ends it."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class TrackerError(Exception):
 class TrackerHook(Hook):
     """Sends the run's records to a tracking service.
 
-    The training thread does nothing for a record: the `logger` hook writes it to `metrics.jsonl`. A follower, a
+    The training thread does nothing for a record: the `logger` hook writes it to `metrics.jsonl`. A sender, a
     separate process, reads it there and sends it, in batches, about once a second. A service that is down or slow does
     not slow training. `python -m hydraloop sync` sends what was not sent.
 
     Args:
         flush_timeout: seconds to send the rest after the run has ended, from 0 to 86,400 (a day).
         options: the subclass's options, as plain JSON.
-        background: whether the process returns at the end of the run, while the follower continues.
+        background: whether the process returns at the end of the run, while the sender continues.
         interval: the records of every `interval`-th iteration are sent, at least 1. The records of evaluations and
             those that announce objects (pictures, histograms) are always sent.
 
@@ -57,7 +57,7 @@ class TrackerHook(Hook):
     """
 
     kind: ClassVar[str]
-    """Dotted path of the `Tracker` class, which the follower imports. The allowlist must permit it."""
+    """Dotted path of the `Tracker` class, which the sender imports. The allowlist must permit it."""
     library: ClassVar[str | None] = None
     """Package that the tracker imports. If it is not installed, a warning before training says so."""
     shares_sender: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class TrackerHook(Hook):
         self._begun = self._logged = self._leaves = False
 
     def before_run(self, engine: Engine) -> None:
-        """Start the follower, which imports its library while the run is prepared.
+        """Start the sender, which imports its library while the run is prepared.
 
         Raises:
             UserError: the run has no `logger` hook, whose records are sent. Or `on_error=raise`, and the library is not
@@ -96,15 +96,14 @@ class TrackerHook(Hook):
         on_error = engine.calls.on_error(self.name)
         sweep = _sweep_that_waits(engine.run_dir)
         self._leaves = self._background or sweep is not None
-        is_shared = self.shares_sender and engine.distributed.world_size == 1  # ranks have other variables
         self._link = Link(
             engine.run_dir,
             self.name,
             self.kind,
             self._options,
             training_continues=on_error != "raise",
-            waits=not self._leaves,
-            sweep=sweep if is_shared else None,
+            sweep=sweep,
+            is_shared=self.shares_sender and engine.distributed.world_size == 1,  # ranks have other variables
             trust=engine.messages.read("trust"),
         )
         if self._is_installed():
@@ -116,7 +115,7 @@ class TrackerHook(Hook):
         self._link.refuse(f"{problem}: {remedy}")
 
     def before_train(self, engine: Engine) -> None:
-        """Let the follower begin. The log has been cut to the iteration at which the run resumes.
+        """Let the sender begin. The log has been cut to the iteration at which the run resumes.
 
         Raises:
             UserError: `on_error=raise`, and the service does not open the run within `flush_timeout`, at least 30 s.
@@ -146,7 +145,7 @@ class TrackerHook(Hook):
 
         All trackers are told to finish before the first one is awaited, so together they take no longer than the
         slowest. Ctrl-C ends the waiting and does not change the status of the run. In a sweep, or with `background`,
-        the follower sends the rest while this process continues.
+        the sender sends the rest while this process continues.
         """
         trackers = [hook for hook in engine.hooks.values() if isinstance(hook, TrackerHook)]
         try:
@@ -176,7 +175,7 @@ class TrackerHook(Hook):
             raise UserError(f"{' and '.join(same)} would {what}", key=self.key, remedy="Remove one of them.")
 
     def _begin(self, engine: Engine, *, trains: bool) -> None:
-        """Let the follower open the run. The first tracker describes the run for all of them.
+        """Let the sender open the run. The first tracker describes the run for all of them.
 
         A separate validation or test is not an attempt: it leaves an existing description as it is.
         """
@@ -186,8 +185,8 @@ class TrackerHook(Hook):
         if not described and (trains or description.read(engine.run_dir) is None):
             description.write(description.run_of(engine))
             engine.messages.provide("described", lambda: True)
-        if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, if the follower dies before it writes one
-            with suppress(OSError):  # the follower reports a full disk
+        if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, if the sender dies before it writes one
+            with suppress(OSError):  # the sender reports a full disk
                 Cursor(self.kind, masked(self._options)).save(engine.run_dir, self.name)
         self._begun = True
         self._link.begin()

@@ -31,8 +31,7 @@ class Inbox:
     """The connection of one run.
 
     `flush_timeout` seconds are left from the end of the run on. If a call hangs longer, `hangs` is called. A thread
-    reads, so that this time starts when the run ends, whatever else this process is doing. If the training process does
-    not wait, the time does not start before the library is imported.
+    reads, so that this time starts when the run ends, whatever else this process is doing.
     """
 
     def __init__(self, connection: socket.socket, hangs: Callable[[Inbox], None]) -> None:
@@ -42,14 +41,15 @@ class Inbox:
         """The training process. Until the first message, the parent of this process."""
         self._messages: deque[dict[str, Any]] = deque()
         self._deadline: float | None = None
-        self._is_imported = False
-        self._waits = True
         self._changed = threading.Condition()
-        self.ended = False
-        """Whether the run has ended."""
         self.finish: Finish | None = None
         self.is_closed = False
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended."""
+        return self._deadline is not None
 
     @property
     def late(self) -> bool:
@@ -65,18 +65,10 @@ class Inbox:
     def wait(self, seconds: float) -> None:
         """Wait `seconds`, but at most until the run ends, or, after that, until the deadline."""
         with self._changed:
-            if not self.ended:
+            if self._deadline is None:
                 self._changed.wait_for(lambda: self.ended, timeout=seconds)
-            elif self._deadline is None:
-                self._changed.wait(seconds)
             else:
                 self._changed.wait(max(0.0, min(seconds, self._deadline - time.monotonic())))
-
-    def set_imported(self) -> None:
-        """Note that the library is imported."""
-        with self._changed:
-            self._is_imported = True
-            self._changed.notify_all()
 
     def say(self, kind: str, **message: Any) -> None:
         """Send a message to the training process, which may have exited."""
@@ -113,9 +105,6 @@ class Inbox:
                 for line in lines:
                     self._take(json.loads(line))
             with self._changed:
-                self._changed.wait_for(lambda: self._waits or self._is_imported or self.is_closed)
-                self._deadline = time.monotonic() + self._flush_timeout
-                self._changed.notify_all()
                 self._changed.wait_for(lambda: self.is_closed, timeout=self._flush_timeout + MARGIN)
             if not self.is_closed:
                 self._hangs(self)
@@ -129,12 +118,11 @@ class Inbox:
         with self._changed:
             if "finish" in message:
                 self.finish = None if message["finish"] is None else Finish(**message["finish"])
-                self.ended = True
+                self._deadline = time.monotonic() + self._flush_timeout
             else:
                 self._messages.append(message)
             if "training" in message:
                 self._flush_timeout, self._training = message["flush_timeout"], tuple(message["training"])
-                self._waits = message["waits"]
             self._changed.notify_all()
 
 

@@ -18,7 +18,7 @@ from hydraloop.run.processes import started
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_text, masked
-from hydraloop.tracking.starting import HANGS, LEFT, MARGIN, OTHER, Sender, log_of
+from hydraloop.tracking.starting import HANGS, LEFT, MARGIN, Sender, log_of
 from hydraloop.tracking.tracker import Finish, Sweep
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,10 @@ _DELIVERY = 2.0
 """Seconds until the messages are written to a process that is starting, at most."""
 Trust = tuple[list[str], list[str]]
 """Folders and packages in which a tracker may be."""
-SENDING: list[Link] = []
-"""Those that this process has left to send the rest."""
+_OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+"""Variables that differ between the jobs of a sweep. Trackers do not need them."""
+_IMPORT = 60.0
+"""Additional seconds for the sender of a sweep. Importing its library takes long on a busy machine."""
 
 
 def first_message(kind: str, options: Mapping[str, Any], trust: Trust | None = None) -> dict[str, Any]:
@@ -52,8 +54,7 @@ def first_message(kind: str, options: Mapping[str, Any], trust: Trust | None = N
         "trusted": packages,
         "training": training,
         "owner": training,
-        "waits": True,
-        "environment": dict(os.environ),
+        "environment": {name: value for name, value in os.environ.items() if name not in _OF_A_JOB},
         "cwd": str(Path.cwd()),
     }
 
@@ -62,8 +63,10 @@ class Link:
     """Starts a sender, restarts it if it dies, logs its messages, and ends it in time.
 
     Only `until_opened`, `wait` and `leave` wait, in bounded time. After the run's end, the sender has `flush_timeout`
-    seconds. With `waits=False`, it also has the time to import its library, because this process leaves it. If `sweep`
-    is given, its jobs share the sender.
+    seconds. If `sweep` is given, this process leaves the sender, for which the controller of the sweep waits.
+
+    Args:
+        is_shared: whether the jobs of the sweep share the sender.
     """
 
     def __init__(
@@ -74,18 +77,19 @@ class Link:
         options: Mapping[str, Any],
         *,
         training_continues: bool = True,
-        waits: bool = True,
         sweep: Sweep | None = None,
+        is_shared: bool = False,
         trust: Trust | None = None,
     ) -> None:
         self.run_dir, self.name = run_dir, name
-        self._flush_timeout, self._sweep = options["flush_timeout"], sweep
+        self._flush_timeout, self._sweep = options["flush_timeout"], sweep if is_shared else None
         self._suffix = "; training continues, the records stay in the run directory" if training_continues else ""
         self._sender: Sender | None = None
         self._first = {**first_message(kind, options, trust), "run_dir": str(run_dir.absolute()), "name": name}
-        self._first["waits"] = waits
-        if sweep is not None:  # its end may kill the sender; the end of this process may not
-            self._first["owner"] = (sweep.pid, sweep.started)
+        if sweep is not None:
+            self._first["flush_timeout"] += _IMPORT
+        if self._sweep is not None:
+            self._first["owner"] = (self._sweep.pid, self._sweep.started)
         self._messages: list[Mapping[str, Any] | None] = [self._first]
         """All messages, for each sender that is started; None after the last one."""
         self._warned = self._over = self._left = False
@@ -137,9 +141,8 @@ class Link:
         self._thread.join(timeout=1.0)  # a process that waits for a broken disk cannot be killed
 
     def leave(self) -> None:
-        """Let the sender send the rest while this process continues, or exits. Its troubles are not logged."""
+        """Let the sender send the rest while this process continues, or exits. It is not restarted."""
         self._left = True
-        SENDING[:] = [*(link for link in SENDING if link.is_alive() or link.trouble is not None), self]
         with self._changed:
             self._changed.wait_for(lambda: self._sender is not None or not self.is_alive(), timeout=_DELIVERY)
             child = self._sender
@@ -211,13 +214,10 @@ class Link:
         outcome = code if outcome is None else outcome
         with self._changed:
             self._sender = None
-        if outcome == OTHER:
-            self._sweep = None
-            return self._be_served()
         if outcome == HANGS:
             self._hangs()
         gives_up = self.trouble is not None  # it has said why
-        if self._over or (outcome in (0, LEFT, HANGS) and (self._told or gives_up)):
+        if self._over or self._left or (outcome in (0, LEFT, HANGS) and (self._told or gives_up)):
             return None
         return self._problem(code)
 
@@ -225,7 +225,7 @@ class Link:
         """Return the sender of the sweep, if jobs share one and that is possible here, else a new one of this run."""
         if self._sweep is not None:
             with suppress(OSError):
-                return Sender.of_sweep(self._sweep.folder, self.name)
+                return Sender.of_sweep(self._sweep.folder, self.name, self._first)
             self._sweep = None
         return Sender.of_run(self.run_dir, self.name)
 

@@ -1,7 +1,8 @@
 """The process of a sender: `python -m hydraloop.tracking.sender <run directory> <hook name>`. No torch.
 
 With only the directory of a sweep, it serves several of its jobs, each in a thread, so that a call that hangs delays
-no other run. Its stdin is the connection to the training process, or the socket to which jobs connect.
+no other run. Its stdin is the connection to the training process, or the socket to which jobs connect. The arguments
+are only for people who look at processes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import shutil
 import socket
 import sys
 import threading
@@ -28,7 +28,7 @@ from hydraloop.tracking.cursor import Cursor, is_free, lock_of, sign
 from hydraloop.tracking.follower import Follower, described
 from hydraloop.tracking.inbox import Inbox, Remarks
 from hydraloop.tracking.masked_output import log_to_stderr
-from hydraloop.tracking.starting import HANGS, LEFT, OTHER
+from hydraloop.tracking.starting import HANGS, LEFT
 from hydraloop.tracking.tracker import Finish, Run, Tracker, load_tracker
 
 log = logging.getLogger("hydraloop.tracking.sender")  # this module is __main__
@@ -39,37 +39,29 @@ the run, training waits for this process."""
 _BRIEFLY = 1.0
 """Seconds to wait for the lock before this is reported: a process that only tests it holds it for a moment."""
 _LOOK = 0.5
-"""Seconds between two checks whether the sweep has ended."""
-_OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-"""Variables that the jobs of a sweep do not share, and that trackers do not need."""
+"""Seconds between two checks which runs have ended."""
+_IDLE = 10.0
+"""Seconds without a run after which the sender of a sweep ends. The next job may need it soon."""
 
 
-class _Account:
-    """The tracker, options and environment of the first run. A run with others needs another sender."""
+class _Library:
+    """The tracker of all runs of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shared: dict[str, Any] | None = None
-        self._kind: type[Tracker] | None = None
+        self._tracker: type[Tracker] | None = None
 
-    def tracker_for(self, first: Mapping[str, Any]) -> type[Tracker] | None:
-        """Return the class of a run's tracker, whose library is imported; None if the run needs another sender.
+    def tracker(self, first: Mapping[str, Any]) -> type[Tracker]:
+        """Return the class that the first message names. The first call imports its library.
 
         Raises:
             Exception: the tracker cannot be imported.
         """
-        environment = {name: value for name, value in first["environment"].items() if name not in _OF_A_JOB}
-        names = ("kind", "options", "secrets", "folders", "trusted", "cwd")
-        found = {"environment": environment, **{name: first[name] for name in names}}
         with self._lock:
-            if self._shared is None:
-                self._shared = found
+            if self._tracker is None:
                 _adopt(first)
-            if self._shared != found:
-                return None
-            if self._kind is None:
-                self._kind = load(first)
-            return self._kind
+                self._tracker = load(first)
+            return self._tracker
 
 
 def load(first: Mapping[str, Any]) -> type[Tracker]:
@@ -80,32 +72,29 @@ def load(first: Mapping[str, Any]) -> type[Tracker]:
     return kind
 
 
-def serve(inbox: Inbox, account: _Account) -> int:
-    """Send a run until it has ended. Returns the outcome: 0 if everything was sent, else `LEFT`, `HANGS` or `OTHER`."""
+def serve(inbox: Inbox, library: _Library) -> int:
+    """Send a run until it has ended. Returns the outcome: 0 if everything was sent, else `LEFT` or `HANGS`."""
     remarks = Remarks(inbox)
     logging.getLogger("hydraloop").addHandler(remarks)
     code = None
     try:
-        code = _serve(inbox, account)
+        code = _serve(inbox, library)
     finally:
         logging.getLogger("hydraloop").removeHandler(remarks)
         inbox.close(code)
     return code
 
 
-def _serve(inbox: Inbox, account: _Account) -> int:
+def _serve(inbox: Inbox, library: _Library) -> int:
     first = inbox.next()
     if first is None:
         return 0
     try:
-        kind = account.tracker_for(first)
+        kind = library.tracker(first)
     except Exception as error:
         log.info("the tracker cannot be imported", exc_info=error)
         inbox.say_trouble(described(error))
         return LEFT
-    if kind is None:
-        return OTHER
-    inbox.set_imported()
     if inbox.next() is None:
         return 0
     run_dir, name = Path(first["run_dir"]), first["name"]
@@ -176,30 +165,24 @@ def _exit_hanging(inbox: Inbox) -> None:
     os._exit(HANGS)
 
 
-def _serve_jobs(listener: socket.socket, sweep: Path) -> None:
-    """Serve the jobs of a sweep that connect, until it has ended.
+def _serve_jobs(listener: socket.socket) -> None:
+    """Serve the jobs of a sweep that connect.
 
     The thread of a run whose time is over ends when its call returns. It holds the lock of the run until then.
     """
-    account, inboxes = _Account(), set[Inbox]()
-    place = Path(listener.getsockname())
-    while True:
-        readable, _, _ = select.select([listener], [], [], _LOOK)
+    library, inboxes, is_open = _Library(), set[Inbox](), True
+    while is_open or inboxes:
+        readable, _, _ = select.select([listener], [], [], _LOOK if inboxes else _IDLE)
+        if not (readable or inboxes):
+            is_open = False
+            Path(listener.getsockname()).unlink(missing_ok=True)  # from here on, jobs start another sender
+            readable, _, _ = select.select([listener], [], [], 0.0)  # a job that has connected just before
         if readable:
             connection, _ = listener.accept()
             inbox = Inbox(connection, lambda late: late.close(HANGS))
             inboxes.add(inbox)
-            threading.Thread(target=serve, args=[inbox, account], name="run", daemon=True).start()
+            threading.Thread(target=serve, args=[inbox, library], name="run", daemon=True).start()
         inboxes = {inbox for inbox in inboxes if not inbox.is_closed}
-        if not readable and not inboxes and not (place.exists() and _has_controller(sweep)):
-            break
-    if not _has_controller(sweep):
-        shutil.rmtree(place.parent, ignore_errors=True)
-
-
-def _has_controller(folder: Path) -> bool:
-    sweep = description.read_sweep(folder)
-    return sweep is not None and description.is_controlled(sweep)
 
 
 def _detach() -> None:
@@ -209,8 +192,8 @@ def _detach() -> None:
     os.setsid()
 
 
-def _main(directory: str, *name: str) -> int:
-    if not name:
+def _main(of_one_run: bool) -> int:
+    if not of_one_run:
         _detach()
     os.nice(_NICE)
     log_to_stderr()
@@ -218,11 +201,11 @@ def _main(directory: str, *name: str) -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    if name:
-        return serve(Inbox(connection, _exit_hanging), _Account())
-    _serve_jobs(connection, Path(directory))
+    if of_one_run:
+        return serve(Inbox(connection, _exit_hanging), _Library())
+    _serve_jobs(connection)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main(*sys.argv[1:]))
+    sys.exit(_main(of_one_run=len(sys.argv) == 3))

@@ -6,6 +6,7 @@ job that needs a sender starts it for all of them. Neither the end of that job n
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -25,13 +26,13 @@ LEFT = 3
 """Outcome of a run, and exit code of its sender, if something was not sent in time."""
 HANGS = 4
 """The same if a call has not returned in time."""
-OTHER = 5
-"""The same if the sender serves runs with other options, or with another environment."""
 MARGIN = 1.0
 """Seconds after `flush_timeout` at which a run is given up, whatever hangs."""
 SENDERS = "HYDRALOOP_SENDERS"
 """Variable with a folder for the sockets of a sweep's senders, which only this user may enter. The controller of the
 sweep sets it, and waits for the senders. Otherwise each job has a sender of its own, for which it waits."""
+_SHARED = ("kind", "options", "secrets", "folders", "trusted", "environment", "cwd")
+"""What the runs of a sender have in common, of their first message: server, account and credentials are among it."""
 _MODULE = "hydraloop.tracking.sender"
 _ROOT = Path(__file__).resolve().parents[2]
 """Folder that hydraloop is imported from."""
@@ -68,15 +69,19 @@ class Sender:
             raise
 
     @classmethod
-    def of_sweep(cls, folder: Path, name: str) -> Sender:
-        """Connect to the sender that the jobs of the sweep in a folder share for a hook. Start it if there is none.
+    def of_sweep(cls, folder: Path, name: str, first: Mapping[str, Any]) -> Sender:
+        """Connect to the sender that jobs of the sweep in a folder share for a hook. Start it if there is none.
+
+        Args:
+            first: the first message. Only jobs with equal options and environment share a sender.
 
         Raises:
             OSError: this is not possible here.
         """
         from filelock import FileLock  # imported here, because the command line does not need it
 
-        path = Path(os.environ[SENDERS], name)
+        shared = json.dumps([first[key] for key in _SHARED], sort_keys=True).encode()
+        path = Path(os.environ[SENDERS], hashlib.sha256(shared).hexdigest()[:16])
         if path.parent.stat().st_uid != os.getuid():
             raise PermissionError(f"{path.parent} is another user's")
         with FileLock(f"{path}.lock"):
@@ -117,14 +122,8 @@ class Sender:
         return code
 
     def kill(self) -> None:
-        """Kill the process and all that it has started (its session), if it serves only this connection.
-
-        Otherwise, close the connection: for the sender, the run has ended. Does not wait.
-        """
-        if self._process is None:
-            with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
-        else:
+        """Kill the process and all that it has started (its session), if it serves only this connection."""
+        if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

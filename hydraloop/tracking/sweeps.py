@@ -31,7 +31,6 @@ from hydraloop.tracking.cursor import (
     run_dirs,
     sync_command,
 )
-from hydraloop.tracking.link import SENDING
 from hydraloop.tracking.mlflow.sweep import has_open_parent, pages
 from hydraloop.tracking.starting import MARGIN, SENDERS, spawn
 from hydraloop.tracking.tracker import FOLDER, Sweep, SweepEnding
@@ -39,7 +38,7 @@ from hydraloop.tracking.tracker import FOLDER, Sweep, SweepEnding
 log = logging.getLogger(__name__)
 
 _POLL = 0.1
-"""Seconds between two looks for followers that still send."""
+"""Seconds between two looks for senders that still send."""
 _NAMED = 5
 """Incomplete runs that are named. More do not fit on a screen."""
 
@@ -82,7 +81,7 @@ class SweepTrackers:
         description.write_sweep(mark)
 
     def end(self, folder: Path) -> None:
-        """Write how the sweep ended, and wait for the followers that still send. Called after the last job."""
+        """Write how the sweep ended, and wait for the senders that still send. Called after the last job."""
         folder = folder.absolute()
         try:
             self._end(folder)
@@ -91,7 +90,6 @@ class SweepTrackers:
         except OSError as error:  # a full disk must not replace the result of the sweep
             log.warning("the end of the sweep is not recorded for trackers: %s", error)
         finally:
-            SENDING.clear()
             if self._senders is not None:  # senders without a run end
                 shutil.rmtree(self._senders, ignore_errors=True)
                 os.environ.pop(SENDERS, None)
@@ -103,16 +101,15 @@ class SweepTrackers:
         _wait(folder)
         for page in pages(folder):
             log.info("%s", page)
-        if not _report(folder) and has_open_parent(folder):  # the last job has failed before it had a follower
+        if not _report(folder) and has_open_parent(folder):  # the last job has failed before it had a sender
             _sync(folder)
 
 
 def _wait(folder: Path) -> None:
-    """Wait for the followers of the sweep's jobs, at most the longest `flush_timeout`, and kill those that hang.
+    """Wait for the senders of the sweep's jobs, at most the longest `flush_timeout`, and kill those that hang.
 
     Does not wait for those with `background=true`.
     """
-    links = {(link.run_dir.absolute(), link.name): link for link in SENDING}
     waiting, longest = set(), 0.0
     for run_dir, name, cursor in _cursors(folder):
         if not _is_complete(run_dir, name) and not cursor.options.get("background"):
@@ -121,11 +118,8 @@ def _wait(folder: Path) -> None:
     until = time.monotonic() + longest + MARGIN
     while waiting and time.monotonic() < until:
         time.sleep(_POLL)
-        # The followers of jobs that other processes have trained have no link here.
-        waiting = {one for one in waiting if (links[one].is_alive() if one in links else not _is_over(*one))}
+        waiting = {one for one in waiting if not _is_over(*one)}
     for one in waiting:
-        if one in links:
-            links[one].stop()
         kill_hanging(*one)
 
 
@@ -137,12 +131,10 @@ def _report(folder: Path) -> bool:
         if not _is_complete(run_dir, name):
             kinds[name] = cursor.kind
             left.setdefault(name, []).append(str(run_dir.relative_to(folder)))
-    troubles = {link.name: link.trouble or link.died for link in SENDING}
     for name, runs in left.items():
         named = ", ".join(runs[:_NAMED]) + (f" and {len(runs) - _NAMED} others" if len(runs) > _NAMED else "")
-        why = troubles.get(name)
-        text = f"{name}: not everything is sent in {named}" + ("" if why is None else f" ({why})")
-        log.warning("%s; %s sends the rest", mask_text(text), sync_command(folder, kinds.values()))
+        command = sync_command(folder, kinds.values())
+        log.warning("%s: not everything is sent in %s; %s sends the rest", name, mask_text(named), command)
     return bool(left)
 
 

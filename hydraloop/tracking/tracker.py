@@ -118,15 +118,15 @@ class Finish:
 
 
 class RefusedError(Exception):
-    """The service will never accept these records. The follower skips them with one warning and sends the rest."""
+    """The service will never accept these records. The sender skips them with one warning and sends the rest."""
 
 
 class UnusableError(Exception):
-    """Nothing can be sent with these settings (a malformed address, a deleted experiment). The follower gives up."""
+    """Nothing can be sent with these settings (a malformed address, a deleted experiment). The sender gives up."""
 
 
 class BusyError(Exception):
-    """The service is there but refuses now (status 429, 500, 502, 503 or 504). The follower repeats the call soon.
+    """The service is there but refuses now (status 429, 500, 502, 503 or 504). The sender repeats the call soon.
 
     Args:
         text: what the service answered.
@@ -141,12 +141,12 @@ class BusyError(Exception):
 class GoneError(UnusableError):
     """The service does not have the run any more: its database was deleted, replaced or moved.
 
-    The follower gives up, and its message has the command that sends everything again.
+    The sender gives up, and its message has the command that sends everything again.
     """
 
 
 class LostError(Exception):
-    """The service has lost records that it had accepted. The follower sends the records from `index` on again.
+    """The service has lost records that it had accepted. The sender sends the records from `index` on again.
 
     Every method may raise it. The call is repeated after the records were sent. It is reported as a problem only if the
     same records are lost again before the service has everything.
@@ -166,7 +166,7 @@ def valid_utf8(text: str) -> str:
 
 
 class Tracker(ABC):
-    """One tracking service. Runs in a follower or in `sync.py`, so it may block, and raise any error of its library.
+    """One tracking service. Runs in a sender or in `sync.py`, so it may block, and raise any error of its library.
 
     After `RefusedError` and `UnusableError`, a call is not repeated. After any other `Exception`, the same call is
     repeated later, possibly in a new process. A call must therefore be repeatable after it failed halfway. What must

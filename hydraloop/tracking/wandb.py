@@ -263,5 +263,5 @@ def _settings(options: Mapping[str, Any], run: Run, mode: Mode) -> Any:
         x_transaction_log_flush_interval=_FLUSH_INTERVAL,
         x_disable_stats=sync or not options["system_metrics"],
         x_stats_pid=run.attempt.pid,
-        stop_fn=lambda: None,  # the stop button of W&B's page must not stop the follower
+        stop_fn=lambda: None,  # the stop button of W&B's page must not stop the sender
     )

@@ -125,7 +125,7 @@ def test_flags_that_say_where_the_config_is() -> None:
 def test_with_a_sweep_a_comma_sweeps(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with composer() as opened:
         checked = planning.check_command(arguments.read(line.split()), opened)
-    assert checked.is_sweep
+    assert isinstance(checked, planning.SweepDraft)
     assert checked.axes[0] == "hooks"
     assert "read as a list" not in capsys.readouterr().err
 

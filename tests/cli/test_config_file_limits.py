@@ -11,11 +11,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.cli import command
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.cli.config_file_limits import ENVIRONMENT, check_limits, written
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.typed_options import keys_of
 from tests.config.composed import REPOSITORY, composer
 
 HARMFUL = [
@@ -123,7 +123,7 @@ def test_a_file_may_set_what_is_on_the_list(default: dict[str, Any]) -> None:
 
 def test_a_typed_variable_may_be_set_and_brings_no_other_along(default: dict[str, Any]) -> None:
     hydra = with_file(default, {"job.env_set": {"PATH": "x", "CXX": "y"}})
-    typed = keys_of(["++hydra.job.env_set={CXX: y}"])
+    typed = typed_keys(["++hydra.job.env_set={CXX: y}"])
     assert refused(hydra, *typed).key == "hydra.job.env_set.PATH"
     check_limits(hydra, [*typed, "hydra.job.env_set.PATH"])
 
@@ -217,7 +217,7 @@ def test_a_file_that_hydra_composes(text: str, is_sweep: bool, files: tuple[Path
     (file.parents[1] / "hydra" / "job_logging" / "own.yaml").write_text("{version: 1, root: {handlers: []}}")
     compose, lines = (command.compose_sweep, ["seed=1,2"]) if is_sweep else (command.compose_job, [])
     with pytest.raises(UserError) as caught:
-        compose(["experiment=mine", *lines], composer)
+        compose(["experiment=mine", *lines], composer, ["seed"])
     assert caught.value.key == FILES[text]
 
 
@@ -254,9 +254,9 @@ def test_composing_tells_what_is_typed_from_what_a_sweep_in_a_config_sets() -> N
         assert command.compose_job([line], opened).hydra.job.env_set == {"CXX": "c++"}
         with pytest.raises(UserError, match="environment variable"):
             command.compose_job([line], opened, typed=[])
-        command.compose_sweep([line], opened)
+        command.compose_sweep([line], opened, ["hydra.job.env_set.CXX"])
 
 
 def test_keys_that_overrides_set() -> None:
     lines = ["a.b=1", "+c={d: 1, e: {f: 2}}", "~g.h", "i=1,2", "++j=[{k: 1}]"]
-    assert keys_of(lines) == ["a.b", "c.d", "c.e.f", "i", "j"]
+    assert typed_keys(lines) == ("a.b", "c.d", "c.e.f", "i", "j")

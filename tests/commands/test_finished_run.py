@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 import hydraloop
-from hydraloop.commands import evaluate, export, parser
-from hydraloop.commands.on_ranks import RankCommand
+from hydraloop.commands import parser
+from hydraloop.commands.on_ranks import RankCommand, prepare
 from hydraloop.commands.predict import write
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.engine.distributed.comm import Distributed
@@ -201,9 +201,7 @@ def train_digits(distributed: Distributed, run_dir: Path) -> None:
 
 
 def prepared(*words: str) -> RankCommand:
-    args = parser.read(words)
-    given, overrides = parser.split(args)
-    return (export if words[0] == "export" else evaluate).prepare(args, given, overrides)
+    return prepare(parser.read(words))
 
 
 def evaluated(distributed: Distributed, run_dir: Path) -> str:

@@ -13,7 +13,9 @@ import pytest
 from omegaconf import OmegaConf
 
 import hydraloop
-from hydraloop.commands.replay import Replay, _redirect
+from hydraloop.commands import parser
+from hydraloop.commands.on_ranks import RankCommand, prepare
+from hydraloop.commands.replay import _redirect
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -55,10 +57,14 @@ def train(run_dir: Path, *lines: str, distributed: Distributed | None = None) ->
     return run_dir
 
 
+def prepared(run_dir: Path, iteration: int, *overrides: str) -> RankCommand:
+    return prepare(parser.read(["replay", str(run_dir), f"iteration={iteration}", *overrides]))
+
+
 def replayed(run_dir: Path, iteration: int, *overrides: str, ranks: Distributed | None = None) -> dict[str, Any]:
     """Replay an iteration, and check that it is equal to the run, which is not changed."""
     before = files(run_dir)
-    replay = Replay(run_dir, str(iteration), overrides)
+    replay = prepared(run_dir, iteration, *overrides)
     text = replay.run(ranks or Distributed())
     assert (replay.differs, files(run_dir)) == (False, before)
     found: dict[str, Any] = json.loads(text) if text else {}
@@ -99,7 +105,7 @@ def test_an_iteration_is_the_one_of_the_run(run: Path, iteration: int) -> None:
 
 def begins(run_dir: Path, *iterations: int) -> dict[int, str]:
     """Return where replays of iterations begin."""
-    sources = {at: Replay(run_dir, str(at), []).source for at in iterations}
+    sources = {at: prepared(run_dir, at).source for at in iterations}
     return {at: source.partition(" (")[0].rpartition("/")[2] for at, source in sources.items()}
 
 
@@ -123,7 +129,7 @@ def test_a_difference_is_named(run: Path, tmp_path: Path, capsys: pytest.Capture
     other = Path(shutil.copytree(run, tmp_path / "other"))
     text = (other / "metrics.jsonl").read_text()
     (other / "metrics.jsonl").write_text(re.sub(r'("iteration": 24,.*"loss": )[\d.]+', r"\g<1>2.5", text))
-    replay = Replay(other, "23", [])
+    replay = prepared(other, 23)
     found = json.loads(replay.run(Distributed()))
     assert (replay.differs, found["record"]["iteration"]) == (True, 23)
     said = capsys.readouterr().err
@@ -197,7 +203,7 @@ def test_ranks(strategy: str, tmp_path: Path) -> None:
     for found in on_ranks(2, replayed_on, tmp_path / "run", [1, 8, 13, 20, 26], strategy=strategy)[0]:
         check(tmp_path / "run", found, length=13)
         assert len(found["ranks"]) == 2
-    assert Replay(tmp_path / "run", "8", []).processes == 2
+    assert prepared(tmp_path / "run", 8).processes == 2
 
 
 def test_custom_hooks_write_to_no_run_directory(tmp_path: Path) -> None:

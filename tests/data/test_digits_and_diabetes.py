@@ -63,13 +63,6 @@ def test_parts_are_disjoint_complete_and_stratified(seed: int) -> None:
         assert all(abs(count - share * 179.7) <= 1.5 for count in counts), (split, counts)
 
 
-def test_every_class_of_the_digits_has_its_share_in_every_part() -> None:
-    whole = sum(Digits(split).targets.bincount() for split in SPLITS)
-    for split, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
-        counts = Digits(split).targets.bincount()
-        assert ((counts - share * whole).abs() <= 1).all(), (split, counts)
-
-
 def test_the_parts_of_diabetes_are_alike() -> None:
     means = [Diabetes(split).targets.mean().item() for split in SPLITS]
     assert max(means) - min(means) < 8

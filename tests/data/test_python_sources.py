@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydraloop.data import build_loader
 from hydraloop.errors import UserError
 from hydraloop.examples import PythonSources
 from hydraloop.examples.python_sources import SEPARATOR, files_of
@@ -61,18 +60,6 @@ def test_a_file_is_in_the_same_part_on_every_machine(path: str, split: str) -> N
     assert path in files_of(LIBRARY, split)
 
 
-def test_tests_tables_and_separate_packages_are_left_out() -> None:
-    parts = {part for split in SPLITS for path in files_of(LIBRARY, split) for part in Path(path).parts}
-    assert not parts & {"test", "tests", "site-packages", "__pycache__", "idlelib", "lib2to3", "encodings", "tkinter"}
-    assert {"argparse.py", "asyncio", "email"} <= parts
-
-
-def test_the_text_is_python() -> None:
-    text = bytes(PythonSources("train").blocks[:2000].flatten().tolist())
-    assert text.count(b"\ndef ") > 10
-    assert text.count(b"self") > 100
-
-
 # Files. --------------------------------------------------------------------------------------------------------------
 
 
@@ -105,16 +92,6 @@ def test_the_part_of_a_file_depends_only_on_its_path(folder: Make) -> None:
         ]
 
 
-def test_no_sample_has_bytes_of_another_part(folder: Make) -> None:
-    files = numbered(80)
-    root = folder(files)
-    texts = {split: bytes(PythonSources(split, 31, str(root)).blocks.flatten().tolist()) for split in SPLITS}
-    for number, path in enumerate(files):
-        inside = [split for split, text in texts.items() if f"<{number}>".encode() in text]
-        assert len(inside) <= 1
-        assert inside in ([], [next(split for split in SPLITS if path in files_of(root, split))])
-
-
 def test_files_follow_each_other_with_a_separator_after_each(folder: Make) -> None:
     root = folder(numbered(30))
     files = files_of(root, "train")
@@ -145,13 +122,6 @@ def test_targets_are_the_next_tokens() -> None:
     assert data.blocks.dtype == torch.uint8
 
 
-def test_blocks_are_contiguous_and_do_not_overlap() -> None:
-    data = PythonSources("val", 16)
-    first, second = data[0], data[1]
-    both = torch.cat([first[0], first[1][-1:], second[0], second[1][-1:]])
-    assert torch.equal(both, PythonSources("val", 33).blocks[0].to(torch.int64))
-
-
 def test_whole_batches_are_stacked_samples() -> None:
     data = PythonSources("val", 16)
     tokens, targets = data.__getitems__([5, 0, 9])
@@ -162,15 +132,6 @@ def test_whole_batches_are_stacked_samples() -> None:
     assert targets.is_contiguous()
     tokens.zero_()
     assert data[5][0].any(), "a batch is a copy"
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_through_a_loader(workers: int) -> None:
-    data = PythonSources("val", 64)
-    loader = build_loader(data, shuffle=True, batch_size=100, num_workers=workers)
-    seen = torch.cat([torch.cat([tokens, targets[:, -1:]], dim=1) for tokens, targets in loader])
-    assert seen.shape == data.blocks.shape
-    assert torch.equal(torch.bincount(seen.flatten()), torch.bincount(data.blocks.flatten().to(torch.int64)))
 
 
 # Mistakes. -----------------------------------------------------------------------------------------------------------
@@ -195,15 +156,6 @@ def test_mistakes_are_named(options: dict[str, object], key: str, said: str) -> 
 def test_a_folder_without_sources(folder: Make) -> None:
     with pytest.raises(UserError, match=r"has no \.py files"):
         PythonSources("train", root=str(folder({"a.txt": b"x"})))
-
-
-def test_a_part_without_files(folder: Make) -> None:
-    root = folder({"a.py": b"x" * 1000})
-    (split,) = (split for split in SPLITS if files_of(root, split))
-    PythonSources(split, root=str(root))
-    other = next(name for name in SPLITS if name != split)
-    with pytest.raises(UserError, match="has 0 bytes"):
-        PythonSources(other, root=str(root))
 
 
 def test_python_without_its_sources_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,24 +59,6 @@ def test_ranks_together_see_the_batches_of_one_process(shuffle: bool, drop_last:
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_the_samples_of_a_batch_are_known_before_it_is_read(drop_last: bool, world_size: int) -> None:
-    for samples in range(1, 41):
-        for batch_size in range(1, 8):
-            for rank in samplers(samples, batch_size, world_size, shuffle=True, drop_last=drop_last):
-                (single,) = samplers(samples, batch_size * world_size, 1, shuffle=True, drop_last=drop_last)
-                of_all = [len(batch) for batch in batches_of(single)]
-                batches = batches_of(rank)
-                for batch_idx, (batch, total) in enumerate(zip(batches, of_all, strict=True)):
-                    own, counted_in_all = rank.samples_at(batch_idx)
-                    assert counted_in_all == total
-                    assert own == len(batch) or (own == 0 and len(batch) == min(2, batch_size) and total < world_size)
-                for beyond in (-1, len(batches)):
-                    with pytest.raises(IndexError, match=f"no batch {beyond}"):
-                        rank.samples_at(beyond)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
 def test_any_number_of_ranks_shares_the_same_global_batches(drop_last: bool) -> None:
     """Each sample once, in the same global batches, with a position that says where it is."""
     for samples, size in ((1, 3), (17, 2), (23, 4), (40, 7), (12, 12)):
@@ -88,6 +70,9 @@ def test_any_number_of_ranks_shares_the_same_global_batches(drop_last: bool) -> 
                 EpochSampler(range(samples), rank=rank, world_size=world_size, **options) for rank in range(world_size)
             ]
             assert {len(rank) for rank in ranks} == {len(single)}
+            for rank, beyond in ((rank, beyond) for rank in ranks for beyond in (-1, len(single))):
+                with pytest.raises(IndexError, match=f"no batch {beyond}"):
+                    rank.samples_at(beyond)
             for number in range(len(single)):
                 shares = [(rank.request(number, None), *rank.samples_at(number)) for rank in ranks]
                 assert sum(mine for _, mine, _ in shares) == shares[0][2] == len(single.request(number, None).indices)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.data.loaders_from_config import build_loaders
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
@@ -120,13 +120,6 @@ def test_mistakes_are_found_before_the_first_iteration(lines: tuple[str, ...], k
     error = refused(*lines)
     assert error.key == key
     assert problem in error.problem
-
-
-def test_several_streams_are_mixed() -> None:
-    loaders = built(TWO, "data.weights={a: 3, b: 1}", "data.loader.steps_per_epoch=10")
-    numbers = torch.cat(epoch(loaders)).tolist()
-    assert len(numbers) == 640
-    assert 0.55 < sum(number >= 10 for number in numbers) / 640 < 0.8
 
 
 def test_several_sets_are_one_and_weights_are_their_shares() -> None:

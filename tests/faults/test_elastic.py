@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from tests.config.composed import REPOSITORY
@@ -56,8 +56,7 @@ def attempt(distributed: Distributed, run_dir: str, until: int, *overrides: str)
     """Train up to an iteration. Returns the samples of this rank, and the weights."""
     cfg = hydraloop.compose([*LINE, *overrides], folder=REPOSITORY)
     ledger = _Ledger(until)
-    parts = hydraloop.parts.Parts(hooks={"ledger": ledger})
-    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed, parts=parts)
+    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed, hooks={"ledger": ledger})
     with contextlib.suppress(_KilledError):
         engine.train()
     return ledger.seen, dict(engine.model.state_dict())

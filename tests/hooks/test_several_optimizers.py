@@ -13,7 +13,7 @@ import torch
 from torch import nn, optim
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook

@@ -16,19 +16,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from omegaconf import OmegaConf
 
 from hydraloop import UserError
 from hydraloop.launch import rank_log, torchrun
 from hydraloop.launch.failure import Failure
-from hydraloop.launch.job import Job
+from hydraloop.plan import RunPlan
 from hydraloop.run.processes import started
-from hydraloop.run.resume import Resumed, known_checkpoints
+from hydraloop.run.resume import known_checkpoints
 
 GIVEN = Path("/given.pth")
 
 
-def job_in(run_dir: Path) -> Job:
-    return Job(config="{}", run_dir=str(run_dir), checkpoint=str(GIVEN), known=known_checkpoints(run_dir))
+def plan_in(run_dir: Path, checkpoint: Path | None = GIVEN) -> RunPlan:
+    return RunPlan(cfg=OmegaConf.create(), run_dir=run_dir, checkpoint=checkpoint, known=known_checkpoints(run_dir))
 
 
 def written_by_a_slow_clock(run_dir: Path) -> Path:
@@ -59,13 +60,13 @@ def test_a_restart_finds_its_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert torchrun.earlier(None) is None, "this is the first start"
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert torchrun.earlier(None) is None, "the first start failed before there was a run"
-    torchrun.remember(tmp_path, GIVEN)
-    torchrun.remember(tmp_path, None)
+    torchrun.remember(plan_in(tmp_path))
+    torchrun.remember(plan_in(tmp_path, None))
     found = torchrun.earlier("auto")
     assert found is not None
-    assert found() == Resumed(tmp_path, GIVEN), "the first start's"
+    assert found(None) == (tmp_path, GIVEN), "the first start's"
     checkpoint = written_by_a_slow_clock(tmp_path)
-    assert found() == Resumed(tmp_path, checkpoint)
+    assert found(None) == (tmp_path, checkpoint)
 
 
 @pytest.mark.parametrize(("kept", "said"), [("True", "kept their store has ended"), ("False", "keeps no store for")])
@@ -108,15 +109,14 @@ def test_rank_0_ends_at_once_after_a_mistake_if_torchrun_ends_the_others(monkeyp
 
 
 def test_a_restarted_job_continues_from_its_own_newest_checkpoint(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-    assert job.restarted().checkpoint == str(GIVEN)
+    plan = plan_in(tmp_path)
+    assert plan.restarted().checkpoint == GIVEN
     checkpoint = written_by_a_slow_clock(tmp_path)
-    assert job.restarted().checkpoint == str(checkpoint)
-    assert Job.from_json(job.to_json()) == job
-    resumed = job_in(tmp_path)
-    assert resumed.restarted().checkpoint == str(GIVEN), "an earlier run wrote the checkpoint"
+    assert plan.restarted().checkpoint == checkpoint
+    resumed = plan_in(tmp_path)
+    assert resumed.restarted().checkpoint == GIVEN, "an earlier run wrote the checkpoint"
     os.utime(written_by_a_slow_clock(tmp_path), (time.time() - 2, time.time() - 2))
-    assert resumed.restarted().checkpoint == str(checkpoint), "it was written again"
+    assert resumed.restarted().checkpoint == checkpoint, "it was written again"
 
 
 SERVE = """
@@ -139,20 +139,15 @@ def test_a_lost_connection_after_the_end_of_torchrun_is_an_interrupt(tmp_path: P
         launcher.wait()
     lost = Failure.of(RuntimeError("gloo: Connection reset by peer"), 0, trained=True)
     assert lost.kind == "lost"
-    found = torchrun._cause(store, lost, job_in(tmp_path), launcher.pid)
+    found = torchrun._cause(store, lost, tmp_path, launcher.pid)
     assert (found.kind, found.number, found.trained) == ("signal", signal.SIGTERM, True)
     own = Failure.of(ValueError("own"), 0)
-    assert torchrun._cause(store, own, job_in(tmp_path), launcher.pid) == own
+    assert torchrun._cause(store, own, tmp_path, launcher.pid) == own
     there = os.getppid()
-    assert torchrun._cause(store, lost, job_in(tmp_path), there) == lost, "torchrun on another machine has ended"
+    assert torchrun._cause(store, lost, tmp_path, there) == lost, "torchrun on another machine has ended"
 
 
 # Ranks that were killed. ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(config="{}", run_dir=str(tmp_path), checkpoint=None)
 
 
 @pytest.fixture
@@ -162,11 +157,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def ranks(store: Any, job: Job) -> Iterator[list[subprocess.Popen[str]]]:
+def ranks(store: Any, tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Start ranks 1 and 2. Their notes are written here, so that they need not import torch."""
     processes = []
     for rank in (1, 2):
-        log = rank_log.path(job, rank)
+        log = rank_log.path(tmp_path, rank)
         log.write_text("Fatal Python error: Aborted\n", encoding="utf-8")  # by an earlier start
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
         processes.append(process)
@@ -183,31 +178,33 @@ def killed(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def test_ranks_that_run_or_have_ended_were_not_killed(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
-    assert torchrun._killed(store, job) is None
+def test_ranks_that_run_or_have_ended_were_not_killed(
+    ranks: list[subprocess.Popen[str]], store: Any, tmp_path: Path
+) -> None:
+    assert torchrun._killed(store, tmp_path) is None
     for rank, process in enumerate(ranks, start=1):
         torchrun._note(store, "ended", rank)
         killed(process)
-    assert torchrun._killed(store, job) is None
+    assert torchrun._killed(store, tmp_path) is None
 
 
-def test_a_rank_that_was_killed(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
+def test_a_rank_that_was_killed(ranks: list[subprocess.Popen[str]], store: Any, tmp_path: Path) -> None:
     killed(ranks[1])
-    killed_rank = torchrun._killed(store, job)
+    killed_rank = torchrun._killed(store, tmp_path)
     assert killed_rank is not None
     assert str(killed_rank.error()) == "rank 2 was killed by SIGKILL (out of memory?)"
 
 
-def test_a_rank_that_crashed(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
-    with rank_log.path(job, 1).open("a", encoding="utf-8") as log:
+def test_a_rank_that_crashed(ranks: list[subprocess.Popen[str]], store: Any, tmp_path: Path) -> None:
+    with rank_log.path(tmp_path, 1).open("a", encoding="utf-8") as log:
         log.write("training\nFatal Python error: Bus error\n\nThread 0x1\n")
     killed(ranks[0])
-    killed_rank = torchrun._killed(store, job)
+    killed_rank = torchrun._killed(store, tmp_path)
     assert killed_rank is not None
     assert str(killed_rank.error()).startswith("rank 1 crashed (Bus error), see ")
 
 
-def test_a_rank_on_another_machine_may_live(ranks: list[subprocess.Popen[str]], store: Any, job: Job) -> None:
+def test_a_rank_on_another_machine_may_live(ranks: list[subprocess.Popen[str]], store: Any, tmp_path: Path) -> None:
     killed(ranks[0])
     store.set("began-1", json.dumps(["another", *json.loads(store.get("began-1"))[1:]]))
-    assert torchrun._killed(store, job) is None
+    assert torchrun._killed(store, tmp_path) is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.schemas.optimizer import OPTIONS
 from tests.config.composed import REPOSITORY
 from tests.helpers import differences, logged

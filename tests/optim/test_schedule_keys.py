@@ -18,22 +18,6 @@ from tests.optim.scheduled import LRS, STEPS, apply, of, option, resumed, run, t
 DOWN = Exponential(0.5)
 
 
-def test_the_momentum_option_warms_sgds_momentum_up() -> None:
-    # From 0.85 of the optimizer's 0.9 to all of it in the last step.
-    optimizer = two_groups(SGD)
-    seen = run(optimizer, [option("momentum", optimizer, end=20)], key="momentum")
-    assert seen == [pytest.approx([0.9 * (0.85 + 0.15 * min(n, 19) / 19)] * 2) for n in range(STEPS + 1)]
-    assert values(optimizer) == list(LRS)
-
-
-def test_the_momentum_option_warms_adams_first_beta_up() -> None:
-    optimizer = two_groups(AdamW)
-    seen = run(optimizer, [option("momentum", optimizer, end=20)], key="betas")
-    for n, betas in enumerate(seen):
-        assert betas == [(pytest.approx(0.9 * (0.85 + 0.15 * min(n, 19) / 19)), 0.999)] * 2
-    assert values(optimizer) == list(LRS)
-
-
 @pytest.mark.parametrize(
     ("kind", "param", "key", "expected"),
     [
@@ -101,14 +85,6 @@ def test_several_schedules_of_one_key_multiply(param: str) -> None:
     for n, found in enumerate(run(optimizer, schedules, key=key)):
         value = found[0][1] if isinstance(found[0], tuple) else found[0]
         assert value == pytest.approx(base * _stepped_cosine(n), abs=1e-12)
-
-
-def test_a_schedule_that_begins_later_changes_nothing_before() -> None:
-    optimizer = two_groups()
-    schedule = of("late", DOWN, optimizer, param="momentum", begin=3, end=6)
-    assert [found[0] for found in run(optimizer, [schedule], 8, key="momentum")] == [
-        0.9, 0.9, 0.9, 0.9, 0.45, 0.225, 0.225, 0.225, 0.225,
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("cut", [0, 3, 8])

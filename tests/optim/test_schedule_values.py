@@ -1,9 +1,8 @@
-"""Every option of the group `scheduler`, compared with its formula at every step."""
+"""Schedules that MMEngine does not have, compared with their formulas, and how several act together."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from hydraloop.optim import Constant, Cosine, Exponential, Function, Linear
 from hydraloop.schemas.scheduler import OPTIONS
-from tests.optim.scheduled import EPOCHS, LRS, STEPS, STEPS_PER_EPOCH, of, option, run, two_groups
+from tests.optim.scheduled import LRS, STEPS, STEPS_PER_EPOCH, of, option, run, two_groups
 
 Formula = Callable[[int, float], float]
 """(step from 0, the group's lr) -> the lr of that step."""
@@ -21,35 +20,6 @@ N = STEPS_PER_EPOCH
 
 def half_cosine(share: float, high: float, low: float) -> float:
     return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
-
-
-def cosine(n: int, lr: float) -> float:
-    # Loshchilov & Hutter 2016 (SGDR), equation 5, without restarts.
-    return half_cosine(min(n, STEPS - 1) / STEPS, lr, 0.01)
-
-
-def linear(n: int, lr: float) -> float:
-    # MMEngine's LinearParamScheduler, closed form: `end_factor` in the last step.
-    return lr * (0.25 + 0.75 * min(n, 19) / 19)
-
-
-def multistep(n: int, lr: float) -> float:
-    # torch.optim.lr_scheduler.MultiStepLR, closed form.
-    return lr * 0.5 ** bisect_right([3, 7], n // N)
-
-
-def poly(n: int, lr: float) -> float:
-    # Chen et al. 2016 (DeepLab), section 4.1: (1 - iter / max_iter) ** power; max_iter is MMEngine's.
-    return lr * (1 - min(n, STEPS - 1) / (STEPS - 1)) ** 0.9
-
-
-def onecycle(n: int, lr: float) -> float:
-    # Smith & Topin 2017; fastai's and torch's two cosines: up for 30 %, down to a 10,000th of the first.
-    n = min(n, STEPS - 1)
-    top = 0.3 * STEPS - 1
-    if n <= top:
-        return half_cosine(n / top, lr / 25, lr)
-    return half_cosine((n - top) / (STEPS - 1 - top), lr, lr / 25 / 1e4)
 
 
 def warmup_cosine(n: int, lr: float) -> float:
@@ -79,44 +49,29 @@ def yolox(warm_up: int, last: int) -> Formula:
     return lr_of
 
 
-def plateau(n: int, lr: float) -> float:
-    # The metric never changes: the first validation is the best, and each fourth one after it lowers the lr.
-    return lr * 0.1 ** max(0, (n // N - 1) // 4)
-
-
-def constant(n: int, lr: float) -> float:
-    # torch.optim.lr_scheduler.ConstantLR: a third for 19 steps.
-    return lr / 3 if n < 19 else lr
-
-
-def cosine_restart(n: int, lr: float) -> float:
-    # SGDR, equation 5: periods of 2, 4 and 6 epochs, the second from half the lr.
-    epochs = min(n, STEPS - 1) / N
-    if epochs < 2:
-        return half_cosine(epochs / 2, lr, 0.01)
-    return half_cosine((epochs - 2) / 4, lr / 2, 0.01) if epochs < 6 else half_cosine((epochs - 6) / 6, lr, 0.01)
-
-
 CASES: list[tuple[str, dict[str, Any], Formula]] = [
-    ("constant", {"end": 20}, constant),
-    ("cosine", {"eta_min": 0.01}, cosine),
-    ("cosine_restart", {"periods": [2, 4, 6], "restart_weights": [1.0, 0.5, 1.0], "eta_min": 0.01}, cosine_restart),
-    ("exponential", {}, lambda n, lr: lr * 0.8 ** min(n // N, EPOCHS - 1)),
-    ("linear", {"start_factor": 0.25, "end": 20}, linear),
-    ("multistep", {"milestones": [3, 7], "gamma": 0.5}, multistep),
-    ("onecycle", {}, onecycle),
-    ("plateau", {}, plateau),
-    ("poly", {}, poly),
     ("warmup_cosine", {"min_lr_ratio": 0.1}, warmup_cosine),
     ("yolox", {}, yolox(1, 3)),
     ("yolox", {"warmup_iters": 3, "num_last_epochs": 2}, yolox(3 * N, 2 * N)),
     ("yolox", {"by_epoch": False, "convert_to_iter_based": False, "warmup_iters": 7, "num_last_epochs": 9},
      yolox(7, 9)),
 ]  # fmt: skip
+MMENGINES = {
+    "constant",
+    "cosine",
+    "cosine_restart",
+    "exponential",
+    "linear",
+    "multistep",
+    "onecycle",
+    "poly",
+    "plateau",
+}
+"""Those that MMEngine has too: test_mmengine_values.py compares them."""
 
 
 def test_every_option_is_compared() -> None:
-    assert {name for name, _, _ in CASES} | {"momentum"} == set(OPTIONS)
+    assert {name for name, _, _ in CASES} | MMENGINES | {"momentum"} == set(OPTIONS)
 
 
 @pytest.mark.parametrize("kind", [SGD, AdamW])
@@ -128,23 +83,6 @@ def test_an_option_follows_its_formula(
     seen = run(optimizer, [option(name, optimizer, **changes)])
     for n, lrs in enumerate(seen):
         assert lrs == pytest.approx([formula(n, lr) for lr in LRS], rel=1e-9, abs=1e-15), n
-
-
-def test_warmup_cosine_equals_linear_and_cosine() -> None:
-    optimizer, other = two_groups(), two_groups()
-    chain = [of("up", Linear(0.1, total_iters=12), other, end=12), of("down", Cosine(), other, begin=12)]
-    seen = run(optimizer, [option("warmup_cosine", optimizer, warmup_iters=12, start_factor=0.1)])
-    for n, (one, two) in enumerate(zip(seen, run(other, chain), strict=True)):
-        share = 1.0 if n < 12 else 1 / (0.1 + 0.9 * 11 / 12)  # the line ends before the full value
-        assert one == pytest.approx([lr * share for lr in two], abs=1e-12)
-
-
-def test_schedules_that_overlap_multiply() -> None:
-    optimizer, alone = two_groups(), two_groups()
-    both = [option("yolox", optimizer), option("multistep", optimizer, milestones=[4], gamma=0.5)]
-    expected = run(alone, [option("yolox", alone)])
-    for n, lrs in enumerate(run(optimizer, both)):
-        assert lrs == pytest.approx([lr * (0.5 if n >= 4 * N else 1) for lr in expected[n]]), n
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torchs
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.errors import UserError
 from hydraloop.optim import TorchSchedule
 from tests.config.composed import REPOSITORY

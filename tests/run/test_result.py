@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -20,7 +21,7 @@ from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.launch.failure import Ended
 from hydraloop.run.environment import versions
-from hydraloop.run.result import Best, Objective, Result, ResultFile, describe, digest
+from hydraloop.run.result import Best, Objective, Result, ResultFile, Status, describe, digest
 from hydraloop.sweeps.states import JobState, ended_from_result
 from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, failing, make_engine
@@ -122,36 +123,32 @@ def test_versions_name_the_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> No
     assert type(versions()["torch"]) is str  # what a checkpoint can hold
 
 
-def test_a_failed_run(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError):
-        make_engine(tmp_path, {"failing": failing("after_train_iter", nth=2)}, train=batches(5)).train()
+MISTAKE = UserError("no such metric", key="hooks.mine.monitor", remedy="Try loss.")
+STOP = at("after_train_iter", lambda engine: engine.request_stop("early_stopping: loss stands still"))
+ENDS: dict[str, tuple[Hook, Status, str | None, str | None, int]] = {
+    # how it ends: (the hook that ends it, status, error, reason, completed iterations)
+    "error": (failing("after_train_iter", nth=2), "failed", "RuntimeError: on purpose", None, 2),
+    "error at the end": (failing("after_train"), "failed", "RuntimeError: on purpose", None, 5),
+    "mistake of the user": (failing("before_run", MISTAKE), "failed", str(MISTAKE), None, 0),
+    "stop": (STOP, "stopped", None, "early_stopping: loss stands still", 1),
+    "Ctrl-C": (
+        failing("after_train_iter", KeyboardInterrupt()),
+        "interrupted",
+        "interrupted by Ctrl-C (SIGINT)",
+        None,
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_how_a_run_has_ended(how: str, tmp_path: Path) -> None:
+    hook, *expected = ENDS[how]
+    with pytest.raises((RuntimeError, UserError, KeyboardInterrupt)) if how != "stop" else nullcontext():
+        make_engine(tmp_path, {"mine": hook}, train=batches(5), max_epochs=1).train()
     result = _read(tmp_path)
-    assert (result["status"], result["error"]) == ("failed", "RuntimeError: on purpose")
-    assert result["progress"]["iteration"] == 2
+    assert [result["status"], result["error"], result["reason"], result["progress"]["iteration"]] == expected
     assert result["best"] is None
-
-
-def test_a_users_mistake_is_its_message(tmp_path: Path) -> None:
-    mistake = UserError("no such metric", key="hooks.mine.monitor", remedy="Try loss.")
-    with pytest.raises(UserError):
-        make_engine(tmp_path, {"mine": failing("before_run", mistake)}).train()
-    result = _read(tmp_path)
-    assert (result["status"], result["error"]) == ("failed", "hooks.mine.monitor: no such metric\n  Try loss.")
-
-
-def test_a_stopped_run(tmp_path: Path) -> None:
-    stop = at("after_train_iter", lambda engine: engine.request_stop("early_stopping: loss stands still"))
-    make_engine(tmp_path, {"stop": stop}, train=batches(5)).train()
-    result = _read(tmp_path)
-    assert (result["status"], result["error"]) == ("stopped", None)
-    assert result["reason"] == "early_stopping: loss stands still"
-    assert result["progress"]["iteration"] == 1
-
-
-def test_an_interrupted_run(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        make_engine(tmp_path, {"user": failing("after_train_iter", KeyboardInterrupt())}, train=batches(5)).train()
-    assert _read(tmp_path)["status"] == "interrupted"
 
 
 def test_it_is_there_before_after_run_and_after_after_train(tmp_path: Path) -> None:
@@ -162,12 +159,6 @@ def test_it_is_there_before_after_run_and_after_after_train(tmp_path: Path) -> N
 
     make_engine(tmp_path, {"a": at("after_train", look), "b": at("after_run", look)}).train()
     assert seen == [(False, False), (True, True)]
-
-
-def test_a_failing_after_train_is_in_it(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError):
-        make_engine(tmp_path, {"failing": failing("after_train")}).train()
-    assert _read(tmp_path)["status"] == "failed"
 
 
 def test_a_result_that_cannot_be_written_does_not_hide_the_error_of_the_run(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
+from hydraloop.plan import plan_build
 from hydraloop.run import attempts
 from hydraloop.run import directory as run_directory
 from hydraloop.run.checkpoint_files import point_to
-from hydraloop.run.resume import Resumed, find, newest_checkpoint, settle
+from hydraloop.run.resume import find, newest_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +39,8 @@ def config(**changed: object) -> DictConfig:
 def make_run(name: str, *checkpoints: str, cfg: DictConfig | None = None, out_dir: Path | None = None) -> Path:
     """Make a run directory with complete checkpoints, the first one the oldest."""
     run_dir = Path("outputs") / name
-    run_directory.record(cfg or config(), run_dir, [] if out_dir is None else [out_dir], resumed=False)
+    out_dirs = [] if out_dir is None else [out_dir]
+    run_directory.record(cfg or config(), run_dir, out_dirs, resumed=False, folder=run_dir / ".hydra")
     folder = out_dir or run_dir / "checkpoints"
     folder.mkdir()
     for age, checkpoint in enumerate(checkpoints):
@@ -53,14 +56,14 @@ def test_auto_takes_the_newest_run_and_in_it_the_newest_complete_checkpoint() ->
     make_run("2026-01-03/10-00-00-aaaaaa")  # no checkpoint yet
     (newest / "checkpoints" / "epoch_11.pth").write_bytes(b"cut off")
     found = find(config(), None)
-    assert found == Resumed(newest, newest / "checkpoints" / "epoch_10.pth")
+    assert found == (newest, newest / "checkpoints" / "epoch_10.pth")
 
 
 def test_of_two_runs_of_one_second_the_id_decides_nothing() -> None:
     newer = make_run("2026-01-02/10-00-00-000000", "epoch_1.pth")
     older = make_run("2026-01-02/10-00-00-ffffff", "epoch_1.pth")
     os.utime(older, (1000, 1000))
-    assert find(config(), None).run_dir == newer
+    assert find(config(), None)[0] == newer
 
 
 @pytest.mark.parametrize(
@@ -76,31 +79,31 @@ def test_of_two_runs_of_one_second_the_id_decides_nothing() -> None:
 def test_a_run_of_another_experiment_model_or_data_is_not_taken(changed: dict[str, object]) -> None:
     mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     make_run("2026-01-02/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(**changed))
-    assert find(config(), None).run_dir == mine
+    assert find(config(), None)[0] == mine
 
 
 def test_seed_and_batch_size_make_no_other_run() -> None:
     mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(seed=5, data__loader__batch_size=8))
-    assert find(config(), None).run_dir == mine
+    assert find(config(), None)[0] == mine
 
 
 def test_interpolations_count_by_what_they_resolve_to() -> None:
     mine = make_run(
         "2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(task__model__width="${data.size}", data__size=4)
     )
-    assert find(config(), None).run_dir == mine
+    assert find(config(), None)[0] == mine
 
 
 def test_what_only_a_job_can_resolve_counts_as_it_is_written() -> None:
     cfg = config(data__train__root="${hydra:runtime.cwd}/data")
     mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=cfg)
-    assert find(cfg, None).run_dir == mine
+    assert find(cfg, None)[0] == mine
 
 
 def test_a_config_that_cannot_be_read_is_no_run_of_ours() -> None:
     mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     (make_run("2026-01-02/10-00-00-aaaaaa", "epoch_1.pth") / ".hydra" / "config.yaml").write_text("a: [1")
-    assert find(config(), None).run_dir == mine
+    assert find(config(), None)[0] == mine
 
 
 def test_auto_with_nothing_to_resume_is_an_error() -> None:
@@ -113,32 +116,32 @@ def test_auto_with_nothing_to_resume_is_an_error() -> None:
 
 def test_auto_looks_in_a_named_directory_and_nowhere_else() -> None:
     make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    assert find(config(), Path("new")) == Resumed(None, None)
+    assert find(config(), Path("new")) == (None, None)
     named = make_run("mine/run", "epoch_1.pth", "epoch_2.pth", cfg=config(experiment_name="other"))
     found = find(config(), named)
-    assert found == Resumed(named, named / "checkpoints" / "epoch_2.pth")
+    assert found == (named, named / "checkpoints" / "epoch_2.pth")
 
 
 def test_a_run_directory_and_a_checkpoint_file() -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", "epoch_2.pth")
     first, second = (run_dir / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
-    assert find(config(resume=str(run_dir)), None) == Resumed(run_dir, second)
+    assert find(config(resume=str(run_dir)), None) == (run_dir, second)
     found = find(config(resume=str(first)), None)
-    assert found.run_dir is not None
-    assert (found.run_dir.resolve(), found.checkpoint) == (run_dir.resolve(), first)
+    assert found[0] is not None
+    assert (found[0].resolve(), found[1]) == (run_dir.resolve(), first)
 
 
 def test_a_checkpoint_outside_of_any_run_starts_a_new_directory() -> None:
     torch.save({}, "alone.pth")
-    assert find(config(resume="alone.pth"), None) == Resumed(None, Path("alone.pth"))
+    assert find(config(resume="alone.pth"), None) == (None, Path("alone.pth"))
 
 
 def test_checkpoints_that_lie_elsewhere_know_their_run(tmp_path: Path) -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", out_dir=tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "run_dir").write_text(f"{run_dir}\n")
     checkpoint = tmp_path / "elsewhere" / "epoch_1.pth"
-    assert find(config(), None) == Resumed(run_dir, checkpoint)
-    assert find(config(resume=str(checkpoint)), None) == Resumed(run_dir, checkpoint)
+    assert find(config(), None) == (run_dir, checkpoint)
+    assert find(config(resume=str(checkpoint)), None) == (run_dir, checkpoint)
 
 
 def attempt(run_dir: Path, **changed: object) -> None:
@@ -160,7 +163,7 @@ def test_each_attempt_to_resume_has_a_folder_of_its_own() -> None:
 def test_an_attempt_with_another_model_changes_nothing_about_which_run_it_is() -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     attempt(run_dir, task__model__width=32)
-    assert find(config(), None).run_dir == run_dir
+    assert find(config(), None)[0] == run_dir
     with pytest.raises(UserError, match="same experiment, model and data"):
         find(config(task__model__width=32), None)
 
@@ -170,32 +173,32 @@ def test_checkpoints_are_also_where_a_resumed_run_has_put_them(tmp_path: Path) -
     elsewhere = tmp_path / "elsewhere"
     run_directory.record(config(), run_dir, [elsewhere], resumed=True)
     found = find(config(), None)
-    assert found.checkpoint == run_dir / "checkpoints" / "epoch_1.pth", "the attempt has written none"
+    assert found[1] == run_dir / "checkpoints" / "epoch_1.pth", "the attempt has written none"
     elsewhere.mkdir()
     torch.save({"format": 1}, elsewhere / "epoch_2.pth")
-    assert find(config(), None).checkpoint == elsewhere / "epoch_2.pth"
+    assert find(config(), None)[1] == elsewhere / "epoch_2.pth"
     other = make_run("2026-01-01/09-00-00-aaaaaa", "epoch_1.pth")
     (elsewhere / "run_dir").write_text(f"{other}\n")
-    assert find(config(), None).checkpoint == run_dir / "checkpoints" / "epoch_1.pth"
+    assert find(config(), None)[1] == run_dir / "checkpoints" / "epoch_1.pth"
 
 
 def test_a_folder_that_only_the_job_could_name_is_recorded_and_moves_with_the_run() -> None:
     cfg = config(default_hooks={"checkpoint": {"out_dir": "${hydra:runtime.output_dir}/ck"}})
     run_dir = Path("outputs/2026-01-01/10-00-00-aaaaaa")
-    run_directory.record(cfg, run_dir, [run_dir.absolute() / "ck"], resumed=False)
+    run_directory.record(cfg, run_dir, [run_dir.absolute() / "ck"], resumed=False, folder=run_dir / ".hydra")
     (run_dir / "ck").mkdir()
     torch.save({"format": 1}, run_dir / "ck" / "epoch_1.pth")
-    assert find(cfg, None) == Resumed(run_dir, run_dir / "ck" / "epoch_1.pth")
+    assert find(cfg, None) == (run_dir, run_dir / "ck" / "epoch_1.pth")
     moved = run_dir.rename("moved")
     found = find(config(resume="moved"), None)
-    assert found == Resumed(moved, moved / "ck" / "epoch_1.pth")
+    assert found == (moved, moved / "ck" / "epoch_1.pth")
 
 
 def test_a_moved_runs_checkpoint_leads_to_where_it_is_now(tmp_path: Path) -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     (run_dir / "checkpoints" / "run_dir").write_text(f"{tmp_path / 'copied from'}\n")
     found = find(config(resume=str(run_dir / "checkpoints" / "epoch_1.pth")), None)
-    assert found.run_dir == run_dir.resolve()
+    assert found[0] == run_dir.resolve()
 
 
 @pytest.mark.parametrize("resume", ["outputs/none", "none.pth"])
@@ -244,18 +247,26 @@ def test_two_directories_are_refused() -> None:
         find(config(resume=str(run_dir)), Path("other"))
     assert caught.value.key == "hydra.run.dir"
     assert "load_from=" in str(caught.value.remedy)
-    assert find(config(resume=str(run_dir)), run_dir.absolute()).run_dir == run_dir
+    assert find(config(resume=str(run_dir)), run_dir.absolute())[0] == run_dir
 
 
-def test_settling_a_run_from_python() -> None:
-    assert settle(config(resume=None), Path("x")) == Resumed(Path("x"), None)
-    new = settle(config(resume=None), None)
-    assert new.run_dir is not None
-    assert new.run_dir.is_dir()
+def planned(cfg: DictConfig, run_dir: Path | None) -> tuple[Path, Path | None]:
+    """Return where a run that is started from Python begins or continues."""
+    plan, _ = plan_build(cfg, run_dir, (), Distributed())
+    return plan.run_dir, plan.checkpoint
+
+
+def test_a_run_from_python() -> None:
+    assert planned(config(resume=None), Path("x")) == (Path("x"), None)
+    new, _ = planned(config(resume=None), None)
+    assert new.is_dir()
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    assert settle(config(), None).run_dir == run_dir
-    assert settle(config(), run_dir).checkpoint == run_dir / "checkpoints" / "epoch_1.pth"
-    assert settle(config(), Path("empty")) == Resumed(Path("empty"), None)
+    assert planned(config(), None)[0] == run_dir
+    assert planned(config(), run_dir)[1] == run_dir / "checkpoints" / "epoch_1.pth"
+    assert planned(config(), Path("empty")) == (Path("empty"), None)
+    first, _ = plan_build(config(resume=None), Path("x"), (), Distributed())
+    again, _ = plan_build(config(), run_dir, (), Distributed())
+    assert (first.unwritten, again.unwritten) == (Path("x/.hydra"), run_dir / ".hydra" / "resume_1")
 
 
 @pytest.mark.parametrize("resume", [None, "alone.pth"])
@@ -263,7 +274,7 @@ def test_a_new_run_from_python_overwrites_no_other(resume: str | None) -> None:
     torch.save({}, "alone.pth")
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     with pytest.raises(UserError, match="holds a run already") as caught:
-        settle(config(resume=resume), run_dir)
+        planned(config(resume=resume), run_dir)
     assert caught.value.key == "run_dir"
     assert f"resume={run_dir}" in str(caught.value.remedy)
 
@@ -271,5 +282,5 @@ def test_a_new_run_from_python_overwrites_no_other(resume: str | None) -> None:
 def test_going_on_elsewhere_is_refused_from_python_too() -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     with pytest.raises(UserError, match="continues in its own directory") as caught:
-        settle(config(resume=str(run_dir)), Path("other"))
+        planned(config(resume=str(run_dir)), Path("other"))
     assert caught.value.key == "run_dir"

@@ -8,7 +8,6 @@ import pytest
 from omegaconf import DictConfig
 
 from hydraloop.cli import arguments
-from hydraloop.cli.command import Command
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -19,11 +18,11 @@ from tests.config.composed import composer
 OURS = "hydra/launcher=pool hydra/sweeper=hydraloop"
 
 
-def planned(line: str, composing: Composer) -> tuple[Command, planning.Plan, list[DictConfig]]:
+def planned(line: str, composing: Composer) -> tuple[planning.SweepDraft, planning.Plan, list[DictConfig]]:
     """The command, its plan, and the configs that were checked."""
     checked: list[DictConfig] = []
     command = planning.check_command(arguments.read(line.split()), composing, check_job=checked.append)
-    assert isinstance(command, planning.SweepCommand)
+    assert isinstance(command, planning.SweepDraft)
     return command, command.plan, checked
 
 
@@ -38,7 +37,7 @@ def test_each_value_is_checked_once_not_each_combination() -> None:
 
 def test_a_single_run_has_no_plan() -> None:
     with composer() as opened:
-        assert not isinstance(planning.check_command(arguments.read(["seed=1"]), opened), planning.SweepCommand)
+        assert not isinstance(planning.check_command(arguments.read(["seed=1"]), opened), planning.SweepDraft)
 
 
 def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:

@@ -205,13 +205,6 @@ def test_regression_is_in_the_targets_unit() -> None:
     assert task.compute_metrics() == {"mae": 20.0, "loss": 500.0}
 
 
-def test_number_of_samples() -> None:
-    assert classification().num_samples((LOGITS, CLASSES)) == 3
-    task = Task(nn.Identity(), nn.MSELoss())
-    for batch in (LOGITS, [LOGITS], {"ids": LOGITS}, ({"ids": [LOGITS]}, CLASSES[:1])):
-        assert task.num_samples(batch) == 3
-
-
 def test_the_models_number_of_classes() -> None:
     assert classification().num_classes is None
     model = nn.Linear(2, 2)

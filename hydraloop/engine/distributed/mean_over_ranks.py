@@ -1,23 +1,64 @@
-"""The means of logged scalars over all ranks: the loss in a record is averaged here."""
+"""Named numbers over all ranks: sums in one exchange, and the means of the scalars in a record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from hydraloop.engine.distributed.comm import Distributed
 
 
-class MeanOverRanks:
-    """Averages named numbers over the ranks that have them, in one exchange.
+class SumsByName:
+    """Adds up pairs of numbers by name over the ranks, in one exchange.
 
-    The ranks add up one vector, whose layout depends on `_names`. They are the same on all ranks, because they change
+    The ranks add up one vector, whose layout depends on `names`. These are the same on all ranks, because they change
     only by what was gathered from all ranks.
+
+    Args:
+        names: which every rank has.
     """
 
+    def __init__(self, *names: str) -> None:
+        self.names = [*names]
+        """Those that a rank has had."""
+
+    def over_ranks(
+        self,
+        mine: Mapping[str, Tensor],
+        zeros: Tensor,
+        reduce: Callable[[Tensor], Tensor],
+        gather: Callable[[Any], list[Any]],
+        parts: Sequence[Tensor] = (),
+    ) -> tuple[dict[str, tuple[float, float]], list[Tensor]]:
+        """Return the sum of each name, and the vectors `parts` summed; called on every rank. One host sync.
+
+        Args:
+            mine: a tensor `[2]` for each name of this rank.
+            zeros: a tensor `[2]`, for the names that this rank does not have.
+            reduce: sums a vector over all ranks. Called again if a rank has a new name.
+            gather: returns a plain value of all ranks. Called for new names.
+            parts: other vectors to sum.
+        """
+        while True:
+            rows = [mine.get(name, zeros) for name in self.names]
+            is_new = zeros[:1] + (not mine.keys() <= set(self.names))
+            row = reduce(torch.cat([is_new, *rows, *parts]))
+            head, *summed = torch.split(row, [1 + 2 * len(rows), *map(len, parts)])
+            has_new, *sums = head.tolist()
+            if not has_new:
+                return dict(zip(self.names, zip(sums[::2], sums[1::2], strict=True), strict=True)), summed
+            of_ranks = (self.names, *gather(list(mine)))
+            self.names = list(dict.fromkeys(name for names in of_ranks for name in names))
+
+
+class MeanOverRanks:
+    """Averages named numbers over the ranks that have them, in one exchange."""
+
     def __init__(self) -> None:
-        self._names: list[str] = []
+        self._sums = SumsByName()
 
     def mean(
         self, values: dict[str, float], ranks: Distributed, weights: Mapping[str, float] | None = None
@@ -32,16 +73,9 @@ class MeanOverRanks:
             weights: of values on this rank; by default, each rank that has a name has the same weight.
         """
         shares = dict.fromkeys(values, 1.0) | dict(weights or {})
-        while True:
-            names = self._names
-            has_new = float(not values.keys() <= set(names))
-            counts = [shares.get(name, 0.0) for name in names]
-            totals = [count * values[name] if count else 0.0 for name, count in zip(names, counts, strict=True)]
-            row = [has_new, *counts, *totals]
-            has_new, *sums = ranks.sum(torch.tensor(row, dtype=torch.float64)).tolist()
-            if not has_new:
-                break
-            self._names = sorted({*names, *(name for theirs in ranks.gather(list(values)) for name in theirs)})
-        counts, totals = sums[: len(names)], sums[len(names) :]
-        means = {name: total / count for name, count, total in zip(names, counts, totals, strict=True) if count}
+        pairs = {name: [shares[name] * value, shares[name]] for name, value in values.items() if shares[name]}
+        mine = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in pairs.items()}
+        zeros = torch.zeros(2, dtype=torch.float64)
+        sums, _ = self._sums.over_ranks(mine, zeros, ranks.sum, ranks.gather)
+        means = {name: total / count for name, (total, count) in sums.items() if count}
         return {name: means[name] for name in dict.fromkeys([*values, *means])}

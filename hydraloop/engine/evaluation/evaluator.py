@@ -140,7 +140,7 @@ class Evaluator:
         A preempted run leaves it unfinished; a resumed run validates instead.
         """
         calls = self._calls
-        with self._unless_preempted(), self._progress.in_mode("val"):
+        with suppress(Preempted), self._progress.in_mode("val"):
             calls.before_val()
             with self.evaluating():
                 calls.before_val_epoch()
@@ -160,7 +160,7 @@ class Evaluator:
             checkpoint: the file whose weights are tested; None: the current weights.
         """
         calls, completed = self._calls, False
-        with self._unless_preempted(), self._progress.in_mode("test"), self._weights_of(checkpoint):
+        with suppress(Preempted), self._progress.in_mode("test"), self._weights_of(checkpoint):
             calls.before_test()
             with self.evaluating():
                 calls.before_test_epoch()
@@ -225,12 +225,6 @@ class Evaluator:
                 yield
         finally:
             self.tested_checkpoint = None
-
-    @contextmanager
-    def _unless_preempted(self) -> Iterator[None]:
-        """Leave the body if the run is preempted in it: the metrics are dropped, and a resumed run evaluates again."""
-        with suppress(Preempted):
-            yield
 
     def _evaluate(self, loaders: Mapping[str, Loader], before: Call, after: Call) -> dict[str, float]:
         """Evaluate each data set and return the metrics over all ranks' samples, the same on each rank.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 # Codes that a user's program is unlikely to exit with. They only count if the process has not claimed its job.
 LEFT = 113
@@ -34,6 +34,17 @@ class Request:
     """For tensor operations on a CPU. None: unchanged."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """`hydra.job.env_set`. A job that has any is spawned, not forked."""
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Return the request that `dataclasses.asdict` and JSON have made into lists and mappings."""
+        lists: dict[str, Any] = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
+        return cls(**{**content, **lists})
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables for the GPUs and the threads of the job and of its ranks."""
+        found = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+        return found if self.threads is None else {**found, "OMP_NUM_THREADS": str(self.threads)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from hydraloop.errors import UserError
@@ -50,23 +49,17 @@ class PoolExecutor(Executor):
         UserError: the server cannot be started.
     """
 
-    def __init__(self, worker: Worker, spawn: Spawn | None = None) -> None:
+    def __init__(self, worker: Worker, spawn: Spawn) -> None:
         self._worker, self._spawn = worker, spawn
         self._jobs: dict[int, _Process] = {}
         self._unreported: set[int] = set()
         """Jobs whose end no server reports: spawned ones, and those of a server that was killed."""
         self._ended: list[Ended] = []
-        reason = None if spawn is None else _why_not_fork()
-        self.forks = reason is None
-        """Whether jobs are forks."""
+        reason = _why_not_fork()
+        self._forks = reason is None
         if reason is not None:
             log.warning("%s: each job is a new Python process, which takes seconds to start", reason)
-        self._server = self._start_server() if self.forks else None
-
-    @property
-    def running(self) -> list[int]:
-        """The numbers of the jobs whose end was not returned yet."""
-        return [*self._jobs, *(ended.number for ended in self._ended)]
+        self._server = self._start_server() if self._forks else None
 
     def wait_ready(self) -> None:
         """Wait until a job can start within milliseconds.
@@ -74,12 +67,12 @@ class PoolExecutor(Executor):
         Raises:
             UserError: the server could not import what jobs need.
         """
-        if self.forks:
+        if self._forks:
             self._ask({})
 
     def submit(self, request: Request) -> None:
         """Start a job, see `Executor`."""
-        if self._spawn is not None and (request.environment or not self.forks):
+        if request.environment or not self._forks:
             try:
                 spawned = self._spawn(request)
             except OSError as error:
@@ -87,7 +80,7 @@ class PoolExecutor(Executor):
             self._jobs[request.number] = _Process(spawned.pid, started(spawned.pid), spawned)
             self._unreported.add(request.number)
             return
-        answer = self._ask(fork_server.job(request))
+        answer = self._ask({"job": asdict(request)})
         if "error" in answer:
             raise _not_started(answer["error"])
         self._jobs[request.number] = _Process(answer["pid"], answer["since"])
@@ -115,7 +108,7 @@ class PoolExecutor(Executor):
     def close(self) -> None:
         """End the server. Running jobs continue, and `poll` still returns them."""
         if self._server is not None:
-            os.kill(self._server[0], signal.SIGKILL)
+            self._server[0].kill()
             self._server_ended()
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,19 +118,17 @@ class PoolExecutor(Executor):
                 self._server = self._start_server()
             connection = self._server[1]
             try:
-                connection.send_bytes(fork_server.encoded(message))
-                while True:
-                    answer: dict[str, Any] = json.loads(connection.recv_bytes())
-                    if "ended" not in answer:
-                        return answer
+                fork_server.send(connection, message)
+                while "ended" in (answer := fork_server.receive(connection)):
                     self._end(answer["ended"], answer["code"])
+                return answer
             except (EOFError, OSError):
                 if self._server_ended() >= 0:
                     problem = "the process that imports what jobs need has failed"
                     raise UserError(problem, remedy="The traceback above says why.") from None
         raise _not_started("the process that starts them was killed several times")
 
-    def _start_server(self) -> tuple[int, Connection]:
+    def _start_server(self) -> tuple[BaseProcess, Connection]:
         try:
             return fork_server.start(self._worker)
         except OSError as error:
@@ -151,7 +142,7 @@ class PoolExecutor(Executor):
         try:
             ready = wait([self._server[1]], seconds)
             while ready:
-                message = json.loads(self._server[1].recv_bytes())
+                message = fork_server.receive(self._server[1])
                 self._end(message["ended"], message["code"])
                 ready = wait([self._server[1]], 0.0)
         except (EOFError, OSError):
@@ -160,11 +151,13 @@ class PoolExecutor(Executor):
     def _server_ended(self) -> int:
         """Note that the server has ended, or is about to. Returns its exit code."""
         assert self._server is not None
-        pid, connection = self._server
+        process, connection = self._server
         self._server = None
         self._unreported.update(self._jobs)
         connection.close()
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        process.join()
+        assert process.exitcode is not None
+        return process.exitcode
 
     def _has_ended(self, number: int) -> bool:
         process = self._jobs[number]
@@ -180,6 +173,8 @@ class PoolExecutor(Executor):
 
 def _why_not_fork() -> str | None:
     """Return why a fork of this process is not safe; None if it is."""
+    if sys.platform == "darwin":
+        return "libraries of macOS do not survive a fork"
     if threading.active_count() > 1:
         return f"the program has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
     torch = sys.modules.get("torch")

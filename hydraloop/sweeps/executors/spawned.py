@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from hydraloop.run import atomic, environment
 from hydraloop.sweeps.executors.executor import LEFT, Request
@@ -39,17 +38,13 @@ class Spawn:
             OSError: the process could not be started.
         """
         variables = self.variables(request)
-        if request.gpus is not None:
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(request.gpus)
-        if request.threads is not None:
-            variables["OMP_NUM_THREADS"] = str(request.threads)
         with Path(request.folder, LOG).open("ab") as log:
             return subprocess.Popen(
                 command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **variables, **request.environment},
+                env={**os.environ, **variables, **request.variables(), **request.environment},
                 start_new_session=True,
             )
 
@@ -84,9 +79,7 @@ def received() -> tuple[Path, list[str], Request]:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         sys.exit(LEFT)
-    sent: dict[str, Any] = content["request"]
-    sent |= {name: tuple(value) for name, value in sent.items() if isinstance(value, list)}
-    request = Request(**sent)
+    request = Request.from_json(content["request"])
     os.environ.update(request.environment)
     return Path(content["sweep"]), content["overrides"], request
 

@@ -1,4 +1,4 @@
-"""Calls of MLflow: sets it up for a follower, and translates its errors."""
+"""Calls of MLflow: sets it up for a sender, and translates its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hydraloop.tracking.tracker import BusyError, GoneError, RefusedError, Unusa
 
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",  # seconds, also to store a large file; MLflow's 120 would hide a dead server
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the follower itself retries
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the sender itself retries
     "MLFLOW_DISABLE_TELEMETRY": "true",  # the process would wait for it when it exits
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }

@@ -1,4 +1,4 @@
-"""The parent run of a sweep at MLflow. The follower of each job creates it, and updates it when the job has ended.
+"""The parent run of a sweep at MLflow. The sender of each job creates it, and updates it when the job has ended.
 
 It shows the value of the best job and a table of the jobs. The page of the experiment gets a view of them.
 """

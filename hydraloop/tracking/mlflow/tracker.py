@@ -64,7 +64,7 @@ class MLflowTracker(Tracker):
             prepare()
         gc.freeze()  # the library
 
-    # Called by the follower. ---------------------------------------------------------------------------------------
+    # Called by the sender. ---------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Create the run or find it again, and describe its attempts.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import local, whole
 from hydraloop.engine.engine import Engine

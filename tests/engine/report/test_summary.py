@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hydraloop
-from hydraloop.builder import build
+from hydraloop import build
 from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook

@@ -71,6 +71,14 @@ class Worker:
         os.replace(request.folder + ".new", request.folder)
         time.sleep(60)
 
+    def leave_child(self, request: Request) -> None:
+        """End, but not a child that has everything of this process open."""
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        Path(request.folder).write_text(json.dumps([child]))
+
     def wait(self, request: Request) -> None:
         """Wait until a file is there."""
         until(lambda: Path(request.folder).exists())
@@ -92,9 +100,13 @@ def refused(call: Callable[[], object], kind: type[Exception] = UserError) -> st
     raise AssertionError("not refused")
 
 
+def spawn_nothing(job: Request) -> subprocess.Popen[bytes]:
+    raise AssertionError("a fork was possible")
+
+
 @contextmanager
 def pool() -> Iterator[PoolExecutor]:
-    executor = PoolExecutor(Worker())
+    executor = PoolExecutor(Worker(), spawn_nothing)
     try:
         yield executor
     finally:
@@ -128,6 +140,16 @@ def each_job_is_a_process_that_reports_its_end() -> None:
         executor.submit(request(21, "interrupt"))
         assert ended(executor, 2) == [Ended(20, 1), Ended(21, 130)]
         assert len(os.listdir("/proc/self/task")) == 1
+
+
+def the_end_of_a_job_is_reported_while_its_child_lives() -> None:
+    with pool() as executor:
+        job = request(0, "leave_child")
+        executor.submit(job)
+        assert ended(executor, 1) == [Ended(0, 0)]
+        (child,) = processes(job)
+        assert child()
+        os.kill(json.loads(Path(job.folder).read_text())[0], signal.SIGKILL)
 
 
 def a_job_looks_like_a_single_run() -> None:
@@ -172,7 +194,7 @@ def a_job_outlives_its_controller() -> None:
     job = request(0, "wait")
     controller = os.fork()
     if controller == 0:
-        executor = PoolExecutor(Worker())
+        executor = PoolExecutor(Worker(), spawn_nothing)
         executor.submit(job)
         Path(job.folder + ".server").write_text(str(psutil.Process().children()[0].pid))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -215,7 +237,7 @@ def a_server_that_is_killed_again_and_again_is_an_error() -> None:
         def prepare(self) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    executor = PoolExecutor(OutOfMemory())
+    executor = PoolExecutor(OutOfMemory(), spawn_nothing)
     assert "was killed several times" in refused(executor.wait_ready)
 
 
@@ -225,7 +247,7 @@ def a_server_that_cannot_be_prepared_is_an_error() -> None:
             sys.excepthook = lambda *error: None
             raise ImportError("on purpose")
 
-    executor = PoolExecutor(Broken())
+    executor = PoolExecutor(Broken(), spawn_nothing)
     job = request(0, "code", "0")
     assert "the process that imports what jobs need has failed" in refused(lambda: executor.submit(job))
     assert psutil.Process().children() == []
@@ -256,7 +278,7 @@ def a_job_runs_tensor_operations_after_its_controller() -> None:
 
     torch.set_num_threads(2)
     multiply()
-    executor = PoolExecutor(Tensors())
+    executor = PoolExecutor(Tensors(), spawn_nothing)
     executor.submit(request(0, "multiply"))
     assert ended(executor, 1) == [Ended(0, 0)]
     executor.close()
@@ -264,6 +286,7 @@ def a_job_runs_tensor_operations_after_its_controller() -> None:
 
 CHECKS = [
     each_job_is_a_process_that_reports_its_end,
+    the_end_of_a_job_is_reported_while_its_child_lives,
     a_job_looks_like_a_single_run,
     a_killed_server_is_replaced_and_its_jobs_go_on,
     a_job_outlives_its_controller,

@@ -44,18 +44,27 @@ def test_slow_checks(tmp_path: Path) -> None:
     assert run(str(tmp_path), "slow") == {}
 
 
+def spawns(caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    executor = PoolExecutor(SimpleNamespace(), lambda request: subprocess.Popen(["true"]))  # type: ignore[arg-type]
+    executor.submit(Request(0, (), ""))
+    assert executor.poll(10) == [Ended(0, 0)]
+    assert re.search(f"{reason}: each job is a new Python process", caplog.text)
+
+
 def test_a_program_with_threads_spawns_its_jobs_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     over = threading.Event()
     thread = threading.Thread(target=over.wait, name="mine")
     thread.start()
     try:
-        executor = PoolExecutor(SimpleNamespace(), lambda request: subprocess.Popen(["true"]))  # type: ignore[arg-type]
-        executor.submit(Request(0, (), ""))
-        assert executor.poll(10) == [Ended(0, 0)]
+        spawns(caplog, r"has started threads \(.*mine.*\)")
     finally:
         over.set()
         thread.join()
-    assert re.search(r"has started threads \(.*mine.*\): each job is a new Python process", caplog.text)
+
+
+def test_jobs_are_spawned_on_macos(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    spawns(caplog, "libraries of macOS do not survive a fork")
 
 
 @pytest.mark.slow

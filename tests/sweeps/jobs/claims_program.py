@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from hydraloop.cli.command import Command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.launch import torchrun
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import leave
+from hydraloop.plan import Draft
 from hydraloop.run.result import Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
@@ -104,7 +104,7 @@ def main(path: Path, seed: int) -> None:
         cfg.hydra.sweep.dir = str(path)
         Contender.config = cfg
         jobs = Jobs(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
-        worker = Contender(directory, Command([], cfg, is_sweep=True), jobs, grid)
+        worker = Contender(directory, Draft(overrides=[], cfg=cfg, typed=[]), jobs, grid)
         controllers: set[int] = set()
         killed = 0
         while True:

@@ -20,16 +20,18 @@ from typing import Any, NoReturn
 from hydra.core.utils import _save_config
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli.command import Command
+from hydraloop.cli import hydra_job
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.launch import torchrun
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import leave
+from hydraloop.plan import Draft, RunPlan
 from hydraloop.run import atomic, checkpoint_files
 from hydraloop.run.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.sweeps import job, states
+from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.directory import SweepDirectory
@@ -37,7 +39,7 @@ from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 
-write_records = job._write_records
+write_records = hydra_job._write_records
 
 
 def kill(*arguments: Any, **options: Any) -> NoReturn:
@@ -70,13 +72,14 @@ def after_checkpoint(then: Callable[[], Any]) -> Callable[..., None]:
 def after_loss(train: Callable[..., Any]) -> Callable[..., Any]:
     """Return `Jobs.train`, after another machine has taken over the job, as this one has stalled for a minute."""
 
-    def stalled(jobs: Jobs, cfg: DictConfig, run_dir: Path, *arguments: Any, **options: Any) -> Any:
+    def stalled(jobs: Jobs, plan: RunPlan) -> Any:
+        run_dir = plan.run_dir
         content = json.loads((run_dir / ".lock").read_bytes())
         (run_dir / ".lock").write_text(json.dumps({**content, "token": "other", "machine": "node7", "host": "node7"}))
         state = states.read(run_dir)
         assert state is not None
         states.write(run_dir, replace(state, attempts=2, host="node7", machine="node7"), flush=False)
-        return train(jobs, cfg, run_dir, *arguments, **options)
+        return train(jobs, plan)
 
     return stalled
 
@@ -93,7 +96,7 @@ def write_twice(cfg: DictConfig, run_dir: Path) -> None:
 def prepare(when: str) -> None:
     """Prepare the death of this process, or let it do something else."""
     if when == "records":
-        job._write_records = write_twice
+        hydra_job._write_records = write_twice
     elif when == "checkpoint":
         atomic.write_text = after_checkpoint(kill)
     elif when == "result":
@@ -124,9 +127,9 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
         else:
             description = Description("uid", 0.0, ("python",), (), {}, subdir, all_axes, "seed", {})
             directory = SweepDirectory.create(path, description)
-        command = Command(list(lines), grid.compose(all_axes.lines(0)), is_sweep=True)
+        draft = Draft(overrides=lines, cfg=grid.compose(all_axes.lines(0)), typed=typed_keys(lines))
         jobs = Jobs(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
-        worker = SweepJob(directory, command, jobs, grid)
+        worker = SweepJob(directory, draft, jobs, grid)
         codes = []
         for number, attempts, *death in steps:
             pid = os.fork()

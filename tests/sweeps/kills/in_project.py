@@ -18,6 +18,7 @@ class Nowhere(TrackerHook):
     """The tracker in the other file."""
 
     kind = "my_project.kills_follower.Nowhere"
+    shares_sender = True
 
     def __init__(self) -> None:
         super().__init__(flush_timeout=10.0, options={})

@@ -1,0 +1,273 @@
+"""From a checked config to the plan of a run: its directory, locked, and where it continues. Imports no torch.
+
+`Draft` is made before there are ranks and locks. Rank 0 makes a `RunPlan` of it, once, and all ranks train by it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hydraloop.errors import UserError
+from hydraloop.run import atomic, attempts, resume
+from hydraloop.run import directory as run_directory
+from hydraloop.run.config_yaml import dumped, plain, without_secrets
+from hydraloop.run.lock import RunLock
+
+if TYPE_CHECKING:
+    from hydraloop.engine.distributed.comm import Distributed
+
+_OWNER = ".job"
+"""File in the run directory of a job: its number. Not in a directory that only one job can have."""
+_ENDING = 30.0
+"""Seconds that a job waits for the ranks of its earlier attempt to end, after their launcher was killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A run that has passed all checks, before it has a directory."""
+
+    overrides: Sequence[str]
+    """As Hydra takes them: `hooks=a,b` is a list, or a sweep."""
+    cfg: DictConfig
+    """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
+    typed: Sequence[str]
+    """The keys that the command line sets, without the axes of a sweep that a config file sets."""
+    follows_links: bool = False
+    """Whether links that lead out of the directory of a run or sweep are followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A run with its directory, which is locked. All ranks train by it."""
+
+    cfg: DictConfig
+    """Validated, without the node `hydra`."""
+    run_dir: Path
+    checkpoint: Path | None = None
+    """Where the run continues; None for a new run, or one that starts again."""
+    attempt: Path | None = None
+    """The folder for the records of this attempt to resume the run, `.hydra/resume_<n>`; None for a new run."""
+    is_recorded: bool = False
+    """Whether the config is written by Hydra, or as Hydra does. Otherwise the builder writes it."""
+    known: Sequence[str] = ()
+    """The `known_checkpoints` at the start. This run has written all other checkpoints of its directory."""
+    typed: Sequence[str] = ()
+    """Keys whose values replace those of the checkpoint."""
+    logging: Any = None
+    """Hydra's `job_logging`, for rank 0; None for Hydra's default. It is not in the text, since it can name classes."""
+    verbose: bool | str | list[str] = False
+    """Hydra's `verbose`, for the logging of ranks."""
+
+    @property
+    def unwritten(self) -> Path | None:
+        """The folder in which the builder writes the config; None if the config is written already."""
+        return None if self.is_recorded else self.attempt or self.run_dir / attempts.RECORDS
+
+    def restarted(self) -> Self:
+        """Return the same plan, continued from the newest checkpoint that the run has written, if any.
+
+        Raises:
+            UserError: all checkpoints are damaged.
+        """
+        newest = resume.newest_checkpoint(self.run_dir, known=self.known)
+        return self if newest is None else replace(self, checkpoint=newest)
+
+    def to_json(self) -> str:
+        """Return one line of text, for a file or a store: without secrets. A secret keeps its interpolation.
+
+        Raises:
+            UserError: another interpolation does not resolve: `${hydra:…}` and `${now:}` mean nothing to other ranks.
+        """
+        content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "logging"}
+        paths = {name: path.absolute() for name, path in content.items() if isinstance(path, Path)}
+        return json.dumps({**content, **paths, "cfg": dumped(without_secrets(self.cfg))}, default=str)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the plan that `to_json` wrote."""
+        content: dict[str, Any] = json.loads(text)
+        paths = {name: content[name] and Path(content[name]) for name in ("run_dir", "checkpoint", "attempt")}
+        return cls(**{**content, **paths, "cfg": OmegaConf.create(content["cfg"])})
+
+
+def plan_run(draft: Draft, locks: ExitStack, find: resume.Find | None = None) -> RunPlan:
+    """Choose the directory of a run of the command line, write it into the node `hydra`, and lock it.
+
+    Interpolations of `${hydra:…}` resolve.
+
+    Args:
+        draft: of a single run.
+        locks: gets the lock.
+        find: of a run that torchrun has restarted. None: this is the first start.
+
+    Raises:
+        UserError: the directory cannot be written, is locked, holds a run or has links to other places, or there is
+            nothing to resume.
+    """
+    cfg, key = draft.cfg, "hydra.run.dir"
+    directory = Path(cfg.hydra.run.dir)
+    is_named = key in draft.typed or (cfg.resume == "auto" and is_constant(cfg.hydra.run))
+    plan, _ = _plan(
+        cfg,
+        directory if is_named else None,
+        lambda: directory,
+        locks,
+        key=key,
+        find=find,
+        follows_links=draft.follows_links,
+    )
+    if find is not None:
+        print(f"restarted in {plan.run_dir}, from {plan.checkpoint or 'the beginning'}")
+    elif cfg.resume == "auto" and plan.checkpoint is None:
+        print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
+    with read_write(cfg.hydra):
+        cfg.hydra.run.dir = str(plan.run_dir)
+    return _of_hydra(replace(plan, cfg=deepcopy(cfg)), cfg.hydra, draft.typed)
+
+
+def plan_job(
+    cfg: DictConfig,
+    settings: Any,
+    run_dir: Path,
+    sweep: Path,
+    locks: ExitStack,
+    *,
+    typed: Sequence[str],
+    held: Path,
+    continues: bool = False,
+) -> RunPlan:
+    """Check the directory of a sweep's job, and lock it.
+
+    Args:
+        cfg: its node `hydra` is removed.
+        settings: the node `hydra`. Its `job.num` is the number of the job.
+        run_dir: the directory of the job.
+        sweep: the directory of the sweep.
+        locks: gets the lock.
+        typed: keys that the command line of the sweep sets.
+        held: a directory that the job has locked already.
+        continues: whether the job was started before.
+
+    Raises:
+        UserError: it is outside the sweep's directory, another job's, locked, or holds a run; or all of its checkpoints
+            are damaged.
+    """
+    key, number = "hydra.sweep.subdir", str(settings.job.num)
+
+    def refused(problem: str) -> UserError:
+        return UserError(f"{run_dir} {problem}", key=key, remedy="Let it tell the jobs apart: ${hydra.job.num}.")
+
+    resolved, owner = run_dir.resolve(), run_dir / _OWNER
+    if not resolved.is_relative_to(sweep.resolve()):
+        raise refused(f"is outside the sweep's directory, {sweep}")
+    is_named, has_begun = resolved != held.resolve(), continues
+    if is_named:
+        locks.enter_context(RunLock(run_dir, key=key, patience=_ENDING if continues else 0.0))
+        has_begun = continues and owner.exists()
+        if owner.exists() and owner.read_text(encoding="ascii") != number:
+            raise refused("is another job's already")
+    if run_directory.has_trained(run_dir) and not has_begun:  # Hydra may have written this job's records
+        raise refused("holds a run already")
+    if is_named and not has_begun:
+        atomic.write_text(owner, number)
+    checkpoint = resume.newest_checkpoint(run_dir) if continues else None
+    attempt = None if checkpoint is None else attempts.following(run_dir)
+    known = resume.known_checkpoints(run_dir)
+    plan = RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, attempt=attempt, known=known)
+    return _of_hydra(plan, settings, typed)
+
+
+def plan_build(
+    cfg: DictConfig,
+    run_dir: Path | None,
+    typed: Sequence[str],
+    ranks: Distributed,
+) -> tuple[RunPlan, RunLock | None]:
+    """Choose the directory of a run that is started from Python. Called on each rank.
+
+    Args:
+        run_dir: the directory for the run's files. None: a new one under `outputs/`, or that of the resumed run.
+        typed: keys whose values replace those of the checkpoint.
+        ranks: all of them get the choice of rank 0.
+
+    Returns:
+        The plan, and on rank 0 the lock of the directory, which is free: training takes it.
+
+    Raises:
+        UserError: another process trains in the directory, it holds another run, or there is nothing to resume.
+    """
+    if not ranks.is_main:
+        run_dir, checkpoint = (text and Path(text) for text in ranks.from_main(None))
+        return RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, typed=typed), None
+    with ExitStack() as locks:  # refused before anything is written
+        is_recorded = run_dir is not None and run_directory.created_by_hydra(run_dir)
+        plan, lock = _plan(cfg, run_dir, run_directory.new, locks, key="run_dir", may_hold=is_recorded)
+    ranks.from_main([str(plan.run_dir), None if plan.checkpoint is None else str(plan.checkpoint)])
+    return replace(plan, typed=typed, is_recorded=is_recorded), lock
+
+
+def is_constant(node: DictConfig) -> bool:
+    """Return whether `hydra.run` or `hydra.sweep` names one directory, not a new one for each start."""
+    written: Any = OmegaConf.to_container(node, resolve=False)
+    return not any(new in str(written["dir"]) for new in ("${now:", "${run_id:"))
+
+
+def _plan(
+    cfg: DictConfig,
+    named: Path | None,
+    new: Callable[[], Path],
+    locks: ExitStack,
+    *,
+    key: str,
+    find: resume.Find | None = None,
+    follows_links: bool = False,
+    may_hold: bool = False,
+) -> tuple[RunPlan, RunLock]:
+    """Choose a directory and a checkpoint, and lock the directory until `locks` closes.
+
+    Args:
+        named: the directory that the user has named, if any.
+        new: returns the directory of a new run.
+        key: the option that names the directory.
+        find: of a restarted run.
+        may_hold: whether the directory of a new run may have records: Hydra has written them for this run.
+    """
+    is_restart, lock_key = find is not None, key if cfg.resume is None else "resume"
+    find = find or partial(resume.find, cfg, key=key)
+    found, _ = find(named)
+    if found is not None and not follows_links:
+        run_directory.check_links(found, key=lock_key)
+    directory = found or named or new()
+    lock = RunLock(directory, key=lock_key, wait=is_restart or cfg.resume == "auto")
+    locks.enter_context(lock)
+    found, checkpoint = find(found or named)  # again: another process may have trained there until it was locked
+    if found is None and cfg.resume != "auto" and not may_hold:
+        run_directory.refuse_held(directory, key=key)
+    attempt = attempts.following(directory) if found is not None and run_directory.is_recorded(directory) else None
+    known = resume.known_checkpoints(directory)
+    return RunPlan(cfg=cfg, run_dir=directory, checkpoint=checkpoint, attempt=attempt, known=known), lock
+
+
+def _of_hydra(plan: RunPlan, settings: Any, typed: Sequence[str]) -> RunPlan:
+    """Return a plan with what Hydra's settings say. The node `hydra` is removed from its config."""
+    with read_write(plan.cfg), open_dict(plan.cfg):
+        plan.cfg.pop("hydra", None)
+    return replace(
+        plan,
+        run_dir=plan.run_dir.absolute(),
+        attempt=None if plan.attempt is None else plan.attempt.absolute(),
+        is_recorded=plan.attempt is not None or settings.output_subdir == attempts.RECORDS,
+        typed=typed,
+        logging=settings.job_logging,
+        verbose=plain(settings.verbose),
+    )
