@@ -12,7 +12,7 @@ from hydraloop.commands import status
 from hydraloop.commands.status import sweep_in
 from hydraloop.run import lock
 from hydraloop.run.environment import shown
-from hydraloop.sweeps import states, stopping
+from hydraloop.sweeps import queue, states, stopping
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
 
@@ -80,7 +80,7 @@ def _record_ends(sweep: SweepDirectory, *, seconds: float) -> None:
     for number in range(sweep.description.axes.count):
         (sweep.folder(number) / states.REQUEST).unlink(missing_ok=True)
     until = time.monotonic() + seconds
-    while [job for job in _running(sweep) if sweep.settle(job.number, None).state == "running"]:
+    while [job for job in _running(sweep) if queue.end(sweep, job.number, None).state == "running"]:
         if time.monotonic() > until:
             break
         time.sleep(_POLL)

@@ -1,4 +1,4 @@
-"""The loop of a sweep: starts the jobs of a source, settles those whose process has ended, and passes signals on.
+"""The loop of a sweep: starts the jobs of a source, writes what killed jobs could not, and passes signals on.
 
 All that it knows is in the directory too. Therefore a controller may be killed, and others may share the work. The
 state of a running job names the controller that has started it, and that one retries it and sends signals to it. When
@@ -25,6 +25,7 @@ from hydraloop.errors import UserError
 from hydraloop.launch.failure import REQUEUE
 from hydraloop.run import lock
 from hydraloop.run.processes import machine, send
+from hydraloop.sweeps import queue
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
@@ -99,7 +100,7 @@ class Controller:
     def __post_init__(self) -> None:
         for state in self.directory.states():
             if state.state == "running":
-                state = self._settle(state.number)  # its process may have been killed
+                state = self._state(state.number)  # its process may have been killed
             self._attempts[state.number] = state.attempts
             if state.state == "running":
                 self._elsewhere.add(state.number)
@@ -157,13 +158,13 @@ class Controller:
         return bool(self.signals) or self.problem is not None
 
     def _look(self) -> None:
-        """Settle the jobs whose end the executor does not report, and adopt those whose controller has ended."""
+        """Look for ends that the executor does not report, and adopt jobs whose controller has ended."""
         if time.monotonic() < self._looked + _LOOK:
             return
         self.directory.renew()
         for number, code in list(self._unreported.items()):
             self._end(number, code)
-        found = [self._settle(number) for number in sorted(self._elsewhere)]
+        found = [self._state(number) for number in sorted(self._elsewhere)]
         others = self.directory.controllers().keys() - {self.directory.controller}
         for state in found:
             is_running = state.state == "running"
@@ -183,7 +184,7 @@ class Controller:
     def _start(self) -> None:
         """Start jobs while there is room."""
         while self._has_room and (job := self._next()) is not None:
-            state = self._settle(job.number)
+            state = self._state(job.number)
             if state.state == "running":
                 self._elsewhere.add(job.number)
             elif state.is_over and state.attempts != self._attempts[job.number]:  # another controller has run it
@@ -233,10 +234,10 @@ class Controller:
         self.watcher.started(state)
 
     def _end(self, number: int, code: int | None, *, by_scheduler: bool = False) -> None:
-        """Settle a job whose process has ended: queue it again, or leave it as it is."""
+        """Queue a job whose process has ended again, or leave it as it is."""
         begun = self._running[number]
         attempt = begun.attempts
-        state = self._settle(number, code, attempt)
+        state = self._state(number, code, attempt)
         is_adopted = number in self._unreported
         is_ours = state.attempts == attempt and (is_adopted or state.controller == self.directory.controller)
         if is_ours and state.state == "running" and self.problem is None:  # a rank is still ending
@@ -269,10 +270,10 @@ class Controller:
         self._retries[state.number] += 1
         return self._retries[state.number] <= self.max_retries
 
-    def _settle(self, number: int, code: int | None = None, attempt: int | None = None) -> JobState:
+    def _state(self, number: int, code: int | None = None, attempt: int | None = None) -> JobState:
         """Return the state of a job; if it cannot be written, the one before."""
         try:
-            return self.directory.settle(number, code, attempt)
+            return queue.end(self.directory, number, code, attempt)
         except (OSError, UserError) as error:
             self._set_unwritable(str(getattr(error, "strerror", None) or getattr(error, "problem", error)))
             return self.directory.state(number)

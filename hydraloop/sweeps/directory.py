@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import secrets
 import shlex
-import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from hydraloop.errors import UserError
-from hydraloop.launch.failure import REQUEUE
 from hydraloop.run import lock
 from hydraloop.run.directory import holds_run
 from hydraloop.run.environment import shown
 from hydraloop.sweeps import description, states
 from hydraloop.sweeps.description import Description
-from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from hydraloop.sweeps.states import JobState
 
 _NUMBERED = "${hydra.job.num}"
 """Hydra's default of `hydra.sweep.subdir`."""
-_ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
 
 
 class SweepDirectory:
@@ -128,45 +122,6 @@ class SweepDirectory:
         """Return the states of all jobs for readers: a job whose process was killed is not `running`."""
         return [states.current(self.folder(state.number), state, self.run_dir(state)) for state in self.states()]
 
-    def settle(self, number: int, code: int | None, attempt: int | None = None) -> JobState:
-        """Return the state of a job whose process has ended, after writing it if that process was killed.
-
-        A job that another process has started again since, or whose ranks are still ending, is `running`.
-
-        Args:
-            code: the exit code, negative for a signal; None if unknown.
-            attempt: which attempt of this controller has ended with that code. Another controller may have been faster.
-
-        Raises:
-            OSError, UserError: the state cannot be written.
-        """
-        state, folder = self.state(number), self.folder(number)
-        is_running = state.state == "running"
-        is_unclaimed = attempt == state.attempts + 1 and code not in (LEFT, NOT_RECORDED)
-        if not is_running and not is_unclaimed:
-            return state
-        if is_running and (attempt, self.controller) != (state.attempts, state.controller):
-            code = None  # of another process
-        held = lock.RunLock(folder, key="sweep")
-        ended = _renewed(folder) if code is None else time.time()
-        if held.try_acquire(renew=False) is not None:
-            return state
-        try:
-            current = self.state(number)
-            if (current.state, current.attempts) != (state.state, state.attempts):  # another controller was faster
-                return current
-            if is_running:
-                told = states.ended_from_result(state, self.run_dir(state))
-                state = told or states.end(_lost(state, code), ended)
-            else:  # its process has ended before it could write that it runs
-                lost = _lost(replace(state, attempts=state.attempts + 1, controller=self.controller), code)
-                state = replace(lost, ended=ended)
-                (folder / states.REQUEST).unlink(missing_ok=True)  # it may have secrets
-            states.write(folder, state, flush=True)
-        finally:
-            held.release()
-        return state
-
     def announce(self) -> None:
         """Tell others that this process, a controller, starts jobs of the sweep.
 
@@ -186,28 +141,6 @@ class SweepDirectory:
     def controllers(self) -> dict[str, lock.Holder]:
         """Return the controllers that are alive."""
         return lock.controllers(self.path)
-
-
-def _lost(state: JobState, code: int | None) -> JobState:
-    """Return the state of a job whose process has ended without writing it, by its exit code."""
-    if code is None:
-        return replace(state, state="interrupted", reason="its process has ended without a result")
-    if code in (NOT_RECORDED, REQUEUE):
-        return replace(state, state="interrupted", reason="its state could not be written")
-    number = -code if code < 0 else code - 128
-    if number in _ENDINGS:
-        memory = " (out of memory?)" if number == signal.SIGKILL else ""
-        return replace(state, state="interrupted", reason=f"killed by {signal.Signals(number).name}{memory}")
-    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code} and no result"
-    return replace(state, state="failed", error=f"its process {how}; see {states.LOG}")
-
-
-def _renewed(folder: Path) -> float:
-    """Return when the process of a job was last seen: its lock is renewed every 10 s."""
-    try:
-        return (folder / lock.FILENAME).stat().st_mtime
-    except OSError:
-        return time.time()
 
 
 def _held(path: Path) -> UserError:

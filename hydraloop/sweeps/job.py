@@ -1,6 +1,6 @@
 """SweepJob: what the process of a job does: claim the job, train it as a single run, and write how it has ended.
 
-The rules of claims are in `states`.
+The rules of claims are in `queue`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -29,12 +28,12 @@ from hydraloop.launch import checks as launch_checks
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import terminable
 from hydraloop.plan import Draft, RunPlan, plan_job
-from hydraloop.run import atomic, environment
+from hydraloop.run import environment
 from hydraloop.run.lock import RunLock
 from hydraloop.run.processes import machine
-from hydraloop.run.result import describe, digest
-from hydraloop.safety.secrets import mask_overrides, mask_text
-from hydraloop.sweeps import states
+from hydraloop.run.result import describe
+from hydraloop.safety.secrets import mask_text
+from hydraloop.sweeps import queue, states
 from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Worker
 from hydraloop.sweeps.grid import GridComposer
@@ -87,11 +86,10 @@ class SweepJob(Worker):
             with terminable():
                 folder.mkdir(parents=True, exist_ok=True)
                 _print_to(folder / states.LOG)
-                self._directory.settle(request.number, None)  # an attempt that was killed
+                queue.end(self._directory, request.number, None)  # an attempt that was killed
                 if lock.try_acquire() is not None:
                     return LEFT
-                atomic.remove_unfinished(folder / states.FILENAME)
-                state = self._claimed(request)
+                state = queue.claim(self._directory, request)
                 return LEFT if state is None else self._run(request, state, lock)
         except KeyboardInterrupt as error:
             return _exit_code(error)
@@ -101,31 +99,6 @@ class SweepJob(Worker):
             return NOT_RECORDED
         finally:
             lock.release()
-
-    def _claimed(self, request: Request) -> JobState | None:
-        """Write that the job is running, and return that state; None if it has been started since the request."""
-        before = self._directory.state(request.number)
-        folder = self._directory.folder(request.number)
-        if before.attempts != request.attempts or before.state not in ("queued", "interrupted", "failed"):
-            return None
-        state = JobState(
-            number=request.number,
-            state="running",
-            overrides=tuple(mask_overrides(request.lines)),
-            attempts=before.attempts + 1,
-            controller=request.controller,
-            directory=before.directory,
-            host=socket.gethostname(),
-            machine=machine(),
-            pid=os.getpid(),
-            began=time.time(),
-            seconds=before.seconds,
-            iterations=before.iterations,
-            earlier_result=digest(self._directory.run_dir(before)),
-            gpus=request.gpus or (),
-        )
-        states.write(folder, state, flush=False)
-        return state
 
     def _run(self, request: Request, state: JobState, lock: RunLock) -> int:
         """Run the job that this process has claimed, and write its end. Returns the exit code."""

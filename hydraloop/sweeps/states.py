@@ -1,12 +1,4 @@
-"""The state of a job, in `job.json`. A job without the file is queued.
-
-The lock of the job's folder is the claim on the job. Only a process that has the lock writes the file:
-
-- the process of the job, which keeps the lock until it has written how the attempt has ended;
-- a process that finds a running job with a free lock, and writes that the job's process was killed.
-
-A process that has lost the lock writes nothing. Therefore each attempt has one process, and each job ends once.
-"""
+"""The state of a job, in `job.json`. A job without the file is queued. Who may write it: see `queue`."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from hydraloop.cli.error_reports import Reports
 from hydraloop.launch import torchrun
 from hydraloop.launch.jobs import Jobs
 from hydraloop.launch.termination import leave
-from hydraloop.plan import Draft
+from hydraloop.plan import Draft, RunPlan
 from hydraloop.run.result import Result
-from hydraloop.sweeps import states
+from hydraloop.sweeps import queue, states
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.directory import SweepDirectory
@@ -47,8 +47,22 @@ def write_or_die(folder: Path, state: states.JobState, *, flush: bool) -> None:
     sometimes_killed(0.1)
 
 
-class Contender(SweepJob):
+class Played(Jobs):
     """Writes a file instead of training."""
+
+    def train(self, plan: RunPlan) -> float | None:
+        sometimes_killed(0.1)
+        time.sleep(random.random() * 0.02)
+        assert plan.run_dir is not None
+        with (plan.run_dir / "ends").open("a") as ends:
+            ends.write("x")
+        Result("finished", val_metrics={"loss": 0.5}).write(plan.run_dir)
+        sometimes_killed(0.1)
+        return None
+
+
+class Contender(SweepJob):
+    """Has one config for all jobs."""
 
     config: DictConfig
 
@@ -56,14 +70,6 @@ class Contender(SweepJob):
         cfg = self.config
         cfg.hydra.job.num = number
         return cfg
-
-    def _train(self, request: Request, cfg: DictConfig, run_dir: Path, checkpoint: Path | None) -> None:
-        sometimes_killed(0.1)
-        time.sleep(random.random() * 0.02)
-        with (run_dir / "ends").open("a") as ends:
-            ends.write("x")
-        Result("finished", val_metrics={"loss": 0.5}).write(run_dir)
-        sometimes_killed(0.1)
 
 
 def control(directory: SweepDirectory, worker: SweepJob) -> NoReturn:
@@ -75,7 +81,7 @@ def control(directory: SweepDirectory, worker: SweepJob) -> NoReturn:
     while left:
         sometimes_killed(0.02)
         number = left.pop()
-        state = directory.settle(number, None)
+        state = queue.end(directory, number, None)
         if state.is_over:
             continue
         left.insert(0, number)
@@ -89,7 +95,7 @@ def control(directory: SweepDirectory, worker: SweepJob) -> NoReturn:
             leave(worker.run(Request(number, (), str(directory.folder(number)), state.attempts, directory.controller)))
         starts += 1
         sometimes_killed(0.02)
-        directory.settle(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), state.attempts + 1)
+        queue.end(directory, number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), state.attempts + 1)
     leave(0)
 
 
@@ -103,7 +109,7 @@ def main(path: Path, seed: int) -> None:
         cfg = grid.compose(axes.lines(0), number=0)
         cfg.hydra.sweep.dir = str(path)
         Contender.config = cfg
-        jobs = Jobs(Reports(with_traceback=False), torchrun.Leader())
+        jobs = Played(Reports(with_traceback=False), torchrun.Leader())
         worker = Contender(directory, Draft(overrides=[], cfg=cfg, typed=[]), jobs, grid)
         controllers: set[int] = set()
         killed = 0
@@ -122,7 +128,7 @@ def main(path: Path, seed: int) -> None:
         for pid in controllers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    found = [directory.settle(number, None) for number in range(JOBS)]
+    found = [queue.end(directory, number, None) for number in range(JOBS)]
     ends = [(directory.folder(number) / "ends").read_text() for number in range(JOBS)]
     attempts = sum(state.attempts for state in found)
     print(

@@ -31,7 +31,7 @@ from hydraloop.plan import Draft, RunPlan
 from hydraloop.run import atomic, checkpoint_files
 from hydraloop.run.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.sweeps import states
+from hydraloop.sweeps import queue, states
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.description import Description
 from hydraloop.sweeps.directory import SweepDirectory
@@ -139,7 +139,7 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
                 folder = str(directory.folder(number))
                 leave(worker.run(Request(number, all_axes.lines(number), folder, attempts, directory.controller)))
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-            directory.settle(number, codes[-1], attempts + 1)
+            queue.end(directory, number, codes[-1], attempts + 1)
         print(json.dumps(codes))
 
 

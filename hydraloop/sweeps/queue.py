@@ -1,0 +1,126 @@
+"""The queue of a sweep's jobs: a process claims a job, and its end is written once.
+
+The lock of the job's folder is the claim on the job. Only a process that has the lock writes the job's state:
+
+- the process of the job, which keeps the lock until it has written how the attempt has ended;
+- a process that finds a running job with a free lock, and writes that the job's process was killed.
+
+A process that has lost the lock writes nothing. Therefore each attempt has one process, and each job ends once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from hydraloop.launch.failure import REQUEUE
+from hydraloop.run import atomic, lock
+from hydraloop.run.processes import machine
+from hydraloop.run.result import digest
+from hydraloop.safety.secrets import mask_overrides
+from hydraloop.sweeps import states
+from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request
+from hydraloop.sweeps.states import JobState
+
+_ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
+
+
+def claim(directory: SweepDirectory, request: Request) -> JobState | None:
+    """Write that the job is running, and return that state; None if it has been started since the request.
+
+    The process must have the lock of the job.
+
+    Raises:
+        OSError: the state cannot be written.
+    """
+    before = directory.state(request.number)
+    folder = directory.folder(request.number)
+    atomic.remove_unfinished(folder / states.FILENAME)
+    if before.attempts != request.attempts or before.state not in ("queued", "interrupted", "failed"):
+        return None
+    state = JobState(
+        number=request.number,
+        state="running",
+        overrides=tuple(mask_overrides(request.lines)),
+        attempts=before.attempts + 1,
+        controller=request.controller,
+        directory=before.directory,
+        host=socket.gethostname(),
+        machine=machine(),
+        pid=os.getpid(),
+        began=time.time(),
+        seconds=before.seconds,
+        iterations=before.iterations,
+        earlier_result=digest(directory.run_dir(before)),
+        gpus=request.gpus or (),
+    )
+    states.write(folder, state, flush=False)
+    return state
+
+
+def end(directory: SweepDirectory, number: int, code: int | None, attempt: int | None = None) -> JobState:
+    """Return the state of a job whose process has ended, after writing it if that process could not.
+
+    A job that another process has started again since, or whose ranks are still ending, is `running`.
+
+    Args:
+        code: the exit code, negative for a signal; None if unknown.
+        attempt: which attempt of this controller has ended with that code. Another controller may have been faster.
+
+    Raises:
+        OSError, UserError: the state cannot be written.
+    """
+    state, folder = directory.state(number), directory.folder(number)
+    is_running = state.state == "running"
+    is_unclaimed = attempt == state.attempts + 1 and code not in (LEFT, NOT_RECORDED)
+    if not is_running and not is_unclaimed:
+        return state
+    if is_running and (attempt, directory.controller) != (state.attempts, state.controller):
+        code = None  # of another process
+    held = lock.RunLock(folder, key="sweep")
+    ended = _renewed(folder) if code is None else time.time()
+    if held.try_acquire(renew=False) is not None:
+        return state
+    try:
+        current = directory.state(number)
+        if (current.state, current.attempts) != (state.state, state.attempts):  # another controller was faster
+            return current
+        if is_running:
+            told = states.ended_from_result(state, directory.run_dir(state))
+            state = told or states.end(_lost(state, code), ended)
+        else:  # its process has ended before it could write that it runs
+            lost = _lost(replace(state, attempts=state.attempts + 1, controller=directory.controller), code)
+            state = replace(lost, ended=ended)
+            (folder / states.REQUEST).unlink(missing_ok=True)  # it may have secrets
+        states.write(folder, state, flush=True)
+    finally:
+        held.release()
+    return state
+
+
+def _lost(state: JobState, code: int | None) -> JobState:
+    """Return the state of a job whose process has ended without writing it, by its exit code."""
+    if code is None:
+        return replace(state, state="interrupted", reason="its process has ended without a result")
+    if code in (NOT_RECORDED, REQUEUE):
+        return replace(state, state="interrupted", reason="its state could not be written")
+    number = -code if code < 0 else code - 128
+    if number in _ENDINGS:
+        memory = " (out of memory?)" if number == signal.SIGKILL else ""
+        return replace(state, state="interrupted", reason=f"killed by {signal.Signals(number).name}{memory}")
+    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code} and no result"
+    return replace(state, state="failed", error=f"its process {how}; see {states.LOG}")
+
+
+def _renewed(folder: Path) -> float:
+    """Return when the process of a job was last seen: its lock is renewed every 10 s."""
+    try:
+        return (folder / lock.FILENAME).stat().st_mtime
+    except OSError:
+        return time.time()
