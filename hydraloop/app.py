@@ -75,7 +75,7 @@ def main(
     code = 0
     try:
         with terminable():
-            _App(folder, folder / config_path, config_name, tuple(trusted), reports, leader).run(sys.argv[1:])
+            _App(folder, folder / config_path, config_name, reports, leader).run(sys.argv[1:])
     except SystemExit as error:  # argparse has printed a mistake, or the version
         if torchrun.is_several():
             leader.leave(1 if error.code else 0)
@@ -109,8 +109,6 @@ class _App:
     """The folder with config files."""
     name: str
     """Of the primary config."""
-    trusted: tuple[str, ...]
-    """Packages that a config may name."""
     reports: Reports
     leader: torchrun.Leader
     """Tells the other ranks of a torchrun what to train."""
@@ -200,4 +198,4 @@ class _App:
     def _jobs(self) -> Jobs:
         from hydraloop.launch.jobs import Jobs
 
-        return Jobs(self.project, self.trusted, self.reports, self.leader)
+        return Jobs(self.reports, self.leader)

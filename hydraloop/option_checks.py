@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from hydraloop.errors import UserError, suggestion
 
 CHECKPOINTS = ("best", "last", "all")
@@ -28,3 +31,26 @@ def check_choice(choices: tuple[str, ...], /, **options: str | None) -> None:
         if value is not None and value not in choices:
             remedy = suggestion(value, choices)
             raise UserError(f"{value!r} is not one of {', '.join(choices)}", key=key, remedy=remedy)
+
+
+def names_or_callables(key: str, given: Any, names: tuple[str, ...], what: str) -> list[Any]:
+    """Return an option that is a name, something callable, or several of these, as a list.
+
+    Args:
+        names: those that are known.
+        what: a name or a callable is, for the error.
+
+    Raises:
+        UserError: a name is unknown, or an item is neither a name nor callable.
+    """
+    several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    for one in several:
+        if isinstance(one, str):
+            check_choice(names, **{key: one})
+        elif not callable(one):
+            raise UserError(
+                f"{one!r} is not a {what}",
+                key=key,
+                remedy=f"Use one of {', '.join(names)}, or a mapping with `_target_`: [{{_target_: my_project.mine}}].",
+            )
+    return several

@@ -5,4 +5,4 @@
 # Installs everything into .venv first, once.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
-exec "$venv/bin/python" -m tests.sweeps.kills.suite "$@"
+exec "$venv/bin/python" -m tests.faults.sweeps.suite "$@"

@@ -26,7 +26,7 @@ _SHARED = {
     "e2e": "from tests.e2e.projects import",
 }
 """What takes seconds to start in a process (MLflow, the ranks, the server of scripts), by what its files import."""
-_LONGEST = (*_SHARED, "tracking", "engine", "cli", "hooks", "test_builder_mistakes.py", "optim")
+_LONGEST = (*_SHARED, "tracking", "engine", "cli", "hooks", "optim")
 """Folders whose files take longest, in this order, and files that are in none."""
 _NOT_OURS = (
     "PYTEST_CURRENT_TEST",

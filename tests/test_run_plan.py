@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from hydraloop.launch.private import VARIABLE, Private
 from hydraloop.plan import RunPlan
-from hydraloop.safety.allowlist import ALLOWLIST, Allowlist
+from hydraloop.safety.allowlist import Allowlist
 
 
 def plan(tmp_path: Path, **config: Any) -> RunPlan:
@@ -36,10 +36,13 @@ def test_the_text_has_no_secret_and_the_ranks_of_this_machine_get_it_otherwise(
     text = made.to_json()
     assert "hunter2" not in text
     assert "${oc.env:ELSEWHERE}" in text
-    private = Private.of(made, folders=[tmp_path], trusted=["mine"])
-    received = Private(**json.loads(private.variables()[VARIABLE]))
+    sender, receiver = Allowlist(), Allowlist()
+    sender.trust(["timm"])
+    monkeypatch.setattr("hydraloop.launch.private.ALLOWLIST", sender)
+    variables = Private.of(made).variables()
     monkeypatch.delenv("ELSEWHERE")
-    monkeypatch.setattr("hydraloop.launch.private.ALLOWLIST", Allowlist())
-    found = received.added_to(RunPlan.from_json(text))
+    monkeypatch.setattr("hydraloop.launch.private.ALLOWLIST", receiver)
+    found = Private(**json.loads(variables[VARIABLE])).added_to(RunPlan.from_json(text))
     assert found.cfg.hooks["my.hook"] == {**mine, "api_key": "hunter2-env"}
-    assert "mine" not in ALLOWLIST.packages
+    assert receiver.packages == ["timm"]
+    assert "timm" not in text

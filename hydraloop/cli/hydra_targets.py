@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from hydraloop.cli.arguments import parse
-from hydraloop.cli.config_file_limits import leaves
+from hydraloop.cli.config_file_limits import leaves, written
 from hydraloop.errors import UserError
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -93,27 +93,20 @@ def check_search_path(name: str, overrides: Sequence[str]) -> None:
 
 
 def _in_primary(name: str) -> object:
-    for source in GlobalHydra.instance().config_loader().get_sources():
-        if source.is_config(name):
-            config = source.load_config(name).config
-            if not isinstance(config, DictConfig):
-                return None
-            raw = _written(config)
-            if "${" in _ENVIRONMENT.sub("", raw):
-                raise UserError(
-                    "an interpolation is refused here, because it can become a package that was not checked",
-                    key=_SEARCH_PATH,
-                    remedy="Write the folder itself, or use ${oc.env:NAME}.",
-                )
-            return OmegaConf.select(config, _SEARCH_PATH)
-    return None
-
-
-def _written(config: DictConfig) -> str:
-    """Return `hydra.searchpath` as written; all of `hydra` if that is an interpolation."""
-    hydra = OmegaConf.to_container(config, resolve=False)
-    hydra = hydra.get("hydra") if isinstance(hydra, dict) else None
-    return str(hydra.get("searchpath") if isinstance(hydra, dict) else hydra)
+    """Return `hydra.searchpath` of the primary config."""
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    config = next((source.load_config(name).config for source in sources if source.is_config(name)), None)
+    if not isinstance(config, DictConfig):
+        return None
+    hydra = written(config, "hydra")
+    text = str(hydra.get("searchpath") if isinstance(hydra, dict) else hydra)
+    if "${" in _ENVIRONMENT.sub("", text):
+        raise UserError(
+            "an interpolation is refused here, because it can become a package that was not checked",
+            key=_SEARCH_PATH,
+            remedy="Write the folder itself, or use ${oc.env:NAME}.",
+        )
+    return OmegaConf.select(config, _SEARCH_PATH)
 
 
 def _check_entry(entry: str) -> None:

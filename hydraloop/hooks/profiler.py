@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError, suggestion
-from hydraloop.option_checks import check_at_least
+from hydraloop.option_checks import check_at_least, names_or_callables
 from hydraloop.run.environment import shown
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class ProfilerHook(Hook):
         self._on_npu = activity_with_npu is not False
         self._with_device = activity_with_npu if self._on_npu else activity_with_cuda
         self._schedule = None if schedule is None else _checked_schedule(schedule)
-        self._handlers = _checked_handlers(on_trace_ready, _NAMES[:2] if self._on_npu else _NAMES)
+        names = _NAMES[:2] if self._on_npu else _NAMES
+        self._handlers = names_or_callables("on_trace_ready", on_trace_ready or (), names, "trace handler")
         if json_trace_path is not None and "chrome_trace" not in self._handlers:
             self._handlers.append("chrome_trace")
         self._json_path = json_trace_path or f"{FOLDER}/chrome_trace.json"
@@ -286,20 +287,3 @@ def _checked_schedule(schedule: Mapping[str, Any]) -> dict[str, int]:
             )
         check_at_least(1 if name == "active" else 0, **{f"schedule.{name}": value})
     return {**SCHEDULE, **schedule}
-
-
-def _checked_handlers(
-    given: str | TraceHandler | Iterable[str | TraceHandler] | None, names: tuple[str, ...]
-) -> list[str | TraceHandler]:
-    if given is None:
-        return []
-    several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    for handler in several:
-        if not callable(handler) and handler not in names:
-            close = suggestion(handler, names) if isinstance(handler, str) else f"Known: {', '.join(names)}."
-            raise UserError(
-                f"{handler!r} is not a trace handler",
-                key="on_trace_ready",
-                remedy=f"{close} A list may also contain a mapping: [{{_target_: my_project.traces.handler}}].",
-            )
-    return several

@@ -22,7 +22,7 @@ from hydraloop.hooks.shared.tta_views import (
     mean_probability,
     named_views,
 )
-from hydraloop.option_checks import check_at_least, check_choice
+from hydraloop.option_checks import check_at_least, check_choice, names_or_callables
 from hydraloop.run.result import describe
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,10 @@ class TestTimeAugmentationHook(Hook):
     def __init__(self, *, transforms: Sequence[str | View] = _TRANSFORMS, merge: str = "auto", shift: int = 1) -> None:
         check_at_least(1, shift=shift)
         check_choice(("auto", *_MERGES), merge=merge)
-        self._named = _checked(transforms)
         known = named_views(shift)
+        self._named = names_or_callables("transforms", transforms, tuple(known), "transform")
+        if not self._named:
+            raise UserError("there is no transform", key="transforms", remedy="Name one or more: [identity,hflip].")
         self._views = [view for one in self._named for view in (known[one] if isinstance(one, str) else (one,))]
         self._turns = any(isinstance(one, str) and one != "identity" for one in self._named)
         self._merge = merge
@@ -132,20 +134,3 @@ class TestTimeAugmentationHook(Hook):
                 key=f"{self.key}.transforms",
                 remedy="Use views of the size that the model takes: rot90 and rot270 swap height and width.",
             ) from error
-
-
-def _checked(transforms: Sequence[str | View]) -> list[str | View]:
-    given: list[str | View] = [transforms] if isinstance(transforms, str) else list(transforms)
-    names = list(named_views(1))
-    if not given:
-        raise UserError("there is no transform", key="transforms", remedy="Name one or more: [identity,hflip].")
-    for one in given:
-        if isinstance(one, str):
-            check_choice(tuple(names), transforms=one)
-        elif not callable(one):
-            raise UserError(
-                f"{one!r} is not a transform",
-                key="transforms",
-                remedy=f"Use one of {', '.join(names)}, or a mapping with `_target_` for your own transform.",
-            )
-    return given

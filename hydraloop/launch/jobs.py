@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import Terminated
@@ -17,29 +16,17 @@ from hydraloop.launch.termination import TerminationHandler
 from hydraloop.plan import RunPlan
 from hydraloop.run.result import ResultFile
 from hydraloop.run.uncollected import uncollected
-from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import remember_overrides
 
 
 @dataclass
 class Jobs:
     """What the runs of a command line have in common."""
 
-    project: Path
-    """The folder whose Python files a config may name."""
-    trusted: tuple[str, ...]
-    """Packages that a config may name."""
     reports: Reports
     leader: torchrun.Leader
     """Tells the other ranks of a torchrun what to train."""
     on_build: Callable[[int], None] = lambda iterations: None
     """Called before training with the iterations of the whole run, if one process trains."""
-
-    def begin_process(self, overrides: Sequence[str]) -> None:
-        """Prepare this process, which a launcher may have started. A method: joblib would copy globals of a closure."""
-        ALLOWLIST.trust_folder(self.project)
-        ALLOWLIST.trust(self.trusted)
-        remember_overrides(overrides)
 
     def train(self, plan: RunPlan) -> float | None:
         """Train in this process, or in several.
@@ -86,8 +73,9 @@ class Jobs:
             if torchrun.is_several():
                 return self.leader.lead(plan, close)
             options = plan.cfg.distributed
-            private = Private.of(plan, folders=[self.project], trusted=self.trusted)
-            return elastic.launch(plan, private, processes=options.nproc_per_node, max_restarts=options.max_restarts)
+            return elastic.launch(
+                plan, Private.of(plan), processes=options.nproc_per_node, max_restarts=options.max_restarts
+            )
         except BaseException as error:
             return Ended(error=error, trained=False)
 

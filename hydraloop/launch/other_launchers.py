@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from hydraloop.plan import Draft, plan_job
 from hydraloop.run.directory import holds_run
 from hydraloop.run.lock import RunLock
 from hydraloop.run.result import Result
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.secrets import remember_overrides
 from hydraloop.tracking.sweeps import SweepTrackers
 from hydraloop.validate import hydra_config
 
@@ -35,9 +38,10 @@ def run_sweep(jobs: Jobs, draft: Draft, trackers: SweepTrackers, flags: list[str
     """
     launch_checks.check_single_run()
     lines, typed = draft.overrides, draft.typed  # a launcher pickles the job, and cannot pickle the draft
+    trust = ALLOWLIST.folders, ALLOWLIST.packages
 
     def job(cfg: DictConfig, run_dir: Path) -> float | None:
-        jobs.begin_process(lines)
+        _begin_process(*trust, lines)
         with ExitStack() as lock:
             try:
                 launch_checks.check(cfg)
@@ -67,6 +71,14 @@ def run_sweep(jobs: Jobs, draft: Draft, trackers: SweepTrackers, flags: list[str
         finally:
             trackers.end(directory)
             jobs.reports.print_sweep(interrupted=trackers.ended == "interrupted")
+
+
+def _begin_process(folders: Sequence[str], packages: Sequence[str], overrides: Sequence[str]) -> None:
+    """Prepare this process, which a launcher may have started. Not in the job: joblib would copy its globals."""
+    for folder in folders:
+        ALLOWLIST.trust_folder(Path(folder))
+    ALLOWLIST.trust(packages)
+    remember_overrides(overrides)
 
 
 def _settle(draft: Draft, locks: ExitStack) -> tuple[Path, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -36,7 +36,7 @@ class Private:
     """The values of the config that the text of the plan does not have, each with its place in the config."""
 
     @classmethod
-    def of(cls, plan: RunPlan, *, folders: Iterable[Path], trusted: Iterable[str]) -> Self:
+    def of(cls, plan: RunPlan) -> Self:
         """Return what the ranks need to train by a plan.
 
         Raises:
@@ -45,8 +45,8 @@ class Private:
         return cls(
             sys_path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
             command=command(),
-            folders=[str(folder.resolve()) for folder in folders],
-            trusted=list(trusted),
+            folders=ALLOWLIST.folders,
+            trusted=ALLOWLIST.packages,
             logging=plain(plan.logging),
             secrets=list(_differences(resolved(plan.cfg), without_secrets(plan.cfg))),
         )

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 SAFETENSORS = ".safetensors"
 """Suffix of a file with only a state dict, which any framework can read."""
@@ -101,10 +101,14 @@ def _in_shards(shards: Shards, rank: int, ranks: int) -> str | None:
 
 def crc32_of(path: Path) -> int:
     """Return the CRC-32 of a file."""
-    checksum = 0
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            checksum = zlib.crc32(piece, checksum)
+        return _continued(0, file)
+
+
+def _continued(checksum: int, file: IO[bytes]) -> int:
+    """Return the CRC-32 of what was read before, and of the rest of the file."""
+    while piece := file.read(_PIECE):
+        checksum = zlib.crc32(piece, checksum)
     return checksum
 
 
@@ -146,9 +150,7 @@ def _sum_of(path: Path) -> tuple[int, int]:
         found = _CHECKSUM.search(start)
         if found is not None:
             start = start[: found.start(1)] + NO_CHECKSUM.encode() + start[found.end(1) :]
-        checksum = zlib.crc32(start)
-        while piece := file.read(_PIECE):
-            checksum = zlib.crc32(piece, checksum)
+        checksum = _continued(zlib.crc32(start), file)
     return checksum, 0 if found is None else found.start(1)
 
 

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ValidationError
 
 from hydraloop.errors import UserError, suggestion
+from hydraloop.schemas.sweep import open_mapping
 
 SPLITS = ("train", "val", "test")
 OF_TRAINING = ("sampler", "batch_sampler", "drop_last", "steps_per_epoch")
@@ -67,11 +68,6 @@ class LoaderConf:
     with several workers or ranks, because some of them split themselves and others do not."""
 
 
-def open_options() -> Any:
-    """Return an empty mapping that takes any option without a + on the command line."""
-    return OmegaConf.create({}, flags={"struct": False})
-
-
 @dataclass
 class DataConf:
     """Base of all data options. Begin your own file with `defaults: [base, _self_]` to get the loader's options."""
@@ -83,19 +79,19 @@ class DataConf:
     and `b/accuracy`. Null: no validation."""
     test: Any = None
     """Test data, used once after training; several as in `val`. Null: no test."""
-    weights: Any = field(default_factory=open_options)
+    weights: Any = field(default_factory=open_mapping)
     """Shares of several train sets in an epoch, `{web: 0.7, books: 0.3}`. The epoch is as long as all sets together: a
     small set is repeated. Streams need weights. Empty: each sample once, which needs no decision."""
-    lengths: Any = field(default_factory=open_options)
+    lengths: Any = field(default_factory=open_mapping)
     """Samples of train sets in an epoch, `{web: 1000}`; the other sets have all their samples in it. Empty: all."""
     loader: LoaderConf = field(default_factory=LoaderConf)
     """Options of the three loaders; only the train loader shuffles."""
-    train_loader: Any = field(default_factory=open_options)
+    train_loader: Any = field(default_factory=open_mapping)
     """Options of the train loader alone: `data.train_loader.collate_fn={…}`. Empty: those of `loader`."""
-    val_loader: Any = field(default_factory=open_options)
+    val_loader: Any = field(default_factory=open_mapping)
     """Options of the val loader alone. It does not take `sampler`, `batch_sampler`, `drop_last` and `steps_per_epoch`
     from `loader`, because these define training. Empty: the other options of `loader`."""
-    test_loader: Any = field(default_factory=open_options)
+    test_loader: Any = field(default_factory=open_mapping)
     """Options of the test loader alone, as `val_loader`."""
 
 

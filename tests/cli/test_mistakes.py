@@ -1,4 +1,7 @@
-"""Mistakes that are found in composing: each is one error with the key and the fix, without torch."""
+"""Mistakes in a command line or a config file: each is one error with the key and the fix.
+
+Tables of what a user types and the message. The commands for finished runs have their own, and so has the allowlist.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+import hydraloop
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
@@ -17,7 +21,7 @@ from hydraloop.sweeps import planning
 from tests.config.composed import REPOSITORY
 
 MISTAKES: dict[str, tuple[str, str]] = {
-    # command line: (key, remedy)
+    # command line: (key, part of the problem or the remedy)
     "hooks=emaa": ("hooks", "Did you mean ema?"),
     "hooks=profiler +hooks.profiler.on_trace_ready._target_=my_project.hooks.MyHook": (
         "hooks.profiler.on_trace_ready",
@@ -110,6 +114,17 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "-m seed=1,2 hydra.sweep.dir=${nope}": ("hydra.sweep.dir", "Name a key that exists"),
     "++hydra.job.env_set.A=${nope}": ("hydra.job.env_set.A", "Name a key that exists"),
     "weights=rw": ("weights", "Use averaged or raw."),
+    "engine.limit_val_batches=1.5": ("engine.limit_val_batches", "a share up to 1.0"),
+    "engine.max_time=soon": ("engine.max_time", "0:30:00"),
+    "engine.deterministic=true engine.benchmark=true": ("engine.benchmark", "Leave one of the two out."),
+    "resume=auto load_from=x.pth": ("load_from", "Leave one of the two out."),
+    "distributed.timeout=nan": ("distributed.timeout", "more than 0"),
+    "secrets=[hooks.mine.dsn]": ("secrets", "secrets=[dsn] for hooks.mine.dsn"),
+    "task.model=null": ("task.model", "model=small_cnn"),
+    "optimizer.every=0": ("optimizer.every", "from 1"),
+    "optimizer.layer_decay=1.5": ("optimizer.layer_decay", "above 0, up to 1"),
+    "optimizer.params=modules": ("optimizer.params", "tensors, named or model"),
+    "optimizer.match='head.*'": ("optimizer.match", "Leave it out"),
 }
 MORE_MISTAKES: dict[str, tuple[str, str]] = {
     # found in the same place as one above, with the same words
@@ -152,6 +167,86 @@ MORE_MISTAKES: dict[str, tuple[str, str]] = {
     "-m hooks=[ema],[emaa]": ("hooks", "Did you mean ema?"),
     "-m hooks=[ema],null": ("hooks", "To select none, use hooks=[]"),
     "engine.max_epochs=0": ("engine.max_epochs", "Use 1 or more."),
+    "engine.accumulate=0": ("engine.accumulate", "Use 1 or more."),
+    "engine.val_interval=-1": ("engine.val_interval", "null for never"),
+    "engine.val_begin=-1": ("engine.val_begin", "Use 0"),
+    "engine.threads=0": ("engine.threads", "null for all cores"),
+    "engine.limit_train_batches=0": ("engine.limit_train_batches", "from 1"),
+    "engine.limit_test_batches=-0.5": ("engine.limit_test_batches", "null for all"),
+    "distributed.max_restarts=-1": ("distributed.max_restarts", "no restart"),
+    "distributed.agree_interval=0": ("distributed.agree_interval", "1 or more"),
+    "distributed.timeout=0": ("distributed.timeout", "more than 0"),
+    "distributed.bucket_cap_mb=-1": ("distributed.bucket_cap_mb", "more than 0, or null"),
+    "data.loader.eval_batch_size=0": ("data.loader.eval_batch_size", "1 or more"),
+    "-m seed=1,2 sweep.max_retries=-1": ("sweep.max_retries", "no retry"),
+    "-m seed=1,2 sweep.max_workers=0": ("sweep.max_workers", "one per GPU"),
+    "-m seed=1,2 sweep.executor=slurm": ("sweep.executor", "pool or submitit"),
+    "-m seed=1,2 sweep.on_failure=x": ("sweep.on_failure", "continue or stop"),
+    "seed": ("'seed'", "is not key=value\n  Write key=value, +key=value to add, ~key to delete"),
+    "hooks=ema,": ("'hooks=ema,'", "is not key=value"),
+    "+": ("'+'", "is not key=value"),
+    "seed==1": ("'seed==1'", "is not key=value"),
+    "a=[1": ("'a=[1'", "is not key=value"),
+    "hooks=''": ("hooks", "To select none, use hooks=[]"),
+    "+hooks=null": ("hooks", "To select none, use hooks=[]"),
+    "seed=9223372036854775808": ("seed", "2^63 - 1"),
+    "secrets=['5']": ("secrets", "letters"),
+    "secrets=['']": ("secrets", "letters"),
+}
+DIGITS = "{_target_:hydraloop.examples.Digits,split:train}"
+BUILDING: dict[str, tuple[str, str]] = {
+    # found in building, or before the first iteration
+    "+hooks.mine._target_=my_project.hooks.MyHok": ("hooks.mine._target_", "Did you mean MyHook"),
+    "+hooks.mine._target_=os.system": ("hooks.mine._target_", 'hydraloop.compose(…, trusted=["os.system"])'),
+    "+hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.digts=3": ("hooks.mine.digts", "Did you mean digits?"),
+    "+hooks.mine._target_=my_project.model.SpiralNet": (
+        "hooks.mine._target_",
+        "Inherit from hydraloop.Hook; hydraloop.compat",
+    ),
+    "hooks=weight_norm +hooks.weight_norm.digts=3": ("hooks.weight_norm.digts", "Did you mean digits?"),
+    "data.train.root=/nonexistent": ("data.train.root", "Name the folder with digits.csv.gz"),
+    "data.train._target_=hydraloop.examples.Diabets": ("data.train._target_", "Did you mean Diabetes"),
+    "data.train.split=trian": ("data.train.split", "Use train, val, test."),
+    "+data.train.foo=1": ("data.train.foo", "root"),
+    "experiment=spirals data.train.samples=0": ("data.train", ""),
+    "data.loader.batch_size=0": ("data.loader.batch_size", "Use 1 or more."),
+    "data.loader.num_workers=-1": ("data.loader.num_workers", "Use 0 to load in the training process."),
+    "task.loss._target_=torch.nn.CrossEntropyLos": ("task.loss._target_", "Did you mean CrossEntropyLoss"),
+    "task.metrics.accuracy.top_k=0": ("task.metrics.accuracy", "top_k must be at least 1"),
+    "task.model.width=???": ("task.model.width", "Give it one: task.model.width=…"),
+    "task._target_=my_project.model.SpiralNet": ("task._target_", "+task.model._target_=my_project.model.SpiralNet"),
+    "task.loss=null": ("task.loss", "task.loss._target_=torch.nn.CrossEntropyLoss"),
+    "task.loss=mse": ("task.loss", "Name a class: task.loss._target_=torch.nn.MSELoss."),
+    "task.model=resnet50": ("task.model", "Select one: model=small_cnn."),
+    "+task.metrics.f1={_target_:torch.nn.Linear,in_features:1,out_features:1}": ("task.metrics.f1", "update, compute"),
+    f"data=base data.train={{a:{DIGITS}}} data.lengths=4": ("data.lengths", "{a: 1}"),
+    f"data=base data.train={DIGITS} data.val={{a:{DIGITS},b:{{traget:1}},c:null}}": ("data.val.b", "_target_"),
+    "+task.metrics.fid={_target_:torchmetrics.image.fid.FrechetInceptionDistance}": ("task.metrics.fid", "pip install"),
+    "task=huggingface": ("task", "Let the data set return dicts"),
+    "task=regression": ("task.model", "one value for each target"),
+    "optimizer.lr=-1": ("optimizer", "Invalid learning rate"),
+    "optimizer.betas=[0.9,0.9,0.9]": ("optimizer.betas", "Write 2 numbers: optimizer.betas=[0.9,0.999]"),
+    "~optimizer +optimizer={_target_:torch.optim.NAdam,_partial_:true,betas:0.9}": ("optimizer.betas", "Write 2"),
+    "optimizer.betas=[]": ("optimizer.betas", "Write 2 numbers: optimizer.betas=[0.9,0.999]"),
+    "~optimizer +optimizer={_target_:torch.optim.NAdam,_partial_:true,betas:{a:1}}": ("optimizer.betas", "Write 2"),
+    "~optimizer +optimizer={_target_:torch.optim.Rprop,_partial_:true,step_sizes:0.5}": (
+        "optimizer.step_sizes",
+        "Write 2 numbers: optimizer.step_sizes=[1e-06,50]",
+    ),
+    "+optimizer.foo=1": ("optimizer.foo", "lr, maximize"),
+    "default_hooks.checkpoint.save_best=acc": ("default_hooks.checkpoint.save_best", "Did you mean accuracy?"),
+    "default_hooks.checkpoint.interval=0": ("default_hooks.checkpoint.interval", "Use 1 or more, or null"),
+    "scheduler=plateau scheduler.plateau.monitor=acuracy": ("scheduler.plateau.monitor", "Did you mean accuracy?"),
+    "hooks=[ema] hooks.ema.momentum=2": ("hooks.ema.momentum", "0.0002"),
+    "hooks=[profiler] hooks.profiler.on_trace_ready=foo": ("hooks.profiler.on_trace_ready", "tb_trace"),
+    "engine.device=foo": ("engine.device", "Use auto, cpu"),
+    "engine.compile=yes": ("engine.compile", "options of torch.compile"),
+    "engine.compile={mod:default}": ("engine.compile.mod", "Did you mean mode?"),
+    "engine.activation_checkpointing=[Block]": ("engine.activation_checkpointing", "Conv2d"),
+    "engine.channels_last=maybe": ("engine.channels_last", "auto, true or false"),
+    "load_from=/nonexistent.pth": ("load_from", "Name a file"),
+    "load_from=train.py": ("load_from", "Name another checkpoint"),
+    "init.checkpoint=/nonexistent.pth": ("init.checkpoint", "Name a file"),
 }
 
 
@@ -211,12 +306,24 @@ def mistake(line: str, extra_folder: Path | None = None) -> UserError:
     return caught.value
 
 
-@pytest.mark.parametrize("line", [*MISTAKES, *(pytest.param(line, marks=pytest.mark.slow) for line in MORE_MISTAKES)])
-def test_a_mistake_names_key_and_fix(line: str) -> None:
-    key, remedy = (MISTAKES | MORE_MISTAKES)[line]
-    error = mistake(line)
-    assert str(error).startswith(key)
-    assert remedy in str(error.remedy)
+SLOW = (*MORE_MISTAKES, *(line for line in BUILDING if "torchmetrics" in line))
+ALL = MISTAKES | MORE_MISTAKES | BUILDING
+
+
+@pytest.mark.parametrize("line", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in ALL])
+def test_a_mistake_names_key_and_fix(line: str, tmp_path: Path) -> None:
+    key, remedy = ALL[line]
+    error = mistake_in_building(line, tmp_path) if line in BUILDING else mistake(line)
+    assert str(error).startswith((f"{key}: ", f"{key} "))
+    assert remedy in str(error)
+
+
+def mistake_in_building(line: str, run_dir: Path) -> UserError:
+    """Return the error of a run whose config passes all checks that need no torch."""
+    cfg = hydraloop.compose(line.split(), folder=REPOSITORY)
+    with pytest.raises(UserError) as caught:
+        hydraloop.build(cfg, run_dir=run_dir).train()
+    return caught.value
 
 
 @pytest.mark.parametrize("line", NEW_ENTRIES)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.projects import REPOSITORY, Done, Project, Run
+from tests.e2e.projects import Done, Project, Run
 
 QUICK = "engine.max_epochs=1"
 SHORT = "engine.limit_train_batches=5"
@@ -219,28 +219,6 @@ def test_two_starts_in_one_second_have_a_directory_each(project: Project) -> Non
     assert [run.result["status"] for run in project.runs] == ["finished", "finished"]
 
 
-# The Python way in. --------------------------------------------------------------------------------------------------
-
-
-def test_the_same_from_python(project: Project) -> None:
-    project.write(
-        "own.py",
-        "import hydraloop\n"
-        "cfg = hydraloop.compose(['hooks=ema,weight_norm', 'experiment=spirals', 'engine.max_epochs=1'])\n"
-        "engine = hydraloop.build(cfg)\n"
-        "print(list(engine.hooks)[-2:])\n"
-        "result = engine.train()\n"
-        "print(result.status, sorted(result.test_metrics), engine.run_dir)\n",
-    )
-    done = project.python("own.py")
-    assert done.code == 0, done.text
-    assert "['ema', 'weight_norm']" in done.out
-    status, *_ = done.out.splitlines()[-1].split()
-    assert status == "finished"
-    (run_dir,) = project.path.glob("outputs/*/*")
-    assert json.loads((run_dir / "result.json").read_text())["status"] == "finished"
-
-
 # What is instant. ----------------------------------------------------------------------------------------------------
 
 
@@ -378,28 +356,10 @@ def test_hook_sets_times_learning_rates(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_priority_is_swept(project: Project) -> None:
-    done = project.train("-m", "hooks=[ema]", "hooks.ema.priority=HIGH,LOW", QUICK)
-    assert done.code == 0, done.text
-    assert [job.config.hooks.ema.priority for job in project.jobs] == ["HIGH", "LOW"]
-    assert ["ema (30)" in job.log for job in project.jobs] == [True, False]
-    assert ["ema (70)" in job.log for job in project.jobs] == [False, True]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["-m", "hooks=ema,weight_norm"],
-        pytest.param(["hooks=ema,weight_norm", "+debug=swept"], marks=pytest.mark.slow),
-    ],
-    ids=" ".join,
-)
-def test_with_a_sweep_a_comma_sweeps(arguments: list[str], project: Project) -> None:
+def test_a_comma_sweeps_if_the_config_file_says_so(project: Project) -> None:
     config = (project.path / "conf" / "config.yaml").read_text()
-    if "+debug=swept" in arguments:
-        arguments = arguments[:-1]
-        project.write("conf/config.yaml", f"{config}\nhydra: {{mode: MULTIRUN}}\n")
-    done = project.train(*arguments, QUICK, SHORT, "engine.test=false", "hydra.sweep.dir=sweep")
+    project.write("conf/config.yaml", f"{config}\nhydra: {{mode: MULTIRUN}}\n")
+    done = project.train("hooks=ema,weight_norm", QUICK, SHORT, "engine.test=false", "hydra.sweep.dir=sweep")
     assert done.code == 0, done.text
     assert "read as a list" not in done.text
     jobs = [Run(project.path / "sweep" / name) for name in ("0", "1")]
@@ -479,23 +439,6 @@ def test_resuming_in_a_named_directory(project: Project) -> None:
     assert "a new run starts there" not in done.text
     assert run.checkpoints == ["epoch_1.pth", "epoch_2.pth"]
     assert [record["epoch"] for record in run.records if record["mode"] == "val"] == [1, 2]
-
-
-def test_load_from_takes_weights_into_a_new_run(project: Project) -> None:
-    first = [QUICK, "engine.test=false", "hydra.run.dir=runs/one"]
-    second = ["load_from=runs/one/checkpoints/epoch_1.pth", QUICK, "hydra.run.dir=runs/two"]
-    done = project.many([first, second])
-    assert [one.code for one in done] == [0, 0], done
-    one, two = (Run(project.path / "runs" / name).result for name in ("one", "two"))
-    assert two["progress"] == one["progress"], "it begins at the first epoch"
-    assert two["val_metrics"]["loss"] < one["val_metrics"]["loss"]
-
-
-def test_the_repository_has_its_own_copy_untouched() -> None:
-    """The tests' copies are what is written to."""
-    assert {path.name for path in (REPOSITORY / "conf").iterdir()} == {
-        "config.yaml", "data", "debug", "experiment", "hooks", "model",
-    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.projects import Project, Run
 from tests.e2e.warm import Script
+from tests.processes import PATIENCE, until
 
 HOOKS = '''
 from __future__ import annotations
@@ -79,8 +80,6 @@ class Stuck(Witness):
 '''
 ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000")
 CLOSED = ["after_train", "after_run"]
-PATIENCE = 120
-"""Seconds for a busy machine."""
 Process = subprocess.Popen[str] | Script
 Start = Callable[..., Process]
 
@@ -138,11 +137,7 @@ def saves_its_end(run: Run) -> bool:
 
 def wait_for(process: Process, reached: Callable[[], object]) -> None:
     """Wait until a condition holds. Fails if the process ends before."""
-    until = time.monotonic() + PATIENCE
-    while not reached():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(reached, "it was not reached", process=process)
 
 
 def ended(process: Process) -> str:
@@ -155,11 +150,7 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
         "engine.max_epochs=100000", "data.loader.batch_size=512", "default_hooks.checkpoint.interval=5"
     )
     try:
-        until = time.monotonic() + 120
-        while not (project.runs and project.run.path.joinpath("checkpoints", "last_checkpoint").exists()):
-            assert process.poll() is None, "the run has ended"
-            assert time.monotonic() < until, "the run has no checkpoint"
-            time.sleep(0.05)
+        wait_for(process, lambda: list(project.path.glob("outputs/*/*/checkpoints/last_checkpoint")))
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     finally:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from tests.e2e.projects import REPOSITORY, Done, Project, Run
+from tests.processes import running_in, until
 
 HOOKS = '''
 from __future__ import annotations
@@ -79,14 +79,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 def processes(project: Project) -> list[psutil.Process]:
     """Return the processes that run in the project's folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(project.path) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    return running_in(project.path)
 
 
 def torchrun(project: Project, *arguments: str) -> Done:
@@ -109,19 +102,13 @@ def start(project: Project, *arguments: str) -> subprocess.Popen[str]:
 
 def wait_for_checkpoint(project: Project, process: subprocess.Popen[str]) -> None:
     """Wait until the run of a process has a checkpoint."""
-    until = time.monotonic() + 120
-    while not list(project.path.glob("outputs/*/*/checkpoints/last_checkpoint")):
-        assert process.poll() is None, "the run has ended"
-        assert time.monotonic() < until, "the run has no checkpoint"
-        time.sleep(0.05)
+    last = "outputs/*/*/checkpoints/last_checkpoint"
+    until(lambda: list(project.path.glob(last)), "the run has a checkpoint", process=process)
 
 
 def wait_for_none(project: Project) -> None:
     """Wait until no process of the project is left."""
-    until = time.monotonic() + SOON
-    while processes(project):
-        assert time.monotonic() < until, "a process is left"
-        time.sleep(0.05)
+    until(lambda: not processes(project), "no process is left", seconds=SOON)
 
 
 # Training. -----------------------------------------------------------------------------------------------------------
@@ -281,15 +268,6 @@ def test_a_dry_run_under_torchrun_is_printed_once(project: Project) -> None:
     done = torchrun(project, "--nproc-per-node=2", "train.py", "--dry-run", "hooks=[ema]")
     assert done.code == 0, done.text
     assert done.out.count("Nothing was trained") == 1
-
-
-def test_mistakes_are_found_before_anything_starts(project: Project) -> None:
-    lines = [["distributed.nproc_per_node=0"], [TWO, "distributed.backend=nccl", "engine.device=cpu"],
-             ["distributed.strategy=fsdp2"], ["-m", "distributed.nproc_per_node=2,-1"]]  # fmt: skip
-    for line, done in zip(lines, project.many(lines), strict=True):
-        assert done.code == 2, line
-        assert done.err.startswith("error: distributed."), done.err
-    assert not (project.path / "outputs").exists()
 
 
 # Signals. ------------------------------------------------------------------------------------------------------------

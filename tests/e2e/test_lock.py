@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.projects import Project, Run
 from tests.e2e.warm import Script
+from tests.processes import PATIENCE, until
 
 ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000", "default_hooks.checkpoint.interval=1000000",
            "default_hooks.checkpoint.save_begin=2", "+hooks.idle._target_=my_project.idle.Idle")  # fmt: skip
@@ -27,7 +27,6 @@ class Idle(Hook):
             time.sleep(0.1)
 """
 QUICK = ("experiment=spirals", "engine.max_epochs=2", "engine.test=false")
-PATIENCE = 120
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -45,20 +44,12 @@ def project(project: Project) -> Project:
     return project
 
 
-def until(happened: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def training(project: Project, *arguments: str) -> Script:
     """Start an endless run in `mine`; return when it has a checkpoint."""
     process = project.begin(*ENDLESS, "hydra.run.dir=mine", *arguments)
     last = project.path / "mine" / "checkpoints" / "last_checkpoint"
     try:
-        until(lambda: last.exists() or process.poll() is not None, "it has a checkpoint")
-        assert process.poll() is None, "it has ended"
+        until(last.exists, "it has a checkpoint", process=process)
     except BaseException:
         end(process)
         raise

@@ -38,13 +38,6 @@ def test_one_checkpoint_a_tag_written_by_its_own_writer(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_checkpoint_asked_for_inside_a_window_waits_for_its_end(tmp_path: Path) -> None:
-    hook = at("after_train_iter", lambda engine: engine.request_checkpoint("mine"))
-    make_engine(tmp_path, {"asking": hook}, train=batches(7), accumulate=3).train()
-    progress = torch.load(tmp_path / "checkpoints" / "mine.pth", weights_only=True)["progress"]
-    assert (progress["iteration"], progress["optimizer_step"]) == (3, 1)
-
-
 def test_stopping_is_agreed_on_and_the_first_reason_stands(tmp_path: Path) -> None:
     def ask(engine: Engine) -> None:
         engine.request_stop("first")

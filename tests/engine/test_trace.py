@@ -67,9 +67,9 @@ TWO_EPOCHS = [
 ]
 
 
-def _iteration(batch_idx: int, *, steps: bool = True) -> list[str]:
+def _iteration(batch_idx: int) -> list[str]:
     points = ["before_train_iter", "after_backward", "before_optimizer_step", "after_train_iter"]
-    return [f"{point} {batch_idx}" for point in points if steps or point != "before_optimizer_step"]
+    return [f"{point} {batch_idx}" for point in points]
 
 
 START = ["before_run", "at_position", "before_train"]

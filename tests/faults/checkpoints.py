@@ -32,6 +32,7 @@ from hydraloop.engine.distributed.process_group import connect
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
 from hydraloop.schemas.distributed import DistributedConf
+from tests.faults import tables
 from tests.faults.comparison import compared
 
 RANDOM = ("a flipped bit", "a cut-off end", "a page of zeros")
@@ -128,15 +129,14 @@ def measure(folder: Path, suffix: str, kind: str, cases: int, seed: int) -> Coun
 
 def main(cases: int = 1000, seed: int = 1) -> None:
     """Print the table."""
-    print("| format | damage | cases | reported | harmless | loaded wrong | the library alone, wrong |")
-    print("|---|---|---|---|---|---|---|")
+    tables.head("format", "damage", "cases", "reported", "harmless", "loaded wrong", "the library alone, wrong")
     for suffix in (".pth", ".safetensors", SHARD):
         for kind in (*RANDOM, *([HEADERS] if suffix == ".pth" else [])):
             with tempfile.TemporaryDirectory() as folder:
                 found = measure(Path(folder), suffix, kind, cases, seed)
             columns = [found[name] for name in ("cases", "reported", "harmless", "wrong", "alone")]
             name = suffix if suffix == SHARD else f"`{suffix}`"
-            print(f"| {name} | {kind} | {' | '.join(f'{count:,}' for count in columns)} |", flush=True)
+            tables.row(name, kind, *(f"{count:,}" for count in columns))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.projects import Run
+from tests.faults import tables
 from tests.faults.comparison import differences
 from tests.faults.harness import KINDS, PHASES, TWO, VICTIMS, HungError, Kill, OrphanError, make, train
 
@@ -46,7 +47,10 @@ def main(runs: int = 200, seed: int = 0) -> int:
             counts[kind].update(["runs", end])
             if found:
                 print(f"run {number} ({kind}) {end}, {planned}:", *found[:5], sep="\n  ", file=sys.stderr, flush=True)
-    print(*_runs(counts), "", *_kills(kills), "", sep="\n")
+    _print_runs(counts)
+    print()
+    _print_kills(kills)
+    print()
     print(f"Seed {seed}. The processes of a killed run ended after {seconds:.1f} s or less.")
     print(f"{(time.monotonic() - began) / 60:.0f} minutes.")
     return int(sum(count["equal"] for count in counts.values()) < runs)
@@ -59,14 +63,14 @@ def _kinds(runs: int, seed: int) -> list[str]:
     return [each[number % len(each)] for number in range(runs)]
 
 
-def _runs(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
-    """Yield the lines of the table of all kinds of runs."""
+def _print_runs(counts: Mapping[str, Counter[str]]) -> None:
+    """Print the table of all kinds of runs."""
     columns = ("runs", "kills", *ENDS)
-    rows: list[list[str | int]] = [
-        [*_described(kind), *(counts[kind][name] for name in columns)] for kind in KINDS if counts[kind]
-    ]
-    total = [sum(count[name] for count in counts.values()) for name in columns]
-    yield from _table(("ranks", "data", "strategy", "workers", *columns), [*rows, ["all", "", "", "", *total]])
+    tables.head("ranks", "data", "strategy", "workers", *columns)
+    for kind in KINDS:
+        if counts[kind]:
+            tables.row(*_described(kind), *(counts[kind][name] for name in columns))
+    tables.row("all", "", "", "", *(sum(count[name] for count in counts.values()) for name in columns))
 
 
 def _described(kind: str) -> tuple[str, str, str, str]:
@@ -78,19 +82,11 @@ def _described(kind: str) -> tuple[str, str, str, str]:
     return ranks, data, strategy.upper() if ranks != "1" else "", line.get("data.loader.num_workers", "0") + ends
 
 
-def _kills(kills: Mapping[tuple[str, str], int]) -> Iterator[str]:
-    """Yield the lines of the table of all kills: in which moment, and what was killed."""
-    names = ["the run", "a worker", "rank 0", "rank 1", "the run after a save on a full disk"]
-    rows: list[list[str | int]] = [[phase, *(kills.get((phase, victim), 0) for victim in VICTIMS)] for phase in PHASES]
-    yield from _table(("killed in", *names), rows)
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Iterator[str]:
-    """Yield the lines of a table in Markdown."""
-    yield f"| {' | '.join(names)} |"
-    yield f"|{'---|' * len(names)}"
-    for row in rows:
-        yield f"| {' | '.join(map(str, row))} |"
+def _print_kills(kills: Mapping[tuple[str, str], int]) -> None:
+    """Print the table of all kills: in which moment, and what was killed."""
+    tables.head("killed in", "the run", "a worker", "rank 0", "rank 1", "the run after a save on a full disk")
+    for phase in PHASES:
+        tables.row(phase, *(kills.get((phase, victim), 0) for victim in VICTIMS))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ from tests.e2e.projects import REPOSITORY, Project, Run
 from tests.faults.comparison import ledger
 from tests.faults.harness import PATIENCE, make, seen
 from tests.faults.test_elastic import samples
+from tests.processes import until
 
 LINE = ("experiment=faults", "data.train.samples=800", "hydra.run.dir=run", "data.loader.batch_size=4")
 RENDEZVOUS = "join_timeout=60,last_call_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=2"
@@ -59,10 +59,7 @@ def test_a_run_continues_without_a_lost_node(rank: str, overrides: tuple[str, ..
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     agents = [agent(project, store.port, *overrides) for _ in range(2)]
     try:
-        until = time.monotonic() + PATIENCE
-        while seen(run.path / "witness").count("iteration") < 20:
-            assert time.monotonic() < until, "training has not begun"
-            time.sleep(0.01)
+        until(lambda: seen(run.path / "witness").count("iteration") >= 20, "training has begun")
         left = lose(agents, rank)
         output = left.communicate(timeout=PATIENCE)[0]
     finally:

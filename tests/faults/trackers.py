@@ -32,6 +32,8 @@ import pytest
 from tests.e2e.projects import Project, Run
 from tests.e2e.trackers.http_proxy import http_proxy
 from tests.e2e.trackers.tracked import Points, mlflow_runs, points, tensorboard_points, wandb_runs
+from tests.faults import tables
+from tests.processes import running_in, until
 from tests.small_disk import small_disk
 from tests.tracking.mlflow.server import MLflowServer, free_port, mlflow_server
 from tests.tracking.wandb.service import KEY, Service, serving
@@ -128,9 +130,7 @@ class Training:
         printed = self.process.communicate(timeout=LONGEST)[0]
         ended = time.time()
         assert self._has_records(), printed
-        while any(_folder(process) == self.project.path for process in psutil.process_iter()):
-            assert time.time() < ended + LONGEST, "its trackers have not ended"
-            time.sleep(0.05)
+        until(lambda: not running_in(self.project.path), "its trackers have ended", seconds=LONGEST)
         return ended
 
     def has(self, name: str, *, uploaded: bool) -> Points:
@@ -156,12 +156,6 @@ class Training:
                 copy = shutil.copytree(folder, self.project.path / "uploaded" / folder.name)
                 self.project.python("-m", "wandb", "sync", str(copy), **account)
             return _rows(service)
-
-
-def _folder(process: psutil.Process) -> Path | None:
-    with suppress(psutil.Error):
-        return Path(process.cwd())
-    return None
 
 
 def _merged(found: Sequence[Points]) -> Points:
@@ -430,12 +424,10 @@ def main(rounds: int = 2, *names: str) -> int:
                     print(f"{name}: {found}", file=sys.stderr)
     print(f"{rounds} rounds of {TOTAL} records; without a tracker ", end="")
     print(f"{_spread([1000 * one.iteration_time for one in alone])} ms an iteration\n")
-    print("| fault | exit code | at the run's end | after `sync` | twice | slower, % | end, s |")
-    print(f"|{'---|' * 7}")
+    tables.head("fault", "exit code", "at the run's end", "after `sync`", "twice", "slower, %", "end, s")
     for name in chosen:
         if found := outcomes[name]:
-            print(f"| {' | '.join(_cells(name, found))} | {_spread(slower[name])} |", end="")
-            print(f" {_spread([one.ending_time for one in found])} |")
+            tables.row(*_cells(name, found), _spread(slower[name]), _spread([one.ending_time for one in found]))
     return int(wrong > 0)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.engine import Engine
@@ -184,23 +184,6 @@ def test_load_from_takes_it(tmp_path: Path) -> None:
     assert same(bits(engine.model), load_file(path))
 
 
-def test_a_model_with_shared_weights_takes_it(tmp_path: Path) -> None:
-    path = published(tmp_path / "one", "state_dict", net=Tangled())
-    net = Tangled()
-    optimizer = optim.SGD(net.parameters(), lr=0.1)
-    engine_of(tmp_path / "two", {}, net=net, optimizer=optimizer, load_from=path, max_iters=0).train()
-    assert same(bits(net), load_file(path))
-    assert net.first.weight is net.second.weight
-
-
-def test_init_takes_a_part_of_it(tmp_path: Path) -> None:
-    theirs = nn.Linear(3, 5)
-    save_file({f"backbone.{name}": value for name, value in theirs.state_dict().items()}, tmp_path / "a.safetensors")
-    net = nn.Linear(3, 5)
-    initialise(net, tmp_path / "a.safetensors", Rules(prefix="backbone."))
-    assert same(net.state_dict(), theirs.state_dict())
-
-
 def _refused(tmp_path: Path, path: Path, **option: Any) -> UserError:
     with pytest.raises(UserError) as caught:
         engine_of(
@@ -226,13 +209,6 @@ def test_a_broken_file_is_one_message(tmp_path: Path, content: str) -> None:
     with pytest.raises(UserError) as caught:
         initialise(model(), path, Rules())
     assert caught.value.key == "init.checkpoint"
-
-
-def test_weights_of_another_model_are_one_message(tmp_path: Path) -> None:
-    save_file(nn.Linear(3, 7).state_dict(), tmp_path / "other.safetensors")
-    error = _refused(tmp_path, tmp_path / "other.safetensors")
-    assert error.key == "load_from"
-    assert "0.weight" in error.problem
 
 
 @pytest.mark.parametrize("renamed", [False, True])

@@ -72,13 +72,6 @@ def test_how_an_attempt_ended_whatever_the_clock_says(tmp_path: Path) -> None:
     assert _ending(run_dir) == "failed"
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"status": "odd"}', '{"status": []}'])
-def test_a_result_that_says_nothing(tmp_path: Path, content: str) -> None:
-    described_run(tmp_path)
-    (tmp_path / "result.json").write_text(content)
-    assert _ending(tmp_path) == "killed"
-
-
 def test_a_process_is_known_by_when_it_started() -> None:
     own = started(os.getpid())
     assert is_alive(os.getpid(), own)

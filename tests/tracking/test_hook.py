@@ -205,21 +205,6 @@ def test_a_validation_on_its_own_is_followed(tmp_path: Path) -> None:
     assert len(run.attempts) == 1
 
 
-def _killed(run_dir: Path) -> None:
-    """Kill the follower as soon as it runs."""
-    until(lambda: followers(run_dir) != [])
-    for follower in followers(run_dir):
-        follower.kill()
-        until(lambda: follower not in followers(run_dir))  # noqa: B023 - called at once
-
-
-@pytest.mark.slow
-def test_a_follower_that_dies_before_it_is_needed_is_started_when_it_is(tmp_path: Path) -> None:
-    engine = training(tmp_path, more={"kill": at("before_train", lambda engine: _killed(tmp_path))})
-    engine.train()
-    assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (13, True)
-
-
 def test_one_that_keeps_dying_is_given_up_and_the_run_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +19,7 @@ from tests.e2e.projects import REPOSITORY, Done, Project, Run
 from tests.e2e.trackers.fault_hooks import HOOKS, LONG, PICTURES, UNTIL
 from tests.e2e.trackers.http_proxy import http_proxy
 from tests.e2e.trackers.tracked import MLflowRun, mlflow_run, mlflow_runs, points
+from tests.processes import until
 from tests.small_disk import small_disk
 from tests.tracking.mlflow.server import MLflowServer, mlflow_server
 
@@ -68,13 +68,6 @@ def assert_whole(found: MLflowRun, run: Run) -> None:
     """Each record arrived once, and the status says how the run ended."""
     assert found.status == "FINISHED"
     assert {name: line for name, line in found.points.items() if not name.startswith("best/")} == points(run)
-
-
-def until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @contextmanager

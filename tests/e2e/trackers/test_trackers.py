@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from tests.e2e.trackers.tracked import (
     tensorboard_points,
     wandb_runs,
 )
+from tests.processes import until
 from tests.tracking.mlflow.server import MLflowServer
 
 ALL = "hooks=mlflow,wandb,tensorboard"
@@ -42,14 +41,6 @@ class Trouble(Hook):
 '''
 SOON = 120.0
 """Seconds within which followers end, also on a busy machine."""
-
-
-def until(found: Callable[[], object], what: str) -> None:
-    """Wait until `found` returns something true."""
-    deadline = time.monotonic() + SOON
-    while not found():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def summary(done: Done, name: str) -> str:

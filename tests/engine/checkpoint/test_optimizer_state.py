@@ -214,20 +214,6 @@ def test_what_was_typed_stays_in_force_in_later_parts_of_the_run(tmp_path: Path)
 COSINE = ("scheduler=[cosine]", "scheduler.cosine.T_max=8")
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [COSINE, pytest.param(("scheduler=[linear,cosine]", "scheduler.cosine.T_max=8"), marks=pytest.mark.slow)],
-)
-def test_under_a_schedule_the_run_goes_on_as_one_that_began_with_the_new_value(
-    tmp_path: Path, schedule: tuple[str, ...]
-) -> None:
-    trained(tmp_path / "parts", *schedule, "engine.max_iters=3", "optimizer.lr=1e-2")
-    engine = resumed(tmp_path / "parts", *schedule, "optimizer.lr=1e-4")
-    expected = trained(tmp_path / "whole", *schedule, "engine.max_iters=4", "optimizer.lr=1e-4")
-    for name in ("lr", "initial_lr"):
-        assert engine.optimizer.param_groups[0][name] == pytest.approx(expected.optimizer.param_groups[0][name])
-
-
 def test_a_finished_run_is_made_longer_with_another_lr(tmp_path: Path) -> None:
     trained(tmp_path, "scheduler=[poly]", "optimizer.lr=1e-2")
     engine = resumed(tmp_path, "scheduler=[poly]", "optimizer.lr=1e-4", iters=6)

@@ -216,17 +216,6 @@ def test_another_model_is_refused_and_the_tensor_named(tmp_path: Path, option: s
     assert "init.checkpoint=… init.mismatched=skip" in str(caught.value)
 
 
-def test_an_optimizer_over_other_parameters_is_refused(tmp_path: Path) -> None:
-    path = _checkpoint(tmp_path)
-    task = tiny_task()
-    optimizer = torch.optim.SGD([task.model.weight], lr=0.1)  # type: ignore[list-item]
-    engine = make_engine(tmp_path, task=task, optimizer=optimizer, resume=path)
-    with pytest.raises(UserError, match="bias was in group 0 in the checkpoint, and is in no group now") as caught:
-        engine.train()
-    assert caught.value.key == "optimizer.groups"
-    assert "load_from" in str(caught.value)
-
-
 def _inside(tmp_path: Path, iteration: int) -> Path:
     """A checkpoint from inside an epoch of two batches."""
     inside = at("after_train_iter", lambda engine: engine.request_checkpoint("inside"), nth=iteration)

@@ -109,7 +109,7 @@ def main(path: Path, seed: int) -> None:
         cfg = grid.compose(axes.lines(0), number=0)
         cfg.hydra.sweep.dir = str(path)
         Contender.config = cfg
-        jobs = Played(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
+        jobs = Played(Reports(with_traceback=False), torchrun.Leader())
         worker = Contender(directory, Draft(overrides=[], cfg=cfg, typed=[]), jobs, grid)
         controllers: set[int] = set()
         killed = 0

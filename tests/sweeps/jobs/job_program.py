@@ -128,7 +128,7 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
             description = Description("uid", 0.0, ("python",), (), {}, subdir, all_axes, "seed", {})
             directory = SweepDirectory.create(path, description)
         draft = Draft(overrides=lines, cfg=grid.compose(all_axes.lines(0)), typed=typed_keys(lines))
-        jobs = Jobs(Path.cwd(), (), Reports(with_traceback=False), torchrun.Leader())
+        jobs = Jobs(Reports(with_traceback=False), torchrun.Leader())
         worker = SweepJob(directory, draft, jobs, grid)
         codes = []
         for number, attempts, *death in steps:

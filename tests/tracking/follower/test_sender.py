@@ -84,22 +84,6 @@ def _sent(run_dir: Path, *messages: dict[str, Any]) -> tuple[int, list[dict[str,
     return code, [message for message in heard if message["kind"] != "ended"]
 
 
-@pytest.mark.slow
-def test_a_long_line_may_come_in_pieces(tmp_path: Path) -> None:
-    described_run(tmp_path)
-    log_records(tmp_path, 3)
-    long = _line({"finish": {"status": "failed", "error": "x" * 300_000, "exit_code": 1}})
-    with Training(tmp_path) as training:
-        training.tell(_first(tmp_path), {"say": "begin"})
-        assert training.heard()["kind"] == "opened"
-        for start in range(0, len(long), 70_000):
-            training._connection.sendall(long[start : start + 70_000])
-        assert training.heard() == {"kind": "ended", "code": 0}
-    cursor = Cursor.load(tmp_path, NAME)
-    assert cursor is not None
-    assert (cursor.sent, cursor.finished) == (3, True)
-
-
 def test_one_that_hangs_ends_with_its_time(tmp_path: Path) -> None:
     """The training process exits while the sender hangs: it reads a pipe without a writer."""
     described_run(tmp_path)

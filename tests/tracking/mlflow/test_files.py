@@ -21,7 +21,6 @@ import pytest
 from PIL import Image
 
 from hydraloop.run.record_log import LoggedObject, Record
-from hydraloop.run.result import Best, Result, digest
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish
@@ -30,7 +29,6 @@ from tests.tracking.mlflow.runs import (
     BEGAN,
     QUIET,
     artifacts,
-    attempt,
     client,
     empty_database,
     folder,
@@ -129,17 +127,6 @@ def test_objects_that_are_not_there_or_damaged(folder: Path, caplog: pytest.LogC
     assert said == ["WARNING", "INFO", "INFO", "INFO", "INFO", "INFO"]
     assert artifacts(tracker) == ["config.yaml"]
     assert found(tracker).info.status == "FINISHED"
-
-
-def test_the_result_of_an_earlier_attempt_is_not_this_one_s(folder: Path) -> None:
-    run = run_in(folder / "run")
-    Result("finished", best=Best("accuracy", 0.5, 20, "best.pth")).write(run.run_dir)
-    later = replace(attempt(), earlier_result=digest(run.run_dir))
-    tracker = opened(replace(run, attempts=(later,)))
-    tracker.finish(Finish("killed"))
-    send_files(tracker)
-    assert "best/accuracy" not in found(tracker).data.metrics
-    assert artifacts(tracker) == ["config.yaml"]
 
 
 def test_pictures_are_an_option(folder: Path) -> None:

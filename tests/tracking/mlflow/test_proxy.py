@@ -1,11 +1,10 @@
-"""A real server behind a proxy that is slow, or that refuses a third of all requests."""
+"""A real server behind a proxy that refuses a file."""
 
 from __future__ import annotations
 
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -16,14 +15,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hydraloop.commands import sync
 from hydraloop.commands.dispatch import run as command
 from hydraloop.run.record_log import FILENAME
 from hydraloop.run.result import Result
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.follower import Follower
-from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import MLFLOW, Finish
+from hydraloop.tracking.tracker import MLFLOW
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
 from tests.tracking.mlflow.server import MLflowServer, mlflow_server
 from tests.tracking.runs import described_run, log_records
@@ -34,24 +30,20 @@ RECORDS, PICTURES = 402, 10
 
 
 @contextmanager
-def proxy(
-    server: MLflowServer, status: Callable[[int, bytes], int] = lambda number, body: 200, delay: float = 0.0
-) -> Iterator[str]:
+def proxy(server: MLflowServer, status: Callable[[bytes], int]) -> Iterator[str]:
     """The address of a proxy.
 
     Args:
-        status: returns the answer to the n-th request; with 200, the server answers.
-        delay: seconds before each answer.
+        status: returns the answer to a request; with 200, the server answers.
     """
-    requests, lock = iter(range(1 << 30)), threading.Lock()
+    lock = threading.Lock()
     host = server.uri.removeprefix("http://")
 
     class Handler(BaseHTTPRequestHandler):
         def _pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            time.sleep(delay)
             with lock:
-                answer, content, headers = status(next(requests), body), b"no", {"Content-Type": "text/plain"}
+                answer, content, headers = status(body), b"no", {"Content-Type": "text/plain"}
             if answer == 200:
                 connection = HTTPConnection(host, timeout=30)
                 connection.request(self.command, self.path, body, dict(self.headers))
@@ -96,7 +88,7 @@ def finished_run(run_dir: Path, uri: str) -> dict[str, Any]:
     return options
 
 
-def check(run_dir: Path, uri: str, *, pictures: int | None = PICTURES) -> None:
+def check(run_dir: Path, uri: str, *, pictures: int = PICTURES) -> None:
     """The server has all records once, the status, and so many pictures."""
     cursor = Cursor.load(run_dir, "mlflow")
     assert cursor is not None
@@ -106,37 +98,8 @@ def check(run_dir: Path, uri: str, *, pictures: int | None = PICTURES) -> None:
     history = client(uri).get_metric_history(run_id, "train/loss")
     assert sorted(metric.step for metric in history) == [10 * n for n in range(1, RECORDS + 1)]
     images = [one.path for one in client(uri).list_artifacts(run_id, "images") if one.path.endswith(".png")]
-    if pictures is None:
-        assert len(images) < PICTURES, "records and the status come first"
-    else:
-        assert len(images) == pictures
-        assert cursor.complete
-
-
-def test_a_slow_server_has_the_records_and_the_status_when_the_run_ends(folder: Path, tmp_path: Path) -> None:
-    """0.3 s per request, and 10 s to send everything, as by default."""
-    run_dir = folder / "outputs" / "run"
-    with mlflow_server(tmp_path) as server, proxy(server, delay=0.3) as uri:
-        options = finished_run(run_dir, uri)
-        cursor = Cursor(MLFLOW, options)
-        tracker = MLflowTracker(options, described_run(run_dir), cursor.memory)
-        follower = Follower(tracker, cursor, run_dir, "mlflow", lambda trouble: None)
-        deadline = time.monotonic() + 10.0
-        while time.monotonic() < deadline and not cursor.finished:
-            follower.step(Finish("finished"))
-        tracker.close()
-        check(run_dir, server.uri, pictures=None)
-        assert sync.send_all([run_dir]) == 0
-        check(run_dir, server.uri)
-
-
-def test_a_server_that_refuses_a_third_of_all_requests(folder: Path, tmp_path: Path) -> None:
-    run_dir, draw = folder / "outputs" / "run", random.Random(0)
-    answers = [draw.choice((429, 500, 503)) if draw.random() < 1 / 3 else 200 for _ in range(5000)]
-    with mlflow_server(tmp_path) as server, proxy(server, lambda number, body: answers[number]) as uri:
-        finished_run(run_dir, uri)
-        assert sync.send_all([run_dir]) == 0
-        check(run_dir, server.uri)
+    assert len(images) == pictures
+    assert cursor.complete
 
 
 @pytest.mark.parametrize(
@@ -172,8 +135,8 @@ def test_a_proxy_that_asks_for_credentials_for_a_file(
     assert "not stored" not in caplog.text
 
 
-def refusing(path: Path, answers: list[int]) -> Callable[[int, bytes], int]:
+def refusing(path: Path, answers: list[int]) -> Callable[[bytes], int]:
     """Replace a picture by a large one. Returns the answers of a proxy that receives it; afterwards it passes."""
     Image.frombytes("RGB", (64, 64), random.Random(0).randbytes(3 * 64 * 64)).save(path)
     refused = path.read_bytes()
-    return lambda number, body: answers.pop() if body == refused and answers else 200
+    return lambda body: answers.pop() if body == refused and answers else 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from tests.tracking.mlflow.runs import (
     send_files,
     training,
 )
-from tests.tracking.mlflow.server import mlflow_server, silent_server
+from tests.tracking.mlflow.server import mlflow_server
 from tests.tracking.runs import log_records
 
 __all__ = ["empty_database", "folder"]
@@ -101,22 +100,3 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path, monkeypatch: 
         assert troubles[-1] is None
         assert [step for step, _ in points(tracker, "train/loss", server.uri)] == [10 * (i + 1) for i in range(200)]
         assert found(tracker, server.uri).info.status == "FINISHED"
-
-
-def test_a_server_that_accepts_and_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    with silent_server() as uri:
-        tracker = MLflowTracker({"tracking_uri": uri}, run_in(tmp_path / "run"), {})
-        begun = time.monotonic()
-        with pytest.raises(ConnectionError, match=f"^cannot reach {uri}: timed out$"):
-            tracker.open()
-        assert time.monotonic() - begun < 60  # MLflow's own would be 120 s, eight times
-
-
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    tracker = MLflowTracker({"tracking_uri": "http://127.0.0.1:9"}, run_in(tmp_path / "run"), {})
-    for _ in range(2):
-        with pytest.raises(ConnectionError, match=r"^cannot reach http://127\.0\.0\.1:9: Connection refused$"):
-            tracker.open()
-    assert tracker.where is None
-    tracker.close()

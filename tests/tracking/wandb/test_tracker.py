@@ -16,7 +16,6 @@ import yaml
 
 from hydraloop.run.record_cuts import cut_after
 from hydraloop.run.record_log import FILENAME, count
-from hydraloop.run.result import digest
 from hydraloop.tracking import description
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB, Run, Sweep, UnusableError
@@ -233,21 +232,6 @@ def test_an_agents_run_gets_the_metrics(tmp_path: Path) -> None:
     description.write_sweep(Sweep(tmp_path / "sweep", "feed", "2026-11-21/12-00-00-abcd", 0))
     (contents,) = drive(job, "log=2", "drain", "finish", "read", agent=agent)["files"].values()
     assert (contents["id"], contents["sweep"]) == ("0123456789abcdef", "")
-
-
-@pytest.mark.slow
-def test_the_result_of_an_earlier_attempt_is_not_this_ones(tmp_path: Path) -> None:
-    """A resumed run that was killed has not written a result."""
-    run_dir = tmp_path / "run"
-    best = {"metric": "accuracy", "value": 0.5, "iteration": 20, "checkpoint": "nowhere.pth"}
-    run_dir.mkdir()
-    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best}))
-    earlier = digest(run_dir)
-    described_run(run_dir, attempt(), replace(attempt(1, 0), earlier_result=earlier))
-    (contents,) = drive(run_dir, "log=1", "drain", "killed", "read")["files"].values()
-    assert contents["summary"]["status"] == "killed"
-    assert "best" not in contents["summary"]
-    assert "result.json" not in contents["files"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from itertools import groupby
 from hydraloop.sweeps.directory import SweepDirectory
 from tests.e2e.projects import Run
 from tests.faults.comparison import result
-from tests.sweeps.kills.harness import Sweep
+from tests.faults.sweeps.harness import Sweep
 
 
 def problems(sweep: Sweep, whole: Sweep) -> Iterator[tuple[str, str]]:

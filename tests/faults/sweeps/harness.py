@@ -22,7 +22,7 @@ from hydraloop.sweeps.description import FILENAME
 from hydraloop.sweeps.directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import Script
-from tests.processes import children
+from tests.processes import children, until
 
 CONFIG = """# @package _global_
 defaults:
@@ -113,9 +113,9 @@ class Sweep:
 
     def wait(self, happened: Callable[[], bool], what: str) -> bool:
         """Wait until something has happened. Returns False if all controllers have ended before."""
-        until = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while not happened():
-            assert time.monotonic() < until, f"{what}: not within {PATIENCE} s\n{self.printed()}"
+            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s\n{self.printed()}"
             if not self.running():
                 return happened()
             time.sleep(0.002)
@@ -165,8 +165,8 @@ class Sweep:
             script = self.draws.choice(controllers)
             yield from (process.pid for process in children() if process.ppid() == script.pid)
         if kill.victim == "follower":
-            until = time.monotonic() + 1.0
-            while not (pids := self.followers()) and time.monotonic() < until:
+            deadline = time.monotonic() + 1.0
+            while not (pids := self.followers()) and time.monotonic() < deadline:
                 time.sleep(0.002)
             yield from pids[:1]
         if kill.victim == "everything":
@@ -275,10 +275,7 @@ def train(
             break
         sweep.start()
     assert _is_over(sweep), f"the jobs have not ended:\n{sweep.printed()}"
-    until = time.monotonic() + PATIENCE
-    while left := [pid for pid, since in sweep.processes if is_alive(pid, since)]:
-        assert time.monotonic() < until, f"processes are left: {left}"
-        time.sleep(0.05)
+    until(lambda: not any(is_alive(*one) for one in sweep.processes), "no process is left", seconds=PATIENCE)
     return sweep
 
 

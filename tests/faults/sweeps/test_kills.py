@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweeps.kills import suite
-from tests.sweeps.kills.harness import Kill, make, train
-from tests.sweeps.kills.judge import problems
+from tests.faults.sweeps import suite
+from tests.faults.sweeps.harness import Kill, make, train
+from tests.faults.sweeps.judge import problems
 
 FEW = ("seed=0,1,2",)
 WITHOUT_CLAIM = """

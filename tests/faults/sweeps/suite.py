@@ -12,8 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.sweeps.kills.harness import VICTIMS, Kill, Sweep, make, train
-from tests.sweeps.kills.judge import problems
+from tests.faults import tables
+from tests.faults.sweeps.harness import VICTIMS, Kill, Sweep, make, train
+from tests.faults.sweeps.judge import problems
 
 MOST = 40
 """Kills of a sweep. Most sweeps end before."""
@@ -39,9 +40,9 @@ def main(sweeps: int = 20, seed: int = 0) -> int:
             zip(counts, processes.map(partial(_of_a_kind, seed), *zip(*counts.items(), strict=True)), strict=True)
         )
     total = sum(rows.values(), Counter[str]())
-    print(f"| jobs are | {' | '.join(COLUMNS)} |", f"|{'---|' * (1 + len(COLUMNS))}", sep="\n")
+    tables.head("jobs are", *COLUMNS)
     for name, row in {**rows, "all": total}.items():
-        print(f"| {name} | {' | '.join(str(row[column]) for column in COLUMNS)} |")
+        tables.row(name, *(row[column] for column in COLUMNS))
     print(f"\nSeed {seed}. {(time.monotonic() - began) / 60:.0f} minutes.")
     return int(any(total[kind] for kind in WRONG) or total["ended once"] < total["jobs"])
 
