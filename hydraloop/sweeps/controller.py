@@ -27,7 +27,7 @@ from hydraloop.run import lock
 from hydraloop.run.processes import machine, send
 from hydraloop.sweeps import queue
 from hydraloop.sweeps.directory import SweepDirectory
-from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Executor, Request
+from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.source import Job, Source
 from hydraloop.sweeps.states import JobState
@@ -85,9 +85,9 @@ class Controller:
     """Attempts of each job that this controller knows of."""
     _running: dict[int, JobState] = field(default_factory=dict)
     """The attempt that this controller has started or adopted, with the iterations of earlier ones."""
-    _unreported: dict[int, int | None] = field(default_factory=dict)
+    _unreported: dict[int, Ended] = field(default_factory=dict)
     """Running jobs whose end the executor does not report: adopted ones, and those whose launcher has ended, but not
-    all ranks. The exit code of that launcher."""
+    all ranks. The end of that launcher."""
     _elsewhere: set[int] = field(default_factory=set)
     _retries: Counter[int] = field(default_factory=Counter)
     _codes: set[int | None] = field(default_factory=set)
@@ -115,7 +115,7 @@ class Controller:
                 for ended in self.executor.poll(_POLL):
                     if self.signals:
                         self._codes.add(ended.code)
-                    self._end(ended.number, ended.code, by_scheduler=ended.by_scheduler)
+                    self._end(ended)
                 self._pass_signals_on()
                 self.watcher.update()
         for number, state in self.ended.items():  # another controller may have finished it since
@@ -162,8 +162,8 @@ class Controller:
         if time.monotonic() < self._looked + _LOOK:
             return
         self.directory.renew()
-        for number, code in list(self._unreported.items()):
-            self._end(number, code)
+        for ended in list(self._unreported.values()):
+            self._end(ended)
         found = [self._state(number) for number in sorted(self._elsewhere)]
         others = self.directory.controllers().keys() - {self.directory.controller}
         for state in found:
@@ -172,7 +172,7 @@ class Controller:
                 continue
             self._elsewhere.remove(state.number)
             if is_running:
-                self._running[state.number], self._unreported[state.number] = state, None
+                self._running[state.number], self._unreported[state.number] = state, Ended(state.number, None)
                 if self.shares.slots is not None:
                     self.shares.slots.hold(state.number, state.gpus)
             elif state.is_over:
@@ -233,22 +233,23 @@ class Controller:
         self._running[number] = replace(state, attempts=state.attempts + 1)
         self.watcher.started(state)
 
-    def _end(self, number: int, code: int | None, *, by_scheduler: bool = False) -> None:
+    def _end(self, ended: Ended) -> None:
         """Queue a job whose process has ended again, or leave it as it is."""
+        number, code = ended.number, ended.code
         begun = self._running[number]
         attempt = begun.attempts
         state = self._state(number, code, attempt)
         is_adopted = number in self._unreported
         is_ours = state.attempts == attempt and (is_adopted or state.controller == self.directory.controller)
         if is_ours and state.state == "running" and self.problem is None:  # a rank is still ending
-            self._unreported[number] = None if code == LEFT else code
+            self._unreported[number] = replace(ended, code=None) if code == LEFT else ended
             return
         self._give(number)
         if not is_ours or state.state == "running":  # another controller was faster, or the state cannot be written
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")
-        elif self._starts_again(state, begun.iterations, by_scheduler):
+        elif self._starts_again(state, begun.iterations, ended.by_scheduler):
             self._start_again(state)
             self.watcher.ended(state)
         else:
