@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter, process_time
-from typing import Any, NamedTuple
+from time import perf_counter
+from typing import Any
 
 import torch
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-
-
-class Took(NamedTuple):
-    """Duration of a round, in seconds."""
-
-    time: float
-    cpu: float
-    """CPU time of this process's threads, which other work on the machine hardly changes."""
 
 
 class Interleaved(Hook):
@@ -40,11 +32,11 @@ class Interleaved(Hook):
         self.length, self.rounds = length, rounds
         self.other: Callable[[int], None] | None = None
         """Runs a number of iterations of the other function."""
-        self.ours: list[Took] = []
-        """Durations of the loop's rounds, without the warm-up."""
-        self.theirs: list[Took] = []
-        """Durations of the other function's rounds, without the warm-up."""
-        self._start = Took(0.0, 0.0)
+        self.ours: list[float] = []
+        """Seconds of the loop's rounds, without the warm-up."""
+        self.theirs: list[float] = []
+        """Seconds of the other function's rounds, without the warm-up."""
+        self._start = 0.0
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Between two rounds: stop the clock, run the other function, start the next round."""
@@ -53,30 +45,21 @@ class Interleaved(Hook):
             return
         settle(engine)
         if begins:
-            self.ours.append(_since(self._start))
+            self.ours.append(perf_counter() - self._start)
         if begins % 2:  # after an even round of the loop, which comes first, and before an odd one, which comes second
             self._time_other(engine)
             if begins <= self.rounds:
                 self._time_other(engine)
         if begins == self.rounds + 1:
             del self.ours[0], self.theirs[0]
-        self._start = _now()
+        self._start = perf_counter()
 
     def _time_other(self, engine: Engine) -> None:
         assert self.other is not None
-        start = _now()
+        start = perf_counter()
         self.other(self.length)
         settle(engine)
-        self.theirs.append(_since(start))
-
-
-def _now() -> Took:
-    return Took(perf_counter(), process_time())
-
-
-def _since(start: Took) -> Took:
-    now = _now()
-    return Took(now.time - start.time, now.cpu - start.cpu)
+        self.theirs.append(perf_counter() - start)
 
 
 def settle(engine: Engine) -> None:

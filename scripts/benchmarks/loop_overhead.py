@@ -25,21 +25,11 @@ import torch
 from measure import differences, goal, interleaved, machine, ratios, row, spread, table
 from torch import Tensor, nn
 
+from hydraloop import hooks
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.hooks import (
-    CheckpointHook,
-    DistSamplerSeedHook,
-    EMAHook,
-    GradClipHook,
-    IterTimerHook,
-    LoggerHook,
-    ParamSchedulerHook,
-    ProgressHook,
-    RuntimeInfoHook,
-)
 from hydraloop.optim import Function, Schedule
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.tasks import Classification
@@ -173,18 +163,18 @@ def usual_hydraloop(batches: Batches) -> float:
     """Return the seconds with the default hooks and EMA, as `build` makes them with fused: auto."""
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    hooks: dict[str, Hook] = {
-        "runtime_info": RuntimeInfoHook(),
-        "timer": IterTimerHook(),
-        "sampler_seed": DistSamplerSeedHook(),
-        "grad_clip": GradClipHook(max_norm=MAX_NORM),
-        "logger": LoggerHook(interval=RECORD_EVERY),
-        "param_scheduler": ParamSchedulerHook(),
-        "checkpoint": CheckpointHook(),
-        "progress": ProgressHook(),
-        "ema": EMAHook(momentum=MOMENTUM),
+    usual: dict[str, Hook] = {
+        "runtime_info": hooks.RuntimeInfoHook(),
+        "timer": hooks.IterTimerHook(),
+        "sampler_seed": hooks.DistSamplerSeedHook(),
+        "grad_clip": hooks.GradClipHook(max_norm=MAX_NORM),
+        "logger": hooks.LoggerHook(interval=RECORD_EVERY),
+        "param_scheduler": hooks.ParamSchedulerHook(),
+        "checkpoint": hooks.CheckpointHook(),
+        "progress": hooks.ProgressHook(),
+        "ema": hooks.EMAHook(momentum=MOMENTUM),
     }
-    return _train(model, optimizer, batches, hooks, {"factor": Schedule("factor", _Factor(), optimizer)})
+    return _train(model, optimizer, batches, usual, {"factor": Schedule("factor", _Factor(), optimizer)})
 
 
 class Clock(Hook):
@@ -208,7 +198,7 @@ def _train(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Batches,
-    hooks: dict[str, Hook],
+    added: dict[str, Hook],
     schedules: dict[str, Schedule],
 ) -> float:
     clock = Clock()
@@ -217,7 +207,7 @@ def _train(
             task=Classification(model=model, loss=nn.CrossEntropyLoss(), metrics={}),
             optimizer=optimizer,
             loaders=Loaders(train=batches),
-            hooks={"clock": clock, **hooks},
+            hooks={"clock": clock, **added},
             schedules=schedules,
             settings=Settings(max_epochs=1, test=False, device="cpu"),
             run_dir=Path(folder),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydraloop.cli import arguments, command
+from hydraloop.cli import arguments
 from hydraloop.errors import UserError
 from hydraloop.sweeps import planning
 from tests.config.composed import composer
@@ -66,23 +66,6 @@ def test_everything_else_stays_as_it_was_typed(typed: str) -> None:
 
 def test_no_schedule_is_none_in_a_sweep_too() -> None:
     assert arguments.with_hook_options_swept(["seed=1,2", "scheduler={}"]) == ["seed=1,2", "scheduler=[]"]
-
-
-@pytest.mark.parametrize("typed", ["foo bar", "seed", "hooks=ema,", "+", "seed==1", "a=[1", "-x"])
-def test_what_is_no_override_is_named_with_the_form_that_works(typed: str) -> None:
-    with pytest.raises(UserError) as caught:
-        arguments.parse(["seed=1", typed])
-    assert f"{typed!r} is not key=value" in str(caught.value)
-    assert "Write key=value, +key=value to add, ~key to delete" in str(caught.value)
-
-
-@pytest.mark.parametrize("typed", ["hooks=null", "hooks=", "hooks=''", 'hooks=""', "default_hooks=null", "+hooks=null"])
-def test_null_and_nothing_are_not_hooks(typed: str) -> None:
-    group = typed.lstrip("+").partition("=")[0]
-    with composer() as opened, pytest.raises(UserError) as caught:
-        command.compose_job([typed], opened)
-    assert caught.value.key == group
-    assert str(caught.value.remedy).startswith(f"To select none, use {group}=[].")
 
 
 def test_nan_is_the_name_of_an_option() -> None:

@@ -2,22 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from hydraloop.cli import compose as composing
-from hydraloop.errors import UserError
 from hydraloop.validate import hydra_config
 from tests.config.composed import composer
-
-
-def test_a_missing_folder_is_named_with_its_flag(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught, composing.opened(tmp_path / "nope", "config"):
-        pass
-    assert caught.value.key == "--config-path"
-    with pytest.raises(UserError) as caught, composing.opened(tmp_path, "config", tmp_path / "nope"):
-        pass
-    assert caught.value.key == "--config-dir"
 
 
 def test_the_groups_are_the_projects_and_ours_not_hydras() -> None:

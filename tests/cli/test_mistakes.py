@@ -179,6 +179,16 @@ MORE_MISTAKES: dict[str, tuple[str, str]] = {
     "distributed.bucket_cap_mb=-1": ("distributed.bucket_cap_mb", "more than 0, or null"),
     "data.loader.eval_batch_size=0": ("data.loader.eval_batch_size", "1 or more"),
     "-m seed=1,2 sweep.max_retries=-1": ("sweep.max_retries", "no retry"),
+    "-m seed=1,2 sweep.max_workers=0": ("sweep.max_workers", "one per GPU"),
+    "-m seed=1,2 sweep.executor=slurm": ("sweep.executor", "pool or submitit"),
+    "-m seed=1,2 sweep.on_failure=x": ("sweep.on_failure", "continue or stop"),
+    "seed": ("'seed'", "is not key=value\n  Write key=value, +key=value to add, ~key to delete"),
+    "hooks=ema,": ("'hooks=ema,'", "is not key=value"),
+    "+": ("'+'", "is not key=value"),
+    "seed==1": ("'seed==1'", "is not key=value"),
+    "a=[1": ("'a=[1'", "is not key=value"),
+    "hooks=''": ("hooks", "To select none, use hooks=[]"),
+    "+hooks=null": ("hooks", "To select none, use hooks=[]"),
     "seed=9223372036854775808": ("seed", "2^63 - 1"),
     "secrets=['5']": ("secrets", "letters"),
     "secrets=['']": ("secrets", "letters"),
@@ -187,11 +197,7 @@ DIGITS = "{_target_:hydraloop.examples.Digits,split:train}"
 BUILDING: dict[str, tuple[str, str]] = {
     # found in building, or before the first iteration
     "+hooks.mine._target_=my_project.hooks.MyHok": ("hooks.mine._target_", "Did you mean MyHook"),
-    "+hooks.mine._target_=my_project.hoks.MyHook": ("hooks.mine._target_", "Did you mean hooks?"),
-    "+hooks.mine._target_=my_projct.hooks.MyHook": ("hooks.mine._target_", "Check the spelling, or install"),
-    "+hooks.mine._target_=MyHook": ("hooks.mine._target_", "Write package.module.Class."),
     "+hooks.mine._target_=os.system": ("hooks.mine._target_", 'hydraloop.compose(…, trusted=["os.system"])'),
-    "+hooks.mine._target_=torch.hub.load": ("hooks.mine._target_", "trusted=["),
     "+hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.digts=3": ("hooks.mine.digts", "Did you mean digits?"),
     "+hooks.mine._target_=my_project.model.SpiralNet": (
         "hooks.mine._target_",
