@@ -75,7 +75,7 @@ def test_all_22_points_are_called_where_ours_are(tmp_path: Path) -> None:
 
 def test_only_what_the_object_has_is_a_mount_point() -> None:
     hook = hook_with(after_train_epoch=print, helper=print)
-    assert mount_points_of(type(hook)) == ("after_train_epoch",)
+    assert mount_points_of(hook.overrides) == ("after_train_epoch",)
     assert not hook.overrides("state_dict")
     assert "mmengine" not in sys.modules
 

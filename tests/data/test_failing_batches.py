@@ -153,7 +153,10 @@ def test_a_collate_function_for_data_that_returns_whole_batches_is_refused(worke
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_errors_name_the_section_that_sets_the_option(workers: int) -> None:
-    names = ("collate_fn", "num_workers", "timeout", "batch_size", "sampler", "batch_sampler")
+    names = (
+        *("collate_fn", "num_workers", "timeout", "prefetch_factor"),
+        *("batch_size", "sampler", "batch_sampler", "steps_per_epoch"),
+    )
     keys = {name: f"data.val_loader.{name}" for name in names}
     error = first_error(Entries(13), collate_fn=labels, num_workers=workers, keys=keys)
     assert isinstance(error, UserError)

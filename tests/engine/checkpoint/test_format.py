@@ -215,7 +215,9 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
     write(path, {"state_dict": {"weight": torch.randn(1000)}})
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(UserError, match=r"is not a complete checkpoint|is damaged: its table of contents") as caught:
+    with pytest.raises(
+        UserError, match=r"is not a complete checkpoint|is damaged: its (table of contents|end)"
+    ) as caught:
         load(path)
     assert caught.value.key == "resume"
     assert str(caught.value.remedy) == f"Use the checkpoint before it: resume={before}"
