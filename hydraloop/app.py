@@ -24,20 +24,20 @@ from hydraloop.cli.help import format_help, format_plan, show
 from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.commands.parser import listing
 from hydraloop.errors import Terminated, UserError, printable
-from hydraloop.launch import torchrun
-from hydraloop.launch.checks import check as check_launch
-from hydraloop.launch.checks import check_debugger, check_options
-from hydraloop.launch.failure import Requeue
-from hydraloop.launch.termination import terminable
 from hydraloop.plan import Draft, plan_run
-from hydraloop.run import environment
+from hydraloop.processes import torchrun
+from hydraloop.processes.checks import check as check_launch
+from hydraloop.processes.checks import check_debugger, check_options
+from hydraloop.processes.failure import Requeue
+from hydraloop.processes.termination_signals import terminable
+from hydraloop.run_files import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps.planning import SweepDraft, check_command
 from hydraloop.validate import hydra_config
 
 if TYPE_CHECKING:
-    from hydraloop.launch.jobs import Jobs
+    from hydraloop.processes.jobs import Jobs
 
 
 def main(
@@ -124,9 +124,9 @@ class _App:
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         with opened(folder, name, args.config_dir) as composer:
             if environment.SWEEP_JOB in os.environ:
-                from hydraloop.sweeps import sweep
+                from hydraloop.sweeps import run_sweep
 
-                sweep.run_received(composer, self._jobs())
+                run_sweep.run_received(composer, self._jobs())
             if args.help:
                 return show(format_help(composer, " ".join(environment.command()), listing()))
             if args.dry_run:
@@ -145,16 +145,16 @@ class _App:
                     return self._run_once(draft, name)
                 sweep_draft = draft
                 if draft.plan.is_ours:
-                    from hydraloop.sweeps import sweep
+                    from hydraloop.sweeps import run_sweep
 
-                    sweep.run(draft, self._jobs(), name)
+                    run_sweep.run(draft, self._jobs(), name)
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
         if sweep_draft is None:
             from hydraloop.cli import hydra_run
 
             return hydra_run.show([*flags, *overrides], folder, name)
-        from hydraloop.launch import other_launchers
-        from hydraloop.tracking.sweeps import SweepTrackers
+        from hydraloop.processes import other_launchers
+        from hydraloop.tracking.sweep_trackers import SweepTrackers
 
         trackers = SweepTrackers(sweep_draft.axes, sweep_draft.plan.axes.count)
         return other_launchers.run_sweep(self._jobs(), sweep_draft, trackers, flags, folder, name)
@@ -196,6 +196,6 @@ class _App:
                 job.return_value = jobs.train(plan)
 
     def _jobs(self) -> Jobs:
-        from hydraloop.launch.jobs import Jobs
+        from hydraloop.processes.jobs import Jobs
 
         return Jobs(self.reports, self.leader)

@@ -27,10 +27,10 @@ from hydraloop.optim.optimizers import build_optimizer
 from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.parts import NONE, Parts
 from hydraloop.plan import RunPlan
-from hydraloop.run import directory as run_directory
-from hydraloop.run.lock import RunLock
-from hydraloop.run.record_cuts import cut_after
-from hydraloop.run.record_log import FILENAME
+from hydraloop.run_files import run_directory
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.record_cuts import cut_after
+from hydraloop.run_files.record_log import FILENAME
 from hydraloop.settings_from_config import settings_from_config
 from hydraloop.tasks.building import build_task, prepare_model
 from hydraloop.tracking.cursor import wait_for_followers

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hydraloop.errors import UserError
-from hydraloop.run import atomic, attempts, resume
-from hydraloop.run import directory as run_directory
-from hydraloop.run.config_yaml import dumped, plain, without_secrets
-from hydraloop.run.lock import RunLock
+from hydraloop.run_files import atomic, attempts, checkpoint_to_resume, run_directory
+from hydraloop.run_files.config_yaml import dumped, plain, without_secrets
+from hydraloop.run_files.lock import RunLock
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
@@ -79,7 +78,7 @@ class RunPlan:
         Raises:
             UserError: all checkpoints are damaged.
         """
-        newest = resume.newest_checkpoint(self.run_dir, known=self.known)
+        newest = checkpoint_to_resume.newest_checkpoint(self.run_dir, known=self.known)
         return self if newest is None else replace(self, checkpoint=newest)
 
     def to_json(self) -> str:
@@ -100,7 +99,7 @@ class RunPlan:
         return cls(**{**content, **paths, "cfg": OmegaConf.create(content["cfg"])})
 
 
-def plan_run(draft: Draft, locks: ExitStack, find: resume.Find | None = None) -> RunPlan:
+def plan_run(draft: Draft, locks: ExitStack, find: checkpoint_to_resume.Find | None = None) -> RunPlan:
     """Choose the directory of a run of the command line, write it into the node `hydra`, and lock it.
 
     Interpolations of `${hydra:…}` resolve.
@@ -180,9 +179,9 @@ def plan_job(
         raise refused("holds a run already")
     if is_named and not has_begun:
         atomic.write_text(owner, number)
-    checkpoint = resume.newest_checkpoint(run_dir) if continues else None
+    checkpoint = checkpoint_to_resume.newest_checkpoint(run_dir) if continues else None
     attempt = None if checkpoint is None else attempts.following(run_dir)
-    known = resume.known_checkpoints(run_dir)
+    known = checkpoint_to_resume.known_checkpoints(run_dir)
     plan = RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, attempt=attempt, known=known)
     return _of_hydra(plan, settings, typed)
 
@@ -229,7 +228,7 @@ def _plan(
     locks: ExitStack,
     *,
     key: str,
-    find: resume.Find | None = None,
+    find: checkpoint_to_resume.Find | None = None,
     follows_links: bool = False,
     may_hold: bool = False,
 ) -> tuple[RunPlan, RunLock]:
@@ -243,7 +242,7 @@ def _plan(
         may_hold: whether the directory of a new run may have records: Hydra has written them for this run.
     """
     is_restart, lock_key = find is not None, key if cfg.resume is None else "resume"
-    find = find or partial(resume.find, cfg, key=key)
+    find = find or partial(checkpoint_to_resume.find, cfg, key=key)
     found, _ = find(named)
     if found is not None and not follows_links:
         run_directory.check_links(found, key=lock_key)
@@ -254,7 +253,7 @@ def _plan(
     if found is None and cfg.resume != "auto" and not may_hold:
         run_directory.refuse_held(directory, key=key)
     attempt = attempts.following(directory) if found is not None and run_directory.is_recorded(directory) else None
-    known = resume.known_checkpoints(directory)
+    known = checkpoint_to_resume.known_checkpoints(directory)
     return RunPlan(cfg=cfg, run_dir=directory, checkpoint=checkpoint, attempt=attempt, known=known), lock
 
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.engine.settings import Settings
 from hydraloop.optim.optimizers import optimizer_overrides
 from hydraloop.parts import Parts
-from hydraloop.run.config_yaml import masked_metadata
+from hydraloop.run_files.config_yaml import masked_metadata
 from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
 

@@ -25,7 +25,7 @@ from hydraloop.hooks import CLASSES
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS as HOOK_GROUPS
 from hydraloop.hooks.shared.selected_hooks import has_schedules, is_left_out, targets
 from hydraloop.option_checks import check_above, check_at_least
-from hydraloop.run.config_yaml import plain
+from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.instantiate import require_target
 from hydraloop.schemas import stored
 from hydraloop.schemas.data import SPLITS, loader_options
@@ -114,7 +114,7 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) ->
 
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
     """
-    from hydraloop.tracking.description import flattened  # 10 ms, which other commands do without
+    from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without
 
     folder = run_dir.resolve()
     for hook, node in hook_nodes(cfg):

@@ -20,7 +20,7 @@ import hydraloop
 from hydraloop.errors import UserError
 from hydraloop.examples import GPT
 from hydraloop.examples.python_sources import SEPARATOR
-from hydraloop.run.directory import run_of
+from hydraloop.run_files.run_directory import run_of
 
 BYTES = 256
 

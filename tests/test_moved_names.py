@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydraloop.moved_names import MOVED
-from hydraloop.run.resume import _identity
+from hydraloop.run_files.checkpoint_to_resume import _identity
 from hydraloop.safety.allowlist import Allowlist
 from tests.config.composed import composer, job
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.launch.private import VARIABLE, Private
 from hydraloop.plan import RunPlan
+from hydraloop.processes.private import VARIABLE, Private
 from hydraloop.safety.allowlist import Allowlist
 
 
@@ -38,10 +38,10 @@ def test_the_text_has_no_secret_and_the_ranks_of_this_machine_get_it_otherwise(
     assert "${oc.env:ELSEWHERE}" in text
     sender, receiver = Allowlist(), Allowlist()
     sender.trust(["timm"])
-    monkeypatch.setattr("hydraloop.launch.private.ALLOWLIST", sender)
+    monkeypatch.setattr("hydraloop.processes.private.ALLOWLIST", sender)
     variables = Private.of(made).variables()
     monkeypatch.delenv("ELSEWHERE")
-    monkeypatch.setattr("hydraloop.launch.private.ALLOWLIST", receiver)
+    monkeypatch.setattr("hydraloop.processes.private.ALLOWLIST", receiver)
     found = Private(**json.loads(variables[VARIABLE])).added_to(RunPlan.from_json(text))
     assert found.cfg.hooks["my.hook"] == {**mine, "api_key": "hunter2-env"}
     assert receiver.packages == ["timm"]

@@ -15,7 +15,7 @@ from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.explain import COMPOSING_ERRORS, explain
 from hydraloop.errors import UserError
-from hydraloop.run.config_yaml import remember_names
+from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
 from hydraloop.validate import check_interpolations, validate
 

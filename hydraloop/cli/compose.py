@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from hydraloop.cli.config_file_limits import check_overrides
 from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError
-from hydraloop.run.directory import run_id
+from hydraloop.run_files.run_directory import run_id
 from hydraloop.safety import hydra_versions
 
 

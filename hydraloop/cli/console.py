@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hydraloop.errors import printable
-from hydraloop.run.result import shortened
+from hydraloop.run_files.result import shortened
 from hydraloop.safety.secrets import mask_text
 
 _COLOURS = {"header": 1, "val": 36, "test": 36, "best": 32, "WARNING": 33, "ERROR": 31, "CRITICAL": 31}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hydraloop.errors import UserError, printable
-from hydraloop.run.result import describe
+from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
 
 log = logging.getLogger("hydraloop")

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.plan import RunPlan
-from hydraloop.run.config_yaml import dumped, remember_config
+from hydraloop.run_files.config_yaml import dumped, remember_config
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.secrets import masked
 

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from hydraloop.cli.console import end_with_reader, prepare_handlers
-from hydraloop.run.config_yaml import mask_files, remember_config
+from hydraloop.run_files.config_yaml import mask_files, remember_config
 from hydraloop.safety import hydra_versions
 
 FULL_ERROR = "HYDRA_FULL_ERROR"

@@ -22,9 +22,9 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
 from hydraloop.parts import Parts
-from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
-from hydraloop.run.directory import checkpoint_folders, holds_run
-from hydraloop.run.result import Result
+from hydraloop.run_files.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
+from hydraloop.run_files.result import Result
+from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
 from hydraloop.tasks.task import Task

@@ -17,7 +17,7 @@ from hydraloop.cli.command import compose_job
 from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
 from hydraloop.plan import plan_build
-from hydraloop.run.config_yaml import remember_config
+from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.safety.allowlist import ALLOWLIST, Advice, from_python
 from hydraloop.validate import check_strategy, validate
 

@@ -18,8 +18,8 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.run_config import config_of
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
-from hydraloop.run.checkpoint_files import newest_intact
-from hydraloop.run.directory import checkpoint_folders, config_file, holds_run, is_own, run_of
+from hydraloop.run_files.checkpoint_files import newest_intact
+from hydraloop.run_files.run_directory import checkpoint_folders, config_file, holds_run, is_own, run_of
 from hydraloop.safety import working_directory
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
@@ -145,7 +145,7 @@ def _check_out_dirs(cfg: DictConfig, run_dir: Path, typed: Sequence[str]) -> Non
 
 def _check_secrets(cfg: DictConfig) -> None:
     """Refuse a config with a masked secret: `***` must not be used as its value."""
-    from hydraloop.tracking.description import flattened  # 10 ms, which other commands do without
+    from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without
 
     for key, value in flattened(OmegaConf.to_container(cfg)).items():
         if isinstance(value, str) and MASK in value:

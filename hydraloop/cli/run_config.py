@@ -13,9 +13,9 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from hydraloop.cli import arguments
 from hydraloop.errors import RENAMED, UserError, suggestion
-from hydraloop.run.attempts import RECORDS
-from hydraloop.run.config_yaml import loaded, remember_config, resolved_but_secrets
-from hydraloop.run.directory import CONFIG, config_file
+from hydraloop.run_files.attempts import RECORDS
+from hydraloop.run_files.config_yaml import loaded, remember_config, resolved_but_secrets
+from hydraloop.run_files.run_directory import CONFIG, config_file
 from hydraloop.schemas.root import Config
 
 

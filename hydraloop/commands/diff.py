@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop.errors import printable
-from hydraloop.run import changes, code_patch, record_log
-from hydraloop.run.checkpoint_files import newest_intact
-from hydraloop.run.config_yaml import loaded, plain
-from hydraloop.run.directory import check_holds_run, checkpoint_folders, config_file
-from hydraloop.run.result import Result
+from hydraloop.run_files import changes, code_patch, record_log
+from hydraloop.run_files.checkpoint_files import newest_intact
+from hydraloop.run_files.config_yaml import loaded, plain
+from hydraloop.run_files.result import Result
+from hydraloop.run_files.run_directory import check_holds_run, checkpoint_folders, config_file
 
 _RESULTS = ("status", "error", "reason", "best", "progress", "val_metrics", "test_metrics")
 _TIMES = ("perf/", "/time", "/data_time", "/samples_per_second")

@@ -25,7 +25,7 @@ from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
 from hydraloop.hooks.shared.model_export import graph_of
-from hydraloop.run import atomic
+from hydraloop.run_files import atomic
 from hydraloop.schemas.data import SPLITS
 
 _KEY = "--format"

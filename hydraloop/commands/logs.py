@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydraloop.commands.status import log_of, sweep_in
 from hydraloop.errors import UserError, printable
-from hydraloop.run import lock
+from hydraloop.run_files import lock
 
 _POLL = 0.3
 """Seconds between two looks at a log."""

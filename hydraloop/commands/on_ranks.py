@@ -22,10 +22,10 @@ from hydraloop.cli.console import PrintableFormatter
 from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
 from hydraloop.errors import UserError, printable
-from hydraloop.launch import elastic, torchrun
-from hydraloop.launch.termination import terminable
-from hydraloop.launch.unloading import leave_before_unloading
-from hydraloop.run.uncollected import uncollected
+from hydraloop.processes import elastic, torchrun
+from hydraloop.processes.termination_signals import terminable
+from hydraloop.processes.unloading import leave_before_unloading
+from hydraloop.run_files.uncollected import uncollected
 from hydraloop.safety import working_directory
 from hydraloop.safety.secrets import remember_overrides
 

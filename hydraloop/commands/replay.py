@@ -35,14 +35,14 @@ from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
 from hydraloop.hooks.rollback import RollbackHook
 from hydraloop.hooks.shared.kept_losses import samples_of
-from hydraloop.launch.checks import check_debugger
 from hydraloop.parts import Parts
-from hydraloop.run import attempts, changes
-from hydraloop.run.checkpoint_files import first_intact
-from hydraloop.run.config_yaml import loaded, plain
-from hydraloop.run.directory import check_holds_run, checkpoint_folders
-from hydraloop.run.environment import versions
-from hydraloop.run.record_log import FILENAME, read_all
+from hydraloop.processes.checks import check_debugger
+from hydraloop.run_files import attempts, changes
+from hydraloop.run_files.checkpoint_files import first_intact
+from hydraloop.run_files.config_yaml import loaded, plain
+from hydraloop.run_files.environment import versions
+from hydraloop.run_files.record_log import FILENAME, read_all
+from hydraloop.run_files.run_directory import check_holds_run, checkpoint_folders
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate import check_strategy, validate
 

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from hydraloop.cli.console import ConsoleHandler, PrintableFormatter, prepare_handlers
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report import results, results_table
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 
 def run(args: argparse.Namespace) -> int:

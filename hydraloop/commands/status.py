@@ -11,13 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 from hydraloop.errors import UserError, printable
-from hydraloop.run.checkpoint_files import candidates
-from hydraloop.run.directory import checkpoint_folders, holds_run
-from hydraloop.run.environment import resume_command, shown
-from hydraloop.sweeps import description, states
+from hydraloop.run_files.checkpoint_files import candidates
+from hydraloop.run_files.environment import resume_command, shown
+from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
+from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.detach import CONTROLLER_LOG, RUN_LOG
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _LISTED = ("running", "interrupted", "failed")
 """States of jobs that are listed."""
@@ -43,7 +43,7 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     Raises:
         UserError: it holds neither.
     """
-    if (path / description.FILENAME).exists():
+    if (path / sweep_description.FILENAME).exists():
         return SweepDirectory.load(path)
     if not holds_run(path):
         remedy = "Name one: ls -d multirun/*/* outputs/*/*"

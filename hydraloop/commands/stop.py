@@ -10,11 +10,11 @@ from pathlib import Path
 
 from hydraloop.commands import status
 from hydraloop.commands.status import sweep_in
-from hydraloop.run import lock
-from hydraloop.run.environment import shown
+from hydraloop.run_files import lock
+from hydraloop.run_files.environment import shown
 from hydraloop.sweeps import queue, states, stopping
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _POLL = 0.3
 """Seconds between two looks at the jobs."""

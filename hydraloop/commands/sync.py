@@ -23,15 +23,15 @@ import yaml
 from filelock import Timeout
 
 from hydraloop.errors import printable
-from hydraloop.run.processes import is_alive
-from hydraloop.run.record_log import FILENAME, count
+from hydraloop.run_files.processes import is_alive
+from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.safety.secret_names import name_secrets
 from hydraloop.safety.secrets import MASK, mask_text, masked, remember
-from hydraloop.tracking import description
+from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, hook_names, lock_of, run_dirs
 from hydraloop.tracking.follower import Follower, described
 from hydraloop.tracking.masked_output import log_to_stderr
-from hydraloop.tracking.mlflow.sweep import update_parents
+from hydraloop.tracking.mlflow.parent_run import update_parents
 from hydraloop.tracking.tracker import OWN, Attempt, Tracker, load_tracker
 
 log = logging.getLogger(__name__)
@@ -93,10 +93,10 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
     cursor, before, problem = None, 0, None
     try:
         with lock_of(run_dir, name).acquire(timeout=0):
-            cursor, run = Cursor.load(run_dir, name), description.read(run_dir)
+            cursor, run = Cursor.load(run_dir, name), run_description.read(run_dir)
             if cursor is None or run is None:
                 raise ValueError("its description in tracking/ is missing")
-            name_secrets(description.names_of_secrets(run_dir))
+            name_secrets(run_description.names_of_secrets(run_dir))
             remember(how.options)
             kind = _kind(cursor.kind, how.trusted)
             options = {**cursor.options, **how.options.get(name, {})}
@@ -145,7 +145,7 @@ def _kind(kind: str, trusted: Sequence[str]) -> type[Tracker]:
 def _drained(tracker: Tracker, cursor: Cursor, name: str) -> str | None:
     """Send all that is there. Returns why it is not all that there will be."""
     run = tracker.run
-    ended = description.ending(run.run_dir, run.attempt)
+    ended = run_description.ending(run.run_dir, run.attempt)
     finish = None if ended.status == "killed" and _trains(run.attempt) else ended
     troubles: list[str | None] = [None]
     follower = Follower(tracker, cursor, run.run_dir, name, troubles.append)
@@ -176,7 +176,7 @@ def _finish_sweeps(found: Sequence[Path]) -> bool:
     complete = True
     for run_dir in found:
         try:
-            sweep = description.sweep_of(run_dir)
+            sweep = run_description.sweep_of(run_dir)
             if sweep is not None and sweep.folder not in told:
                 told.add(sweep.folder)
                 update_parents(sweep.folder)

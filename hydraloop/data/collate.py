@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from hydraloop.errors import UserError
-from hydraloop.run.result import describe
+from hydraloop.run_files.result import describe
 
 
 class Collate:

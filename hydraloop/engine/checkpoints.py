@@ -28,9 +28,9 @@ from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
-from hydraloop.run import code_patch
-from hydraloop.run.changes import resumed
-from hydraloop.run.environment import versions
+from hydraloop.run_files import code_patch
+from hydraloop.run_files.changes import resumed
+from hydraloop.run_files.environment import versions
 
 log = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Parts, make_run
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.steps.stepper import Stepper
-from hydraloop.run.lock import RunLock
-from hydraloop.run.result import Best, Result
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.result import Best, Result
 
 
 def _of(path: str) -> Any:

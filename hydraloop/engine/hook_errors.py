@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hydraloop.engine.loaders import failed_worker
 from hydraloop.engine.mount_points import OnError
 from hydraloop.errors import UserError
-from hydraloop.run.result import describe
+from hydraloop.run_files.result import describe
 
 log = logging.getLogger(__name__)
 

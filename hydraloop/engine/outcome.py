@@ -25,11 +25,11 @@ from hydraloop.engine.report.summary import Report
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError, interrupt
-from hydraloop.run.checkpoint_files import newest_intact
-from hydraloop.run.directory import checkpoint_folders
-from hydraloop.run.environment import resume_command, versions
-from hydraloop.run.lock import RunLock
-from hydraloop.run.result import PREEMPTED, Objective, Result, Status, describe, signal_of
+from hydraloop.run_files.checkpoint_files import newest_intact
+from hydraloop.run_files.environment import resume_command, versions
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.result import PREEMPTED, Objective, Result, Status, describe, signal_of
+from hydraloop.run_files.run_directory import checkpoint_folders
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.mount_points import HookLike
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings, seconds_of
-from hydraloop.run.result import PREEMPTED
+from hydraloop.run_files.result import PREEMPTED
 
 log = logging.getLogger(__name__)
 

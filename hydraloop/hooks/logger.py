@@ -17,9 +17,9 @@ from hydraloop.engine.interval import Every
 from hydraloop.engine.records.entries import check_names, position
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
 from hydraloop.option_checks import check_at_least
-from hydraloop.run.record_cuts import cut_after
-from hydraloop.run.record_log import FILENAME
-from hydraloop.run.record_writer import RecordLog
+from hydraloop.run_files.record_cuts import cut_after
+from hydraloop.run_files.record_log import FILENAME
+from hydraloop.run_files.record_writer import RecordLog
 from hydraloop.tracking.cursor import is_followed, wait_for_followers
 
 log = logging.getLogger(__name__)

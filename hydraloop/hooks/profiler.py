@@ -17,7 +17,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError, suggestion
 from hydraloop.option_checks import check_at_least, names_or_callables
-from hydraloop.run.environment import shown
+from hydraloop.run_files.environment import shown
 
 if TYPE_CHECKING:
     from torch.profiler import profile

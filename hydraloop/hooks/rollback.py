@@ -21,8 +21,8 @@ from hydraloop.hooks.check_invalid_loss import invalid_loss
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.shared.kept_losses import KeptLoss, loss_in_backward, means_of
 from hydraloop.option_checks import check_above, check_at_least, check_choice
-from hydraloop.run.checkpoint_files import candidates
-from hydraloop.run.integrity import damage
+from hydraloop.run_files.checkpoint_files import candidates
+from hydraloop.run_files.integrity import damage
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from hydraloop.hooks.shared.tta_views import (
     named_views,
 )
 from hydraloop.option_checks import check_at_least, check_choice, names_or_callables
-from hydraloop.run.result import describe
+from hydraloop.run_files.result import describe
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from hydraloop.engine.records.images import to_pixels
 from hydraloop.engine.report.formats import number
 from hydraloop.hooks.shared.image_grid import Tile, grid
 from hydraloop.option_checks import check_at_least
-from hydraloop.run.environment import shown
+from hydraloop.run_files.environment import shown
 
 log = logging.getLogger(__name__)
 

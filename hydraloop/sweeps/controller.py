@@ -22,15 +22,15 @@ from types import FrameType
 from typing import Protocol
 
 from hydraloop.errors import UserError
-from hydraloop.launch.failure import REQUEUE
-from hydraloop.run import lock
-from hydraloop.run.processes import machine, send
+from hydraloop.processes.failure import REQUEUE
+from hydraloop.run_files import lock
+from hydraloop.run_files.processes import machine, send
 from hydraloop.sweeps import queue
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.source import Job, Source
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _POLL = 0.2
 """Seconds between two looks at signals and two updates of the display."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydraloop.errors import UserError
-from hydraloop.launch import torchrun
-from hydraloop.run.environment import shown
+from hydraloop.processes import torchrun
+from hydraloop.run_files.environment import shown
 
 CONTROLLER_LOG = "controller.log"
 """What a detached controller has printed, in the directory of the sweep."""

@@ -24,20 +24,20 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from hydraloop.cli.command import explained
 from hydraloop.cli.hydra_job import as_job
 from hydraloop.errors import UserError
-from hydraloop.launch import checks as launch_checks
-from hydraloop.launch.jobs import Jobs
-from hydraloop.launch.termination import terminable
 from hydraloop.plan import Draft, RunPlan, plan_job
-from hydraloop.run import environment
-from hydraloop.run.lock import RunLock
-from hydraloop.run.processes import machine
-from hydraloop.run.result import describe
+from hydraloop.processes import checks as launch_checks
+from hydraloop.processes.jobs import Jobs
+from hydraloop.processes.termination_signals import terminable
+from hydraloop.run_files import environment
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.processes import machine
+from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
 from hydraloop.sweeps import queue, states
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Worker
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.validate import hydra_config
 
 _FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")

@@ -19,8 +19,8 @@ from hydraloop.cli.config_file_limits import check_submitit
 from hydraloop.cli.explain import COMPOSING_ERRORS
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
-from hydraloop.run.changes import differences
-from hydraloop.run.config_yaml import plain
+from hydraloop.run_files.changes import differences
+from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_overrides, masked
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis

@@ -17,15 +17,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hydraloop.launch.failure import REQUEUE
-from hydraloop.run import atomic, lock
-from hydraloop.run.processes import machine
-from hydraloop.run.result import digest
+from hydraloop.processes.failure import REQUEUE
+from hydraloop.run_files import atomic, lock
+from hydraloop.run_files.processes import machine
+from hydraloop.run_files.result import digest
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps import states
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""

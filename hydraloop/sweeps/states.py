@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hydraloop.run import atomic, lock
-from hydraloop.run.checkpoint_files import candidates
-from hydraloop.run.config_yaml import plain
-from hydraloop.run.directory import checkpoint_folders
-from hydraloop.run.result import FILENAME as RESULT
-from hydraloop.run.result import PREEMPTED, Best, Result
+from hydraloop.run_files import atomic, lock
+from hydraloop.run_files.checkpoint_files import candidates
+from hydraloop.run_files.config_yaml import plain
+from hydraloop.run_files.result import FILENAME as RESULT
+from hydraloop.run_files.result import PREEMPTED, Best, Result
+from hydraloop.run_files.run_directory import checkpoint_folders
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "pruned"]
 """`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from hydraloop.run.checkpoint_files import is_written_with
+from hydraloop.run_files.checkpoint_files import is_written_with
 
 _POLL = 0.1
 """Seconds between two looks at the processes."""

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.run import atomic
-from hydraloop.run.environment import shown
-from hydraloop.run.processes import is_alive, machine, started
+from hydraloop.run_files import atomic
+from hydraloop.run_files.environment import shown
+from hydraloop.run_files.processes import is_alive, machine, started
 from hydraloop.tracking.tracker import FOLDER
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from time import monotonic
 from typing import Literal
 
 from hydraloop.engine.interval import Every
-from hydraloop.run import record_cuts
-from hydraloop.run.record_log import FILENAME, Position, Reader, Record, read_all
+from hydraloop.run_files import record_cuts
+from hydraloop.run_files.record_log import FILENAME, Position, Reader, Record, read_all
 from hydraloop.tracking.cursor import Cursor, sync_command
 from hydraloop.tracking.tracker import BusyError, Finish, GoneError, LostError, RefusedError, Tracker, UnusableError
 

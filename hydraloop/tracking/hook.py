@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
 from hydraloop.option_checks import check_at_least
-from hydraloop.run.processes import is_ancestor
-from hydraloop.run.record_log import FILENAME, count
-from hydraloop.run.result import describe
+from hydraloop.run_files.processes import is_ancestor
+from hydraloop.run_files.record_log import FILENAME, count
+from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text, masked
-from hydraloop.tracking import description
+from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, sync_command
 from hydraloop.tracking.link import Link
 from hydraloop.tracking.starting import SENDERS
@@ -182,8 +182,8 @@ class TrackerHook(Hook):
         if self._link is None:
             return
         described = engine.messages.read("described") is not None
-        if not described and (trains or description.read(engine.run_dir) is None):
-            description.write(description.run_of(engine))
+        if not described and (trains or run_description.read(engine.run_dir) is None):
+            run_description.write(run_description.run_of(engine))
             engine.messages.provide("described", lambda: True)
         if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, if the sender dies before it writes one
             with suppress(OSError):  # the sender reports a full disk
@@ -225,7 +225,7 @@ class TrackerHook(Hook):
 
 def _sweep_that_waits(run_dir: Path) -> Sweep | None:
     """Return the sweep of a job whose controller runs, and waits for the senders of its jobs."""
-    sweep = description.sweep_of(run_dir) if SENDERS in os.environ else None
+    sweep = run_description.sweep_of(run_dir) if SENDERS in os.environ else None
     if sweep is None or sweep.ended is not None or sweep.host != socket.gethostname():
         return None
     return sweep if is_ancestor(sweep.pid, sweep.started) else None
@@ -234,10 +234,12 @@ def _sweep_that_waits(run_dir: Path) -> Sweep | None:
 def _ending(engine: Engine) -> Finish:
     """Return how the run ended. A separate validation or test leaves that as it was."""
     if engine.result is not None:
-        return description.finish_of(engine.result.status, engine.result.error)
-    run = description.read(engine.run_dir)
-    before = None if run is None else description.ending(engine.run_dir, run.attempt)
+        return run_description.finish_of(engine.result.status, engine.result.error)
+    run = run_description.read(engine.run_dir)
+    before = None if run is None else run_description.ending(engine.run_dir, run.attempt)
     if before is not None and (before.status != "killed" or engine.messages.read("described") is None):
         return before
     error = engine.error
-    return description.finish_of("finished" if error is None else "failed", None if error is None else describe(error))
+    return run_description.finish_of(
+        "finished" if error is None else "failed", None if error is None else describe(error)
+    )

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from hydraloop.run.processes import is_alive, started
+from hydraloop.run_files.processes import is_alive, started
 from hydraloop.tracking.starting import MARGIN
 from hydraloop.tracking.tracker import Finish
 

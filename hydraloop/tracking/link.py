@@ -13,8 +13,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from hydraloop.run.environment import shown
-from hydraloop.run.processes import started
+from hydraloop.run_files.environment import shown
+from hydraloop.run_files.processes import started
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_text, masked

@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
-from hydraloop.run.uncollected import uncollected
+from hydraloop.run_files.uncollected import uncollected
 from hydraloop.safety.secret_names import name_secrets
 from hydraloop.safety.secrets import remember
-from hydraloop.tracking import description
+from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, is_free, lock_of, sign
 from hydraloop.tracking.follower import Follower, described
 from hydraloop.tracking.inbox import Inbox, Remarks
@@ -106,7 +106,7 @@ def _serve(inbox: Inbox, library: _Library) -> int:
         if inbox.is_closed:  # the time was over before
             return HANGS
         sign(run_dir, name, first["owner"])
-        run = description.read(run_dir)
+        run = run_description.read(run_dir)
         assert run is not None, "the training process describes the run before it says begin"
         cursor = _cursor(run_dir, name, first)
         tracker = kind(first["options"], run, cursor.memory)
@@ -153,7 +153,7 @@ def _follow(follower: Follower, inbox: Inbox, run: Run) -> str:
         if state != "following":
             inbox.wait(follower.wait(ending=finish is not None))
         if finish is None and inbox.ended:
-            finish = inbox.finish or description.ending(run.run_dir, run.attempt)
+            finish = inbox.finish or run_description.ending(run.run_dir, run.attempt)
 
 
 def _exit_hanging(inbox: Inbox) -> None:

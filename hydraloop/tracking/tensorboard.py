@@ -22,8 +22,8 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hydraloop.run.record_log import ObjectKind, Record
-from hydraloop.tracking.description import override_values
+from hydraloop.run_files.record_log import ObjectKind, Record
+from hydraloop.tracking.run_description import override_values
 from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker, UnusableError, valid_utf8
 
 log = logging.getLogger(__name__)

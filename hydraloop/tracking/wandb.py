@@ -12,8 +12,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from hydraloop.run.environment import git_remote
-from hydraloop.run.record_log import Record
+from hydraloop.run_files.environment import git_remote
+from hydraloop.run_files.record_log import Record
 from hydraloop.tracking.tracker import Finish, GoneError, LostError, Run, Tracker, UnusableError
 from hydraloop.tracking.wandb_run import FOLDER, NAMES, LiveRun, Mode, kill_core
 

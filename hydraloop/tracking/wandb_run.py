@@ -16,12 +16,12 @@ from typing import Any, Literal
 import psutil
 import yaml
 
-from hydraloop.run.checkpoint_files import is_complete
-from hydraloop.run.code_patch import FILENAME as PATCH_FILE
-from hydraloop.run.record_log import FILENAME, LoggedObject, Record, read_all
-from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.run_files.checkpoint_files import is_complete
+from hydraloop.run_files.code_patch import FILENAME as PATCH_FILE
+from hydraloop.run_files.record_log import FILENAME, LoggedObject, Record, read_all
+from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, masked
-from hydraloop.tracking.description import checkpoints, result_of
+from hydraloop.tracking.run_description import checkpoints, result_of
 from hydraloop.tracking.tracker import Finish, Run, UnusableError, valid_utf8
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from hydraloop.engine.checkpoints import write_file
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.run.checkpoint_files import newest_intact
+from hydraloop.run_files.checkpoint_files import newest_intact
 
 _CALLS = 10_000
 

@@ -16,7 +16,7 @@ import hydraloop
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
-from hydraloop.launch import checks as launch_checks
+from hydraloop.processes import checks as launch_checks
 from hydraloop.sweeps import planning
 from tests.config.composed import REPOSITORY
 

@@ -15,7 +15,7 @@ from hydraloop.cli.resume_command import BASE, check_resume
 from hydraloop.engine.checkpoint.format import write
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
-from hydraloop.run.config_yaml import check_no_secret
+from hydraloop.run_files.config_yaml import check_no_secret
 from tests.e2e.projects import REPOSITORY
 
 

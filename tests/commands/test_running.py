@@ -20,12 +20,12 @@ import psutil
 import pytest
 
 from hydraloop.commands.dispatch import run as main
-from hydraloop.run.checkpoint_files import is_complete
-from hydraloop.run.lock import RunLock
-from hydraloop.run.processes import is_alive, started
+from hydraloop.run_files.checkpoint_files import is_complete
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.processes import is_alive, started
 from hydraloop.sweeps import states, stopping
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import SERVER, Script, environment_of_python
 from tests.sweeps import written
@@ -33,7 +33,7 @@ from tests.sweeps import written
 TRAINING = """
 import os, signal, time
 from pathlib import Path
-from hydraloop.run.lock import RunLock
+from hydraloop.run_files.lock import RunLock
 
 RunLock(Path("run"), key="").acquire()
 if os.fork() == 0:  # as a rank of torch's launcher
@@ -52,7 +52,7 @@ import os, signal, threading, time
 from pathlib import Path
 import torch
 from hydraloop.engine.checkpoint import format
-from hydraloop.run.lock import RunLock
+from hydraloop.run_files.lock import RunLock
 
 def save(checkpoint, file, save=torch.save):
     save(checkpoint, file)

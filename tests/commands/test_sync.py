@@ -15,10 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hydraloop.commands import sync
 from hydraloop.commands.dispatch import run as command
-from hydraloop.run.processes import started
-from hydraloop.run.result import Result
+from hydraloop.run_files.processes import started
+from hydraloop.run_files.result import Result
 from hydraloop.safety.secrets import masked, name_secrets
-from hydraloop.tracking import description
+from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, sync_command
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
 from tests.tracking.service import Service
@@ -73,9 +73,9 @@ def test_whether_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[s
     on, over = capsys.readouterr().out.splitlines()
     assert on.endswith("not all: the run is still training")
     assert "over  tensorboard: 3 sent, 3 of 3 records there, " in over
-    run = description.read(tmp_path / "over")
+    run = run_description.read(tmp_path / "over")
     assert run is not None
-    assert description.ending(tmp_path / "over", run.attempt).status == "killed"
+    assert run_description.ending(tmp_path / "over", run.attempt).status == "killed"
 
 
 def test_what_is_typed_masks_all_it_says(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_sweeper_of_hydra_that_accepts_nan_gets_it(project: Project) -> None:
     line = ("-m", "optimizer.lr=1e30", DIVERGES[1], *SHORT, "hydra/launcher=basic", "hydra/sweeper=basic")
     assert project.train(*line).code == 1
     accepts = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-    patch = f"from hydraloop.launch import other_launchers\n\nother_launchers.ACCEPT_NAN = ({accepts!r},)\n"
+    patch = f"from hydraloop.processes import other_launchers\n\nother_launchers.ACCEPT_NAN = ({accepts!r},)\n"
     project.write("train.py", patch + (project.path / "train.py").read_text())
     done = project.train(*line)
     assert (done.code, done.text.count("the loss is nan")) == (0, 1), done.text

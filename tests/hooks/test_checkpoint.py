@@ -14,7 +14,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
-from hydraloop.run.checkpoint_files import newest_intact
+from hydraloop.run_files.checkpoint_files import newest_intact
 from tests.helpers import at, failing
 from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 

@@ -22,7 +22,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks.early_stopping import EarlyStoppingHook
-from hydraloop.run.result import Result
+from hydraloop.run_files.result import Result
 from hydraloop.tasks.task import Task
 from tests.hooks.tiny_runs import Scripted, batches, engine_of, model
 from tests.ranks import on_ranks

@@ -27,7 +27,7 @@ from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.optim import Exponential, OneCycle, Schedule
-from hydraloop.run.record_log import FILENAME
+from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
 from tests.helpers import at, logged, summary

@@ -9,8 +9,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import UserError
-from hydraloop.launch.checks import check, check_single_run
-from hydraloop.run.config_yaml import resolved_but_secrets
+from hydraloop.processes.checks import check, check_single_run
+from hydraloop.run_files.config_yaml import resolved_but_secrets
 from hydraloop.schemas.distributed import DistributedConf
 
 RANK_0_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}

@@ -8,10 +8,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.errors import Terminated, UserError
-from hydraloop.launch import elastic
-from hydraloop.launch.failure import Ended, RankError
-from hydraloop.launch.private import Private
 from hydraloop.plan import RunPlan
+from hydraloop.processes import elastic
+from hydraloop.processes.failure import Ended, RankError
+from hydraloop.processes.private import Private
 
 
 def plan_in(run_dir: Path) -> RunPlan:

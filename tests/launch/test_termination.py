@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hydraloop.launch.termination import TerminationHandler
+from hydraloop.processes.termination_signals import TerminationHandler
 
 BEGIN = """
 import ctypes, os, signal, sys, threading, time
-from hydraloop.launch.termination import TerminationHandler
+from hydraloop.processes.termination_signals import TerminationHandler
 
 def last(number):
     print("last", number, flush=True)
@@ -306,7 +306,7 @@ def test_workers_that_end_by_the_same_signal_raise_no_error(start: Start) -> Non
 def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, start: Start) -> None:
     process = start(
         f"""
-        from hydraloop.launch.termination import terminable
+        from hydraloop.processes.termination_signals import terminable
 
         handler.stop()
         os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the handlers are reset
@@ -332,7 +332,7 @@ def test_a_command_is_terminable(number: int, raised: str, start: Start) -> None
     process = start(
         """
         handler.stop()
-        from hydraloop.launch.termination import terminable
+        from hydraloop.processes.termination_signals import terminable
 
         try:
             with terminable():

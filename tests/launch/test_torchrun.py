@@ -19,11 +19,11 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from hydraloop import UserError
-from hydraloop.launch import rank_log, torchrun
-from hydraloop.launch.failure import Failure
 from hydraloop.plan import RunPlan
-from hydraloop.run.processes import started
-from hydraloop.run.resume import known_checkpoints
+from hydraloop.processes import rank_log, torchrun
+from hydraloop.processes.failure import Failure
+from hydraloop.run_files.checkpoint_to_resume import known_checkpoints
+from hydraloop.run_files.processes import started
 
 GIVEN = Path("/given.pth")
 

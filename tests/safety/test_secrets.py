@@ -15,9 +15,8 @@ from omegaconf import OmegaConf
 
 from hydraloop.cli.console import MaskingFormatter, prepare_handlers
 from hydraloop.errors import UserError
-from hydraloop.run import config_yaml
-from hydraloop.run import directory as run_directory
-from hydraloop.run.result import Result, ResultFile
+from hydraloop.run_files import config_yaml, run_directory
+from hydraloop.run_files.result import Result, ResultFile
 from hydraloop.safety import secrets as masking
 from hydraloop.safety.secrets import (
     looks_secret,
@@ -466,5 +465,5 @@ def test_log_messages_are_masked(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, hydraloop.run.config_yaml; sys.exit('torch' in sys.modules)"
+    code = "import sys, hydraloop.run_files.config_yaml; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.run import lock as run_lock
-from hydraloop.run.lock import RunLock
-from hydraloop.run.processes import machine
+from hydraloop.run_files import lock as run_lock
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.processes import machine
 from hydraloop.sweeps import controller, states
 from hydraloop.sweeps.controller import Controller
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Request
 from hydraloop.sweeps.executors.gpus import Shares, Slots
 from hydraloop.sweeps.source import Grid, Job, Source
 from hydraloop.sweeps.states import JobState, State
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_directory import DESCRIPTION
 
 Play = Callable[["Played", Request], int | None]
@@ -293,8 +293,8 @@ def test_the_gpu_of_a_job_that_outlived_its_controller_is_not_given_to_another(
 ORPHAN = """
 import os, sys, time
 from pathlib import Path
-from hydraloop.run.lock import RunLock
-from hydraloop.run.processes import machine
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.processes import machine
 from hydraloop.sweeps import states
 folder = Path(sys.argv[1])
 RunLock(folder, key="").acquire()

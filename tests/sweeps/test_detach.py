@@ -18,17 +18,17 @@ import psutil
 import pytest
 
 from hydraloop.commands.dispatch import run as main
-from hydraloop.run import lock
-from hydraloop.run.processes import is_alive, started
-from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.run_files import lock
+from hydraloop.run_files.processes import is_alive, started
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import SERVER, environment_of_python
 
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from hydraloop.launch.termination import terminable
+from hydraloop.processes.termination_signals import terminable
 from hydraloop.sweeps.detach import detached
 
 with terminable():

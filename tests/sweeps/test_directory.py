@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.run import lock
-from hydraloop.run.processes import started
-from hydraloop.run.result import Objective, Result
+from hydraloop.run_files import lock
+from hydraloop.run_files.processes import started
+from hydraloop.run_files.result import Objective, Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.description import FILENAME, Description
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_description import FILENAME, Description
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 LR = Axis(("optimizer.lr",), (("optimizer.lr=1e-3",), ("optimizer.lr=1e-2",)))
 SEED = Axis(("seed",), (("seed=0",), ("seed=1",), ("seed=2",)))

@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from hydraloop.run.lock import RunLock
-from hydraloop.run.result import Objective, Result
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.result import Objective, Result
 from hydraloop.sweeps import queue, states
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_directory import running, sweep
 
 __all__ = ["sweep"]  # a fixture

@@ -11,10 +11,10 @@ import pytest
 
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
-from hydraloop.sweeps import planning, resume
+from hydraloop.sweeps import planning, resume_sweep
 from hydraloop.sweeps.axes import Axes
-from hydraloop.sweeps.description import FILENAME, Description
-from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.sweep_description import FILENAME, Description
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import REPOSITORY
 
 OURS = ["hydra/launcher=pool", "hydra/sweeper=hydraloop"]
@@ -44,7 +44,7 @@ def start(
     plan = planned(*lines)
     uid = f"{path} {created}"
     description = Description(uid, created, ("python",), lines, plan.configs(plan.axes), plan.subdir, plan.axes, "", {})
-    return resume.settle(Path(path), description, plan, named=named)
+    return resume_sweep.settle(Path(path), description, plan, named=named)
 
 
 def test_the_same_sweep_continues(composer: Composer, tmp_path: Path) -> None:
@@ -161,4 +161,4 @@ def test_no_link_leads_a_resumed_sweep_to_other_files(composer: Composer, tmp_pa
     with pytest.raises(UserError, match=r"^sweep.resume: .*new/0/job.log is a link to .*profile, outside of "):
         start(composer, *LINES, "sweep.resume=new")
     plan = planned(*LINES, "sweep.resume=new")
-    resume.settle(tmp_path / "new", begun.description, plan, named=False, follows_links=True)
+    resume_sweep.settle(tmp_path / "new", begun.description, plan, named=False, follows_links=True)

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.sweeps import sweep
+from hydraloop.sweeps import run_sweep
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.controller import Controller
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.report.lines import print_end
-from hydraloop.tracking import description
-from hydraloop.tracking.sweeps import SweepTrackers
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.tracking import run_description
+from hydraloop.tracking.sweep_trackers import SweepTrackers
 from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make
 from tests.sweeps.test_directory import DESCRIPTION, LR, SEED
 
@@ -28,20 +28,20 @@ __all__ = ["directory", "make"]  # fixtures
 @pytest.fixture(autouse=True)
 def _callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = SimpleNamespace(on_multirun_start=lambda **options: None, on_multirun_end=lambda **options: None)
-    monkeypatch.setattr(sweep, "Callbacks", lambda config: nothing)
+    monkeypatch.setattr(run_sweep, "Callbacks", lambda config: nothing)
 
 
 def run(loop: Controller, error: BaseException | None = None) -> None:
     """Run the jobs, or raise an error before the first one."""
     plan = SimpleNamespace(master={})
-    with sweep._shown_to_others(loop, SweepTrackers(["seed"]), plan, "config"):  # type: ignore[arg-type]
+    with run_sweep._shown_to_others(loop, SweepTrackers(["seed"]), plan, "config"):  # type: ignore[arg-type]
         if error is not None:
             raise error
         loop.run()
 
 
 def ended(directory: SweepDirectory) -> str | None:
-    found = description.read_sweep(directory.path)
+    found = run_description.read_sweep(directory.path)
     assert found is not None
     return found.ended
 

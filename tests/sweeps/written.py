@@ -9,9 +9,9 @@ from typing import Any
 
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.description import Description
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_description import Description
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 
 def sweep(

@@ -18,7 +18,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, DistSamplerSeedHook, EMAHook, LoggerHook, RuntimeInfoHook
-from hydraloop.run.record_log import FILENAME
+from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import Accuracy, Metric, Task
 from tests.helpers import differences
 from tests.ranks import on_ranks

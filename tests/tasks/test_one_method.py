@@ -17,7 +17,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, RuntimeInfoHook
-from hydraloop.run.record_log import FILENAME
+from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import Classification, MeanAbsoluteError, Task
 from tests.ranks import on_ranks
 

@@ -18,7 +18,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook
-from hydraloop.run.record_log import FILENAME
+from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import Accuracy, Classification
 from hydraloop.tasks.values import forms_of
 from tests.ranks import on_ranks

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydraloop.run.record_log import FILENAME, Record
-from hydraloop.run.record_writer import RecordLog
-from hydraloop.tracking import description
+from hydraloop.run_files.record_log import FILENAME, Record
+from hydraloop.run_files.record_writer import RecordLog
+from hydraloop.tracking import run_description
 from hydraloop.tracking.tracker import Attempt, Finish, RefusedError, Run, Tracker
 
 
@@ -30,7 +30,7 @@ def described_run(run_dir: Path, *attempts: Attempt) -> Run:
     """A run with a description in its directory."""
     run_dir.mkdir(parents=True, exist_ok=True)
     run = Run(run_dir.absolute(), "0123456789abcdef", "digits", "a/run", attempts or (attempt(),))
-    description.write(run)
+    run_description.write(run)
     return run
 
 

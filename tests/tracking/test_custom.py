@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hydraloop.run.record_log import FILENAME, read_all
-from hydraloop.run.result import Result
+from hydraloop.run_files.record_log import FILENAME, read_all
+from hydraloop.run_files.result import Result
 from hydraloop.tracking.cursor import Cursor
 from tests.docs.pages import blocks
 from tests.e2e.projects import REPOSITORY, Project

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run.processes import is_alive, started
-from hydraloop.run.result import Result
-from hydraloop.sweeps.directory import SweepDirectory
-from hydraloop.tracking import description
-from hydraloop.tracking.description import experiment_name, run_of
+from hydraloop.run_files.processes import is_alive, started
+from hydraloop.run_files.result import Result
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.tracking import run_description
+from hydraloop.tracking.run_description import experiment_name, run_of
 from hydraloop.tracking.tracker import Sweep
 from tests.helpers import make_engine
 from tests.sweeps.test_directory import DESCRIPTION
@@ -24,17 +24,17 @@ from tests.tracking.runs import described_run
 
 def test_a_run_comes_back(tmp_path: Path) -> None:
     run = described_run(tmp_path / "run")
-    assert description.read(tmp_path / "run") == run
-    assert description.read(tmp_path) is None
+    assert run_description.read(tmp_path / "run") == run
+    assert run_description.read(tmp_path) is None
 
 
 @pytest.mark.parametrize("missing", ["run.json", "attempt_0.json"])
 def test_a_process_killed_while_it_describes_leaves_nothing_half(tmp_path: Path, missing: str) -> None:
     described_run(tmp_path)
     (tmp_path / "tracking" / missing).unlink()
-    assert description.read(tmp_path) is None
+    assert run_description.read(tmp_path) is None
     described_run(tmp_path)
-    assert description.read(tmp_path) is not None
+    assert run_description.read(tmp_path) is not None
 
 
 def test_the_run_is_written_last(tmp_path: Path) -> None:
@@ -46,16 +46,16 @@ def test_the_run_is_written_last(tmp_path: Path) -> None:
 
 
 def _ending(run_dir: Path) -> str:
-    run = description.read(run_dir)
+    run = run_description.read(run_dir)
     assert run is not None
-    return description.ending(run_dir, run.attempt).status
+    return run_description.ending(run_dir, run.attempt).status
 
 
 def test_how_an_attempt_ended_whatever_the_clock_says(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     engine = make_engine(run_dir)
     run_dir.mkdir(exist_ok=True)
-    description.write(run_of(engine))
+    run_description.write(run_of(engine))
     assert _ending(run_dir) == "killed"
     Result("stopped", seconds=1.0).write(run_dir)
     os.utime(run_dir / "result.json", (0, 0))
@@ -63,7 +63,7 @@ def test_how_an_attempt_ended_whatever_the_clock_says(tmp_path: Path) -> None:
     shutil.copytree(run_dir, tmp_path / "copy", copy_function=shutil.copyfile)
     assert _ending(tmp_path / "copy") == "stopped"
 
-    description.write(run_of(engine))  # resumed
+    run_description.write(run_of(engine))  # resumed
     os.utime(run_dir / "result.json", (2**32, 2**32))
     assert _ending(run_dir) == "killed", "the result is the first attempt's"
     shutil.copytree(run_dir, tmp_path / "second", copy_function=shutil.copyfile)
@@ -110,14 +110,14 @@ def _hydra(run_dir: Path, mode: str, sweep_dir: str, output_dir: Path, number: s
 
 def test_which_sweep_a_run_is_a_job_of(tmp_path: Path) -> None:
     folder = tmp_path / "outputs"
-    description.write_sweep(Sweep(folder, "uid", "outputs", 0))
+    run_description.write_sweep(Sweep(folder, "uid", "outputs", 0))
     job = _hydra(folder / "3", "MULTIRUN", "outputs", folder / "3")
     alone = _hydra(folder / "day" / "run", "RUN", "???", folder / "day" / "run", "???")
     deeper = _hydra(folder / "lr=1" / "seed=2", "MULTIRUN", str(folder), folder / "lr=1" / "seed=2")
     other = _hydra(folder / "b" / "0", "MULTIRUN", f"{folder}/b", folder / "b" / "0", "5")
-    description.write_sweep(Sweep(folder / "b", "other", "b", 0))
+    run_description.write_sweep(Sweep(folder / "b", "other", "b", 0))
     python = folder / "7"
-    found = [description.sweep_of(run_dir) for run_dir in (job, alone, deeper, other, python)]
+    found = [run_description.sweep_of(run_dir) for run_dir in (job, alone, deeper, other, python)]
     assert [sweep and (sweep.uid, sweep.job) for sweep in found] == [
         ("uid", 3),
         None,
@@ -127,7 +127,7 @@ def test_which_sweep_a_run_is_a_job_of(tmp_path: Path) -> None:
     ]
     moved = tmp_path / "elsewhere"
     folder.rename(moved)
-    sweep = description.sweep_of(moved / "3")
+    sweep = run_description.sweep_of(moved / "3")
     assert sweep is not None
     assert sweep.folder == moved
 
@@ -136,11 +136,11 @@ def test_which_sweep_a_run_is_a_job_of(tmp_path: Path) -> None:
     "content", ["{", "[]", "{}", '{"axes": []}', '{"axes": [], "uid": "1", "name": "a", "odd": 1}']
 )
 def test_a_file_of_the_same_name_that_is_not_ours_marks_no_sweep(tmp_path: Path, content: str) -> None:
-    description.write_sweep(Sweep(tmp_path, "uid", "outputs", 0))
+    run_description.write_sweep(Sweep(tmp_path, "uid", "outputs", 0))
     other = tmp_path / "3" / "tracking" / "sweep.json"
     other.parent.mkdir(parents=True)
     other.write_text(content)
-    sweep = description.sweep_of(tmp_path / "3" / "7")
+    sweep = run_description.sweep_of(tmp_path / "3" / "7")
     assert sweep is not None
     assert (sweep.uid, sweep.job) == ("uid", 7)
 
@@ -149,16 +149,16 @@ def test_whether_a_sweep_has_a_controller(tmp_path: Path) -> None:
     sweep = Sweep(
         tmp_path, "uid", "outputs", 0, host=socket.gethostname(), pid=os.getpid(), started=started(os.getpid())
     )
-    description.write_sweep(sweep)
-    stored = description.read_sweep(tmp_path)
+    run_description.write_sweep(sweep)
+    stored = run_description.read_sweep(tmp_path)
     assert stored == sweep
-    assert description.is_controlled(stored)
-    assert not description.is_controlled(replace(stored, ended="finished"))
+    assert run_description.is_controlled(stored)
+    assert not run_description.is_controlled(replace(stored, ended="finished"))
     killed = replace(stored, started=1.0)
-    assert not description.is_controlled(killed)
-    assert description.is_controlled(replace(killed, host="elsewhere")), "nobody knows from here"
+    assert not run_description.is_controlled(killed)
+    assert run_description.is_controlled(replace(killed, host="elsewhere")), "nobody knows from here"
     SweepDirectory(tmp_path, DESCRIPTION).announce()
-    assert description.is_controlled(killed), "another controller shares the sweep"
+    assert run_description.is_controlled(killed), "another controller shares the sweep"
 
 
 @pytest.mark.parametrize(
@@ -170,4 +170,4 @@ def test_whether_a_sweep_has_a_controller(tmp_path: Path) -> None:
     ],
 )
 def test_keys_are_shortened_as_long_as_they_differ(keys: list[str], short: list[str]) -> None:
-    assert list(description.short_keys(keys).values()) == short
+    assert list(run_description.short_keys(keys).values()) == short

@@ -16,10 +16,10 @@ from hydraloop.commands.dispatch import run as command
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import MLflowLoggerHook, TensorBoardLoggerHook, WandbLoggerHook
-from hydraloop.run.record_log import FILENAME, count
-from hydraloop.run.result import Result
+from hydraloop.run_files.record_log import FILENAME, count
+from hydraloop.run_files.result import Result
 from hydraloop.tracking import cursor as cursors
-from hydraloop.tracking import description, link
+from hydraloop.tracking import link, run_description
 from hydraloop.tracking.cursor import Cursor, lock_of, wait_for_followers
 from hydraloop.tracking.hook import TrackerError, TrackerHook, _ending
 from hydraloop.tracking.tracker import Finish
@@ -111,9 +111,9 @@ def test_a_run_that_is_killed_is_closed_as_killed_with_all_its_records(tmp_path:
     until(lambda: (cursor := Cursor.load(tmp_path, NAME)) is not None and cursor.finished)
     with lock_of(tmp_path, NAME).acquire(timeout=20):
         assert _cursor(tmp_path).sent == count(tmp_path / FILENAME) == 3
-    run = description.read(tmp_path)
+    run = run_description.read(tmp_path)
     assert run is not None
-    assert description.ending(tmp_path, run.attempt).status == "killed"
+    assert run_description.ending(tmp_path, run.attempt).status == "killed"
 
 
 def test_what_is_left_is_sent_by_sync_exactly_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +200,7 @@ def test_a_validation_on_its_own_is_followed(tmp_path: Path) -> None:
     assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (1, True)
     engine.test()
     assert _cursor(tmp_path).sent == 2
-    run = description.read(tmp_path)
+    run = run_description.read(tmp_path)
     assert run is not None
     assert len(run.attempts) == 1
 
@@ -291,12 +291,12 @@ def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
     again.validate()
     failed = Finish("failed", "RuntimeError: it broke", 1)
     assert told == [failed, failed]
-    run = description.read(tmp_path)
+    run = run_description.read(tmp_path)
     assert run is not None
     assert len(run.attempts) == 1
     assert _cursor(tmp_path).sent == count(tmp_path / FILENAME) == 3
     again.train()
-    run = description.read(tmp_path)
+    run = run_description.read(tmp_path)
     assert run is not None
     assert len(run.attempts) == 2, "training is one"
 
@@ -312,7 +312,7 @@ def test_the_end_is_the_results(tmp_path: Path) -> None:
 def test_a_record_before_training_describes_nothing(tmp_path: Path) -> None:
     def early(engine: Engine) -> None:
         engine.log_record({"mode": "train", "epoch": 0, "iteration": 0, "early": 1.0})
-        assert description.read(tmp_path) is None
+        assert run_description.read(tmp_path) is None
 
     engine = training(tmp_path, more={"early": at("before_run", early)})
     early(engine)

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from hydraloop.engine.engine import Engine
-from hydraloop.run.environment import shown
+from hydraloop.run_files.environment import shown
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.tracking import description, link, sweeps
+from hydraloop.tracking import link, run_description, sweep_trackers
 from hydraloop.tracking.cursor import Cursor, lock_of, sign, wait_for_followers
-from hydraloop.tracking.sweeps import SweepTrackers
+from hydraloop.tracking.sweep_trackers import SweepTrackers
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at
 from tests.tracking.mlflow.server import silent_server
@@ -47,12 +47,12 @@ def job(folder: Path, number: int, *, complete: bool, **options: Any) -> Path:
 def test_the_mark_says_how_the_sweep_ended(tmp_path: Path) -> None:
     trackers = SweepTrackers(axes=["optimizer.lr"], jobs=2)
     trackers.begin(tmp_path)
-    sweep = description.read_sweep(tmp_path)
+    sweep = run_description.read_sweep(tmp_path)
     assert sweep is not None
     assert (sweep.jobs, sweep.axes, sweep.ended) == (2, ("optimizer.lr",), None)
     trackers.ended = "interrupted"
     trackers.end(tmp_path)
-    sweep = description.read_sweep(tmp_path)
+    sweep = run_description.read_sweep(tmp_path)
     assert sweep is not None
     assert sweep.ended == "interrupted"
 
@@ -60,16 +60,16 @@ def test_the_mark_says_how_the_sweep_ended(tmp_path: Path) -> None:
 def test_a_resumed_sweep_keeps_its_parent_run(tmp_path: Path) -> None:
     first = SweepTrackers(jobs=9)
     first.begin(tmp_path)
-    before = description.read_sweep(tmp_path)
+    before = run_description.read_sweep(tmp_path)
     first.ended = "interrupted"
     first.end(tmp_path)
     assert before is not None
     second = SweepTrackers(axes=["seed"], jobs=16)
     second.begin(tmp_path)
-    assert description.read_sweep(tmp_path) == replace(before, axes=("seed",), jobs=16)
+    assert run_description.read_sweep(tmp_path) == replace(before, axes=("seed",), jobs=16)
     second.ended = None  # a third one continues
     second.end(tmp_path)
-    sweep = description.read_sweep(tmp_path)
+    sweep = run_description.read_sweep(tmp_path)
     assert sweep is not None
     assert sweep.ended is None
 
@@ -98,7 +98,7 @@ def is_gone(process: psutil.Process) -> bool:
 _JOBS = """
 import os, sys
 from pathlib import Path
-from hydraloop.tracking.sweeps import SweepTrackers
+from hydraloop.tracking.sweep_trackers import SweepTrackers
 from tests.tracking.training import training
 
 folder = Path(sys.argv[1])
@@ -188,7 +188,7 @@ def linked(run_dir: Path, sweep: bool = True, kind: str = TENSORBOARD, **options
     """A link of a run with three records."""
     described_run(run_dir)
     log_records(run_dir, 3)
-    found = description.read_sweep(run_dir.parent) if sweep else None
+    found = run_description.read_sweep(run_dir.parent) if sweep else None
     made = link.Link(run_dir, NAME, kind, {"flush_timeout": 80.0, **options}, sweep=found, is_shared=sweep)
     made.start()
     made.begin()
@@ -311,7 +311,7 @@ def test_a_sender_that_hangs_is_killed_at_the_end(tmp_path: Path, sweep: SweepTr
 _FAILS = """
 import resource, sys
 from pathlib import Path
-from hydraloop.tracking.sweeps import SweepTrackers
+from hydraloop.tracking.sweep_trackers import SweepTrackers
 
 trackers = SweepTrackers(jobs=1)
 trackers.begin(Path(sys.argv[1]))
@@ -335,7 +335,7 @@ def test_a_full_disk_at_the_end_does_not_replace_the_sweeps_result(tmp_path: Pat
 _BEGINS = """
 import sys
 from pathlib import Path
-from hydraloop.tracking.sweeps import SweepTrackers
+from hydraloop.tracking.sweep_trackers import SweepTrackers
 
 SweepTrackers(jobs=2).begin(Path(sys.argv[1]))
 """
@@ -381,8 +381,8 @@ def test_a_process_that_exits_at_once_leaves_its_sender(tmp_path: Path, shared: 
 
 def test_a_parent_run_that_nobody_closed_is_closed_by_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(sweeps, "_sync", synced.append)
-    monkeypatch.setattr(sweeps, "has_open_parent", lambda folder: True)
+    monkeypatch.setattr(sweep_trackers, "_sync", synced.append)
+    monkeypatch.setattr(sweep_trackers, "has_open_parent", lambda folder: True)
     trackers = SweepTrackers(jobs=2)
     trackers.begin(tmp_path)
     job(tmp_path, 0, complete=True)

@@ -45,9 +45,9 @@ from hydraloop.engine.checkpoint.foreign import other_objects_ignored
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
-from hydraloop.run import atomic
-from hydraloop.run.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
-from hydraloop.run.integrity import SAFETENSORS, damage, seal_archive, shards_of
+from hydraloop.run_files import atomic
+from hydraloop.run_files.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
+from hydraloop.run_files.integrity import SAFETENSORS, damage, seal_archive, shards_of
 
 FORMAT = 1
 EVALUATED = ("state_dict", "task", "hooks")

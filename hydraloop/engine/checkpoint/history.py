@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydraloop.engine.checkpoint.format import load
-from hydraloop.run.checkpoint_files import candidates
+from hydraloop.run_files.checkpoint_files import candidates
 
 log = logging.getLogger(__name__)
 

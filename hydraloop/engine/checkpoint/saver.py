@@ -17,7 +17,7 @@ from hydraloop.engine.device.choose import same_device
 from hydraloop.engine.distributed.buckets import buckets
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import PeerError
-from hydraloop.run.result import describe
+from hydraloop.run_files.result import describe
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from hydraloop.engine.checkpoint.nested import with_replaced
 from hydraloop.engine.distributed.fsdp import is_sharded
-from hydraloop.run import atomic
-from hydraloop.run.integrity import SHARDS, Shards, crc32_of
+from hydraloop.run_files import atomic
+from hydraloop.run_files.integrity import SHARDS, Shards, crc32_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

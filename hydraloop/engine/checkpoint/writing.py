@@ -9,7 +9,7 @@ from pathlib import Path
 from hydraloop.engine.checkpoint import shards
 from hydraloop.engine.checkpoint.format import Checkpoint, write
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.run.checkpoint_files import point_to, remove, remove_old_shards, still_safe
+from hydraloop.run_files.checkpoint_files import point_to, remove, remove_old_shards, still_safe
 
 log = logging.getLogger(__name__)
 

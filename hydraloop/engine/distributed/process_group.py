@@ -27,7 +27,7 @@ from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.ddp import average, unused_error, wrap_in_ddp
 from hydraloop.engine.distributed.fsdp import hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
-from hydraloop.run.result import describe
+from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
 
 if TYPE_CHECKING:

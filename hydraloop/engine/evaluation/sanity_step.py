@@ -10,7 +10,7 @@ from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.loaders import Loaders, sets_of
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
-from hydraloop.run.result import describe
+from hydraloop.run_files.result import describe
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hydraloop.engine.mount_points import Mode
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
-from hydraloop.run.record_log import NONFINITE, OBJECTS, STAMP
+from hydraloop.run_files.record_log import NONFINITE, OBJECTS, STAMP
 
 POSITION = ("mode", "epoch", "iteration")
 """The first entries."""

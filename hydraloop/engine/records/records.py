@@ -21,7 +21,7 @@ from hydraloop.engine.records import images
 from hydraloop.engine.records.entries import PLAIN, RESERVED, as_tensor, plain, position
 from hydraloop.engine.records.histograms import histograms
 from hydraloop.errors import UserError
-from hydraloop.run.record_log import OBJECTS, ObjectKind
+from hydraloop.run_files.record_log import OBJECTS, ObjectKind
 from hydraloop.safety.secrets import mask_text
 
 FOLDER = "media"

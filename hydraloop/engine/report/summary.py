@@ -22,8 +22,8 @@ from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_or
 from hydraloop.engine.report.optimizer_table import format_optimizer
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.run import Run
-from hydraloop.run.environment import resume_command, shown
-from hydraloop.run.result import Result, describe
+from hydraloop.run_files.environment import resume_command, shown
+from hydraloop.run_files.result import Result, describe
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _MOST_HOOKS = 3

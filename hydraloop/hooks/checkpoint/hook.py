@@ -21,9 +21,9 @@ from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder, in_file_name
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
 from hydraloop.hooks.shared.monitoring import check_validated, is_better
 from hydraloop.option_checks import check_at_least
-from hydraloop.run.checkpoint_files import SUFFIX
-from hydraloop.run.result import FILENAME as RESULT_FILE
-from hydraloop.run.result import Best
+from hydraloop.run_files.checkpoint_files import SUFFIX
+from hydraloop.run_files.result import FILENAME as RESULT_FILE
+from hydraloop.run_files.result import Best
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydraloop.errors import UserError
-from hydraloop.run import atomic
-from hydraloop.run import directory as run_directory
-from hydraloop.run.checkpoint_files import LAST, RUN_DIR_FILE, SUFFIX, UNFINISHED, point_to, remove_old_shards
-from hydraloop.run.integrity import SHARDS
+from hydraloop.run_files import atomic, run_directory
+from hydraloop.run_files.checkpoint_files import LAST, RUN_DIR_FILE, SUFFIX, UNFINISHED, point_to, remove_old_shards
+from hydraloop.run_files.integrity import SHARDS
 
 log = logging.getLogger(__name__)
 

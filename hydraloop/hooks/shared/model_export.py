@@ -21,7 +21,7 @@ from hydraloop.engine.checkpoint.format import EVALUATED, evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.engine import Engine
-from hydraloop.run import atomic
+from hydraloop.run_files import atomic
 
 log = logging.getLogger(__name__)
 

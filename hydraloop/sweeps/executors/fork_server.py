@@ -29,9 +29,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
-from hydraloop.launch.termination import leave
-from hydraloop.run.processes import started
-from hydraloop.run.uncollected import uncollected
+from hydraloop.processes.termination_signals import leave
+from hydraloop.run_files.processes import started
+from hydraloop.run_files.uncollected import uncollected
 from hydraloop.sweeps.executors.executor import Request, Worker
 
 _LOOK = 1.0

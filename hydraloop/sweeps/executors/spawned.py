@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hydraloop.run import atomic, environment
+from hydraloop.run_files import atomic, environment
 from hydraloop.sweeps.executors.executor import LEFT, Request
 from hydraloop.sweeps.states import LOG, REQUEST
 

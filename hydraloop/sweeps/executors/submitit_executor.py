@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 
 from hydraloop.errors import UserError
-from hydraloop.launch.failure import REQUEUE
-from hydraloop.run.processes import kill_tree
+from hydraloop.processes.failure import REQUEUE
+from hydraloop.run_files.processes import kill_tree
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
 from hydraloop.sweeps.states import LOG

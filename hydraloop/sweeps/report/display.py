@@ -14,7 +14,7 @@ from hydraloop.sweeps.report.progress import Progress, RunningJob
 from hydraloop.sweeps.report.results import swept_values
 from hydraloop.sweeps.report.results_table import line, new_console, new_table
 from hydraloop.sweeps.states import JobState, State
-from hydraloop.tracking.description import short_keys
+from hydraloop.tracking.run_description import short_keys
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

@@ -9,13 +9,13 @@ from contextlib import suppress
 
 from hydraloop.cli.error_reports import NAMED, failed_jobs
 from hydraloop.engine.report.formats import clock
-from hydraloop.run.environment import shown
+from hydraloop.run_files.environment import shown
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller import Controller
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report import results_table
 from hydraloop.sweeps.report.progress import Progress
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 log = logging.getLogger(__name__)
 

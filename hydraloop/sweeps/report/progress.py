@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydraloop.engine.report.formats import number
-from hydraloop.run.record_log import FILENAME, Record, read_end
-from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.run_files.record_log import FILENAME, Record, read_end
 from hydraloop.sweeps.report.results import LAST, rank
 from hydraloop.sweeps.states import JobState, State
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _TAIL = 4096
 """Bytes of a record log that are read. A record has about 200."""

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hydraloop.run import atomic
-from hydraloop.run.config_yaml import plain
+from hydraloop.run_files import atomic
+from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_command
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report import statistics
 from hydraloop.sweeps.states import JobState, State
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.tracker import valid_utf8
 
 CSV, JSON = "results.csv", "results.json"

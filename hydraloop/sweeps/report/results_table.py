@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.report.formats import duration, number
 from hydraloop.errors import printable
-from hydraloop.run.environment import shown
+from hydraloop.run_files.environment import shown
 from hydraloop.safety.secrets import MASK
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report import results, statistics
 from hydraloop.sweeps.report.results import Group, Results
-from hydraloop.tracking.description import short_keys
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.tracking.run_description import short_keys
 
 if TYPE_CHECKING:
     from rich.console import Console

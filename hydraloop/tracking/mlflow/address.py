@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from hydraloop.run import atomic
+from hydraloop.run_files import atomic
 from hydraloop.safety.secrets import MASK
 from hydraloop.tracking.tracker import UnusableError
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.run.checkpoint_files import is_complete
-from hydraloop.run.record_log import Record
-from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.run_files.checkpoint_files import is_complete
+from hydraloop.run_files.record_log import Record
+from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
-from hydraloop.tracking import description
+from hydraloop.tracking import run_description
 from hydraloop.tracking.mlflow.models import EXPORTED, send_model
 from hydraloop.tracking.tracker import GoneError, RefusedError, Run, UnusableError
 
@@ -98,11 +98,11 @@ class Files:
 
     def _written(self, ended: bool) -> Iterator[Path]:
         """Yield the result, and the checkpoints and the exported model that the options select."""
-        result = description.result_of(self._run.run_dir, self._run.attempt) if ended else {}
+        result = run_description.result_of(self._run.run_dir, self._run.attempt) if ended else {}
         if result:
             yield self._run.run_dir / RESULT_FILE
         best = (result.get("best") or {}).get("checkpoint")
-        yield from description.checkpoints(self._run, self._options.get("checkpoints"), best, ended=ended)
+        yield from run_description.checkpoints(self._run, self._options.get("checkpoints"), best, ended=ended)
         if ended and self._options.get("log_model"):
             yield self._run.run_dir / EXPORTED
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.run.record_log import FILENAME, Record, read_all
-from hydraloop.tracking import description
+from hydraloop.run_files.record_log import FILENAME, Record, read_all
+from hydraloop.tracking import run_description
 from hydraloop.tracking.mlflow.address import shown, sqlite_path
 from hydraloop.tracking.tracker import Run, UnusableError
 
@@ -183,7 +183,7 @@ def send_final_values(client: MlflowClient, run_id: str, run: Run, ended: int) -
     """
     from mlflow.entities import Metric
 
-    result = description.result_of(run.run_dir, run.attempt)
+    result = run_description.result_of(run.run_dir, run.attempt)
     last = {f"test/{name}": float(value) for name, value in (result.get("test_metrics") or {}).items()}
     if run.attempt.number > 0:
         for record in read_all(run.run_dir / FILENAME):

@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.run.record_log import FILENAME, Record
-from hydraloop.run.result import FILENAME as RESULT_FILE
+from hydraloop.run_files.record_log import FILENAME, Record
+from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import masked
-from hydraloop.tracking import description
+from hydraloop.tracking import run_description
 from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import calling, hidden, prepare
 from hydraloop.tracking.mlflow.files import Files
 from hydraloop.tracking.mlflow.models import log_data_sets
+from hydraloop.tracking.mlflow.parent_run import ensure_parent, update_parent
 from hydraloop.tracking.mlflow.runs import Load
-from hydraloop.tracking.mlflow.sweep import ensure_parent, update_parent
 from hydraloop.tracking.tracker import Attempt, Finish, GoneError, LostError, RefusedError, Run, Tracker, UnusableError
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class MLflowTracker(Tracker):
 
     def _ended(self) -> int:
         """Return when the attempt ended, in milliseconds: when it wrote its result, else its last record."""
-        has_result = description.result_of(self.run.run_dir, self.run.attempt)
+        has_result = run_description.result_of(self.run.run_dir, self.run.attempt)
         path = self.run.run_dir / (RESULT_FILE if has_result else FILENAME)
         written = path.stat().st_mtime if path.exists() else 0.0
         return round(1000 * max(written, self.run.attempt.began))

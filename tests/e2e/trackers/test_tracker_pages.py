@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.tracking.mlflow.sweep import pages as sweep_pages
+from hydraloop.tracking.mlflow.parent_run import pages as sweep_pages
 from tests.e2e.projects import Project, Run
 
 pages = pytest.importorskip("tests.e2e.trackers.pages", reason="selenium is not installed", exc_type=ImportError)

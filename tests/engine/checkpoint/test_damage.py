@@ -10,8 +10,8 @@ import torch
 
 from hydraloop.engine.checkpoint.format import load, write
 from hydraloop.errors import UserError
-from hydraloop.run.checkpoint_files import is_complete
-from hydraloop.run.integrity import damage
+from hydraloop.run_files.checkpoint_files import is_complete
+from hydraloop.run_files.integrity import damage
 from tests.faults import checkpoints
 from tests.helpers import differences
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from hydraloop.engine.checkpoint.format import FORMAT, check_resumable, evaluation_weights, load, write
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import Terminated, UserError
-from hydraloop.run.checkpoint_files import is_complete, newest_intact
+from hydraloop.run_files.checkpoint_files import is_complete, newest_intact
 from tests.helpers import at, differences, make_engine
 
 # Writing. ------------------------------------------------------------------------------------------------------------

@@ -24,10 +24,10 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import EMAHook
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder
 from hydraloop.hooks.checkpoint.publishing import publish
-from hydraloop.run.checkpoint_files import newest_intact, remove
-from hydraloop.run.integrity import damage, shards_of
+from hydraloop.run_files.checkpoint_files import newest_intact, remove
+from hydraloop.run_files.integrity import damage, shards_of
 from hydraloop.tasks import Regression
-from hydraloop.tracking.description import checkpoints
+from hydraloop.tracking.run_description import checkpoints
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.slow

@@ -29,8 +29,8 @@ from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.optim import Exponential, Schedule
-from hydraloop.run.environment import shown
-from hydraloop.run.result import Best
+from hydraloop.run_files.environment import shown
+from hydraloop.run_files.result import Best
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
 from tests.helpers import at, batches, failing, make_engine, summary
@@ -265,7 +265,9 @@ def test_the_command_to_continue_is_that_of_the_run(tmp_path: Path, monkeypatch:
     with pytest.raises(RuntimeError):
         engine.train()
     for command in ([], ["resume", "elsewhere"]):
-        monkeypatch.setattr("hydraloop.run.environment._command", ["python", "train.py", "--config-name=x", *command])
+        monkeypatch.setattr(
+            "hydraloop.run_files.environment._command", ["python", "train.py", "--config-name=x", *command]
+        )
         words = shlex.split(_rows(summary(engine))["continue"])
         assert words == ["python", "train.py", "resume", shown(tmp_path / "a run")]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from hydraloop.run import lock
-from hydraloop.run.processes import is_alive, started
+from hydraloop.run_files import lock
+from hydraloop.run_files.processes import is_alive, started
 from hydraloop.sweeps import states
-from hydraloop.sweeps.description import FILENAME
-from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.sweep_description import FILENAME
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import Script
 from tests.processes import children, until

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
-from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Run
 from tests.faults.comparison import result
 from tests.faults.sweeps.harness import Sweep

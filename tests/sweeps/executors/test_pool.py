@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.executors.pool import PoolExecutor
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 
 PROGRAM = Path(__file__).with_name("pool_program.py")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.run import environment
+from hydraloop.run_files import environment
 from hydraloop.sweeps.executors import submitit_executor
 from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.executors.spawned import Spawn

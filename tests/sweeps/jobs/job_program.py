@@ -24,20 +24,20 @@ from hydraloop.cli import hydra_job
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
-from hydraloop.launch import torchrun
-from hydraloop.launch.jobs import Jobs
-from hydraloop.launch.termination import leave
 from hydraloop.plan import Draft, RunPlan
-from hydraloop.run import atomic, checkpoint_files
-from hydraloop.run.result import Result
+from hydraloop.processes import torchrun
+from hydraloop.processes.jobs import Jobs
+from hydraloop.processes.termination_signals import leave
+from hydraloop.run_files import atomic, checkpoint_files
+from hydraloop.run_files.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps import queue, states
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.description import Description
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
+from hydraloop.sweeps.sweep_description import Description
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 write_records = hydra_job._write_records
 

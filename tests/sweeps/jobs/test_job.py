@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.launch.failure import RankError
-from hydraloop.run.result import Result
+from hydraloop.processes.failure import RankError
+from hydraloop.run_files.result import Result
 from hydraloop.sweeps import job, states
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
 from tests.e2e.projects import Project, Run

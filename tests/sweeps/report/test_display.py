@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hydraloop.run.lock import RunLock
-from hydraloop.sweeps.directory import SweepDirectory
+from hydraloop.run_files.lock import RunLock
 from hydraloop.sweeps.report import display
 from hydraloop.sweeps.report.lines import Lines
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.written import finished, sweep, write
 
 

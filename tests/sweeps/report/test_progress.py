@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report.progress import Progress
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.written import finished, sweep, write
 
 

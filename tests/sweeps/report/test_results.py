@@ -17,8 +17,8 @@ import pytest
 
 from hydraloop.cli import arguments
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps.directory import SweepDirectory
 from hydraloop.sweeps.report import results, results_table
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.written import finished, sweep, write
 
 

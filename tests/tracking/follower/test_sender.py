@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import hydraloop
-from hydraloop.run.processes import machine, started
-from hydraloop.run.record_log import FILENAME
+from hydraloop.run_files.processes import machine, started
+from hydraloop.run_files.record_log import FILENAME
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking import cursor as cursors
 from hydraloop.tracking import link

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from hydraloop.commands import sync
-from hydraloop.run.record_log import FILENAME
-from hydraloop.run.result import Result
+from hydraloop.run_files.record_log import FILENAME
+from hydraloop.run_files.result import Result
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import MLFLOW
 from tests.e2e.projects import REPOSITORY

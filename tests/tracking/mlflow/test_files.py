@@ -20,7 +20,7 @@ import pandas
 import pytest
 from PIL import Image
 
-from hydraloop.run.record_log import LoggedObject, Record
+from hydraloop.run_files.record_log import LoggedObject, Record
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish

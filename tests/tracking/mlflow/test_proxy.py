@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from hydraloop.commands.dispatch import run as command
-from hydraloop.run.record_log import FILENAME
-from hydraloop.run.result import Result
+from hydraloop.run_files.record_log import FILENAME
+from hydraloop.run_files.result import Result
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import MLFLOW
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder

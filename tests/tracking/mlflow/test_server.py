@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run.record_log import LoggedObject, Record
+from hydraloop.run_files.record_log import LoggedObject, Record
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.mlflow.tracker import MLflowTracker

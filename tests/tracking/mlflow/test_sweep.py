@@ -15,10 +15,10 @@ import pytest
 from mlflow.entities import Run as MLflowRun
 
 from hydraloop.commands import sync
-from hydraloop.run.processes import started
-from hydraloop.tracking import description
+from hydraloop.run_files.processes import started
+from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.mlflow.sweep import pages, update_parents
+from hydraloop.tracking.mlflow.parent_run import pages, update_parents
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Ending, Finish, GoneError, Run, Sweep
 from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, folder, found, opened
@@ -30,7 +30,7 @@ pytestmark = QUIET
 def sweep_in(folder: Path, jobs: int | None = 3, axes: tuple[str, ...] = ("optimizer.lr",)) -> Sweep:
     sweep = Sweep((folder / "multirun" / "2026-11-21" / "20-55-06-7d7a9a").absolute(), "sweep0", "2026-11-21/a", 0)
     sweep = replace(sweep, name="2026-11-21/20-55-06-7d7a9a", jobs=jobs, axes=axes)
-    description.write_sweep(sweep)
+    run_description.write_sweep(sweep)
     return sweep
 
 
@@ -41,8 +41,8 @@ def begin(sweep: Sweep, number: int, **options: Any) -> MLflowTracker:
     (run_dir / ".hydra" / "overrides.yaml").write_text(f"- optimizer.lr={number / 10}\n- seed=3\n")
     params: dict[str, Any] = {"optimizer.lr": number / 10}
     run = Run(run_dir, f"uid{number}", "digits", f"lr={number / 10}", (attempt(**params),))
-    description.write(run)
-    read = description.read(run_dir)
+    run_description.write(run)
+    read = run_description.read(run_dir)
     assert read is not None
     return opened(read, **options)
 
@@ -141,7 +141,7 @@ def test_how_a_sweep_ended(folder: Path, endings: list[Ending], ended: Any, stat
     jobs = [begin(sweep, number) for number in range(len(endings))]
     for job, ending in zip(jobs, endings, strict=True):
         end(job, None if ending == "killed" else 0.5, ending)
-    description.write_sweep(replace(sweep, ended=ended))
+    run_description.write_sweep(replace(sweep, ended=ended))
     update_parents(sweep.folder)
     update_parents(folder)  # no sweep
     assert parent_of(jobs[0]).info.status == status
@@ -152,7 +152,7 @@ def test_a_sweep_whose_controller_was_killed_is_closed(folder: Path) -> None:
     try:
         identity = {"host": socket.gethostname(), "pid": controller.pid, "started": started(controller.pid)}
         sweep = replace(sweep_in(folder), **identity)
-        description.write_sweep(sweep)
+        run_description.write_sweep(sweep)
         job = begin(sweep, 0)
         end(job, 0.5)
         update_parents(sweep.folder)
@@ -201,7 +201,7 @@ def test_a_parent_that_is_gone_does_not_keep_others_open(folder: Path, empty_dat
     end(gone, 0.5)
     end(there, 0.5)
     (folder / "moved.db").unlink()
-    description.write_sweep(replace(sweep, ended="finished"))
+    run_description.write_sweep(replace(sweep, ended="finished"))
     with pytest.raises(GoneError, match=r"moved\.db"):
         update_parents(sweep.folder)
     assert parent_of(there).info.status == "FINISHED"
@@ -232,7 +232,7 @@ def test_a_parent_that_was_deleted_is_created_again(folder: Path) -> None:
 
 def test_the_parent_s_name_and_tags(folder: Path) -> None:
     sweep = replace(sweep_in(folder), name="m")
-    description.write_sweep(sweep)
+    run_description.write_sweep(sweep)
     tags = {"api_key": "abcdefgh12345678", "hydraloop.run": "mine", "note": "token=zzzzzzzzzz12345"}
     run = parent_of(begin(sweep, 0, tags=tags))
     assert run.info.run_name == "m"
@@ -279,7 +279,7 @@ def test_a_view_of_the_experiment_has_the_swept_values_and_the_metric(folder: Pa
 @pytest.mark.slow
 def test_no_torch_is_imported(folder: Path) -> None:
     code = (
-        "import sys, hydraloop.tracking.mlflow.tracker, hydraloop.tracking.mlflow.sweep, mlflow.tracking.client\n"
+        "import sys, hydraloop.tracking.mlflow.tracker, hydraloop.tracking.mlflow.parent_run, mlflow.tracking.client\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

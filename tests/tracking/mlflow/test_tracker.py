@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from hydraloop.run.record_log import Record
-from hydraloop.run.record_writer import RecordLog
-from hydraloop.run.result import Best, Result
+from hydraloop.run_files.record_log import Record
+from hydraloop.run_files.record_writer import RecordLog
+from hydraloop.run_files.result import Best, Result
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, LostError, RefusedError, UnusableError

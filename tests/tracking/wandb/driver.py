@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from hydraloop.run.record_log import FILENAME, Position, Reader, count
-from hydraloop.run.record_writer import RecordLog
-from hydraloop.tracking import description
+from hydraloop.run_files.record_log import FILENAME, Position, Reader, count
+from hydraloop.run_files.record_writer import RecordLog
+from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.tracker import WANDB, Finish
@@ -40,7 +40,7 @@ class Driver:
     """The follower of a run in one process."""
 
     def __init__(self, run_dir: Path, options: dict[str, Any]) -> None:
-        run = description.read(run_dir)
+        run = run_description.read(run_dir)
         assert run is not None
         self.run_dir = run_dir
         given = {**OPTIONS, **options}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run.record_cuts import cut_after
-from hydraloop.run.record_log import FILENAME
+from hydraloop.run_files.record_cuts import cut_after
+from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB
 from tests.tracking.runs import attempt, described_run, log_records

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hydraloop.run.record_cuts import cut_after
-from hydraloop.run.record_log import FILENAME, count
-from hydraloop.tracking import description
+from hydraloop.run_files.record_cuts import cut_after
+from hydraloop.run_files.record_log import FILENAME, count
+from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB, Run, Sweep, UnusableError
 from hydraloop.tracking.wandb import Mode, mode_of
@@ -229,7 +229,7 @@ def test_an_agents_run_gets_the_metrics(tmp_path: Path) -> None:
 
     job = tmp_path / "sweep" / "0"
     described_run(job)
-    description.write_sweep(Sweep(tmp_path / "sweep", "feed", "2026-11-21/12-00-00-abcd", 0))
+    run_description.write_sweep(Sweep(tmp_path / "sweep", "feed", "2026-11-21/12-00-00-abcd", 0))
     (contents,) = drive(job, "log=2", "drain", "finish", "read", agent=agent)["files"].values()
     assert (contents["id"], contents["sweep"]) == ("0123456789abcdef", "")
 
@@ -465,8 +465,8 @@ def test_jobs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
     for job in range(2):
         run_dir = tmp_path / "sweep" / str(job)
         run_dir.mkdir(parents=True)
-        description.write(Run(run_dir, f"{job}" * 16, "digits", f"optimizer.lr={job}", (attempt(),)))
-        description.write_sweep(Sweep(tmp_path / "sweep", "feed", "2026-11-21/12-00-00-abcd", 0))
+        run_description.write(Run(run_dir, f"{job}" * 16, "digits", f"optimizer.lr={job}", (attempt(),)))
+        run_description.write_sweep(Sweep(tmp_path / "sweep", "feed", "2026-11-21/12-00-00-abcd", 0))
         (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", env={"WANDB_RUN_ID": "same"})["files"].values()
         found.append((contents["id"], contents["group"], contents["name"]))
     group = "2026-11-21/12-00-00-abcd"

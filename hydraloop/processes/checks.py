@@ -1,0 +1,130 @@
+"""Checks before processes are started: their number, the devices of this machine, and the backend."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.errors import UserError, suggestion
+from hydraloop.processes import torchrun
+from hydraloop.run_files.config_yaml import check_no_secret
+from hydraloop.validate import check_strategy
+
+
+def check(cfg: DictConfig) -> None:
+    """Check `distributed`, secrets, and the devices of this machine. Imports torch for several processes only."""
+    check_options(cfg)
+    if torchrun.is_several():
+        check_no_secret(cfg)
+    options = cfg.distributed
+    if several(cfg) or options.backend != "auto":
+        _check_machine(options, str(cfg.engine.device), _processes(options))
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Check `distributed`, as far as another machine may train the run. Does not import torch."""
+    options = cfg.distributed
+    local = _processes(options)
+    check_strategy(options.strategy, several=several(cfg))
+    if local > 1 and not torchrun.is_several() and "_target_: __main__." in OmegaConf.to_yaml(cfg):
+        raise UserError(
+            "the ranks cannot import a class from the script that started them",
+            key="distributed.nproc_per_node",
+            remedy="Move the class to another file of the project, or use torchrun.",
+        )
+
+
+def several(cfg: Any) -> bool:
+    """Whether several processes train, started by hydraloop or by torchrun."""
+    return torchrun.is_several() or cfg.distributed.nproc_per_node > 1
+
+
+def check_single_run() -> None:
+    """Refuse a sweep under torchrun."""
+    if torchrun.is_several():
+        count = torchrun.local_world_size()
+        raise UserError(
+            "a sweep cannot run under torchrun: each of its jobs needs new ranks",
+            key="--multirun",
+            remedy=f"Let each job start them: python train.py -m … distributed.nproc_per_node={count}",
+        )
+
+
+def check_debugger(cfg: Any, *, is_sweep: bool) -> None:
+    """Refuse `--pdb` unless one process trains one run: only that has the terminal."""
+    if is_sweep:
+        raise UserError(
+            "the debugger stops one run, and this is a sweep",
+            key="--pdb",
+            remedy="Leave -m out, and run the job that fails with its values.",
+        )
+    if several(cfg):
+        works = "python train.py instead of torchrun" if torchrun.is_several() else "distributed.nproc_per_node=1"
+        raise UserError("the debugger stops one process, and several would train", key="--pdb", remedy=f"Use {works}")
+
+
+def _processes(options: DictConfig) -> int:
+    """Return the number of processes on this machine."""
+    wanted = int(options.nproc_per_node)
+    if not torchrun.is_launched():
+        return wanted
+    started = torchrun.local_world_size()
+    if wanted not in (1, started):
+        raise UserError(
+            f"torchrun has started {started} processes on this machine, not {wanted}",
+            key="distributed.nproc_per_node",
+            remedy=f"Leave it out, or use torchrun --nproc-per-node={wanted}.",
+        )
+    if options.max_restarts:
+        raise UserError(
+            "torchrun starts the processes, so it has to restart them",
+            key="distributed.max_restarts",
+            remedy=f"Leave it out, and use torchrun --max-restarts={options.max_restarts}.",
+        )
+    return started
+
+
+def _check_machine(options: DictConfig, device: str, processes: int) -> None:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = ("cpu" if accelerator is None else accelerator.type) if device == "auto" else device.partition(":")[0]
+    if ":" in device and processes > 1:
+        raise UserError(
+            f"{processes} processes would share {device}",
+            key="engine.device",
+            remedy=f"Use {kind}: each process takes the device of its number. Choose GPUs with CUDA_VISIBLE_DEVICES.",
+        )
+    if kind != "cpu":
+        count = torch.accelerator.device_count() if accelerator is not None and accelerator.type == kind else 0
+        _check_count(processes, count, device)
+    if options.backend != "auto":
+        _check_backend(str(options.backend), kind)
+
+
+def _check_count(processes: int, count: int, device: str) -> None:
+    if processes <= count:
+        return
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
+    if count == 0:
+        raise UserError(f"this machine has no {device}{seen}", key="engine.device", remedy="Use auto or cpu.")
+    raise UserError(
+        f"{processes} processes would share {count} GPU{'' if count == 1 else 's'}{seen}",
+        key="distributed.nproc_per_node",
+        remedy=f"Use {count}, or engine.device=cpu.",
+    )
+
+
+def _check_backend(backend: str, kind: str) -> None:
+    import torch.distributed as dist
+
+    key = "distributed.backend"
+    if "nccl" in backend and kind != "cuda" and "cuda:nccl" not in backend:
+        raise UserError(f"nccl needs GPUs, and the device is {kind}", key=key, remedy="Use auto, or gloo.")
+    names = [str(name) for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
+    known = ["auto", *filter(dist.is_backend_available, names)]
+    if backend not in known and ":" not in backend:
+        raise UserError(f"this torch has no {backend!r}", key=key, remedy=suggestion(backend, known))

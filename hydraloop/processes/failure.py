@@ -1,0 +1,206 @@
+"""How ranks fail, and which failure is the cause of the others. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from hydraloop.errors import PeerError, Terminated, UserError, interrupt
+from hydraloop.run_files import atomic
+from hydraloop.run_files.result import Result, describe, signal_of
+from hydraloop.safety.secrets import mask_text
+
+Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
+"""mistake: `UserError`. error: another exception. killed: ended without an exception. lost: another rank has ended and
+left no error. signal: ended by a signal. follows: another rank has failed first."""
+_ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
+"""The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
+_SENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that users, terminals and schedulers send. A rank that one of them has ended has not crashed."""
+REQUEUE = 75
+"""The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, which schedulers can be told to requeue."""
+DONE = "done"
+"""Name of the empty file that a rank writes next to its error file when it has finished."""
+_LOST = re.compile(r"gloo|nccl|c10d|tcpstore|connection (?:closed|reset|refused)|broken pipe", re.IGNORECASE)
+"""Found in the messages of torch.distributed when another rank has ended."""
+
+
+class RankError(Exception):
+    """The failure of a rank in another process.
+
+    Args:
+        text: rank, type and message.
+        trace: the traceback in that process; empty without one.
+        was_killed: whether SIGKILL has ended it.
+    """
+
+    def __init__(self, text: str, trace: str = "", *, was_killed: bool = False) -> None:
+        super().__init__(text)
+        self.trace, self.was_killed = trace, was_killed
+
+
+class Requeue(KeyboardInterrupt):
+    """Raised when the run was preempted: it has saved, and a scheduler can start the same command line again.
+
+    Args:
+        reason: what has preempted it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.code = 128 + signal.SIGINT if reason == "SIGINT" else REQUEUE
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rank failed. As JSON, it is one of torchelastic's error files (TORCHELASTIC_ERROR_FILE)."""
+
+    kind: Kind
+    message: str
+    """Rank, type and message of the error; for a mistake, the problem."""
+    timestamp: float
+    """Seconds since 1970."""
+    trained: bool = False
+    """Whether the rank had completed an iteration."""
+    key: str | None = None
+    """For a mistake."""
+    remedy: str | None = None
+    """For a mistake."""
+    trace: str = ""
+    """For an error: the traceback."""
+    number: int = 0
+    """The number of the signal that ended the rank."""
+
+    @classmethod
+    def of(
+        cls, error: BaseException, rank: int, *, trained: bool = False, first: tuple[int, str] | None = None
+    ) -> Self:
+        """Make the failure of a rank from the exception that it raised.
+
+        Args:
+            first: the rank that failed first and its error, if known.
+        """
+        made = (time.time(), trained)
+        if isinstance(error, KeyboardInterrupt):
+            number = error.number if isinstance(error, Terminated) else int(signal.SIGINT)
+            if first is None or first[0] == rank or number == signal.SIGINT:
+                return cls("signal", f"rank {rank} was ended by {signal.Signals(number).name}", *made, number=number)
+        if first is not None and first[0] != rank:
+            number = signal_of(first[1])
+            return cls("signal" if number else "follows", f"rank {first[0]}: {first[1]}", *made, number=number)
+        if isinstance(error, UserError):
+            return cls("mistake", error.problem, *made, key=error.key, remedy=error.remedy)
+        if _is_of_lost(error):
+            return cls("lost", f"rank {rank} lost another rank, which left no error ({describe(error)})", *made)
+        trace = "".join(traceback.format_exception(error))
+        return cls("error", f"rank {rank}: {describe(error)}", *made, trace=trace)
+
+    @classmethod
+    def of_exit(cls, rank: int, exit_code: int, log: Path) -> Self:
+        """Make the failure of a rank that ended without raising an exception.
+
+        Args:
+            exit_code: as of `subprocess`, negative for a signal.
+            log: the file with the rank's output.
+        """
+        if -exit_code in _SENT:  # before the rank could handle it
+            return cls.of(interrupt(-exit_code), rank)
+        if exit_code < 0:
+            ended_by = signal.Signals(-exit_code)
+            return cls.killed(rank, log, crash=None if ended_by == signal.SIGKILL else ended_by.name)
+        reason = f"ended with exit code {exit_code} and left no error, see {os.path.relpath(log)}"
+        return cls("killed", f"rank {rank} {reason}", time.time())
+
+    @classmethod
+    def killed(cls, rank: int, log: Path, *, crash: str | None = None) -> Self:
+        """Make the failure of a rank that was killed by SIGKILL, or has crashed: `crash` is the signal or the error."""
+        reason = "was killed by SIGKILL (out of memory?)"
+        if crash is not None:
+            reason = f"crashed ({crash}), see {os.path.relpath(log)}"
+        return cls("killed", f"rank {rank} {reason}", time.time(), number=0 if crash else signal.SIGKILL)
+
+    def error(self) -> BaseException:
+        """Return the exception that the job raises."""
+        if self.kind == "mistake":
+            return UserError(self.message, key=self.key, remedy=self.remedy)
+        if self.kind == "signal":
+            return interrupt(self.number)
+        return RankError(self.message, self.trace, was_killed=self.number == signal.SIGKILL)
+
+    def to_json(self) -> str:
+        """Return one line of text, with secrets masked."""
+        texts = {name: None if text is None else mask_text(text) for name, text in self._texts().items()}
+        return json.dumps({**asdict(self), **texts})
+
+    def _texts(self) -> dict[str, str | None]:
+        return {"message": self.message, "remedy": self.remedy, "trace": self.trace}
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the failure that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+    def write(self, path: Path) -> None:
+        """Write the failure to a file, unless the process that started the ranks has ended and removed the folder."""
+        if path.parent.exists():
+            atomic.write_text(path, self.to_json())
+
+
+def cause(failures: Iterable[Failure]) -> Failure:
+    """Return the failure that made the job fail.
+
+    `ChildFailedError.get_first_failure` compares times only, in whole seconds. A rank that lost its connection often
+    reports before the launcher sees that another rank was killed.
+    """
+
+    def order(failure: Failure) -> tuple[int, float]:
+        # After a failure, the launcher sends SIGTERM to the other ranks. Any other signal came from outside.
+        is_sent = failure.kind == "signal" and failure.number not in (0, signal.SIGTERM)
+        return _ORDER["killed" if is_sent else failure.kind], failure.timestamp
+
+    return min(failures, key=order)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended."""
+
+    value: float | None = None
+    """What a sweep optimizes."""
+    error: BaseException | None = None
+    """What the job raises."""
+    trained: bool = True
+    """Whether it completed an iteration."""
+
+    @classmethod
+    def with_result(cls, run_dir: Path) -> Self:
+        """Make the end of a job that has written `result.json` without an error: it is complete, or was preempted."""
+        result = Result.read(run_dir)
+        assert result is not None
+        return cls(result.value, None if result.preempted_by is None else Requeue(result.preempted_by))
+
+    @classmethod
+    def by(cls, failure: Failure) -> Self:
+        """Make the end of a job that failed."""
+        return cls(error=failure.error(), trained=failure.trained)
+
+
+def _is_of_lost(error: BaseException | None) -> bool:
+    """Whether the error, or one that led to it, was raised because another rank has ended."""
+    seen: set[int] = set()  # an error may be its own cause: raise error from error
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        of_torch = type(error).__module__.startswith("torch.distributed") or type(error).__name__.startswith("Dist")
+        lost_message = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+        if isinstance(error, PeerError) or of_torch or lost_message:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,83 @@
+"""Private: what the ranks on this machine get beside the plan. It must not be in a file. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from hydraloop.plan import RunPlan
+from hydraloop.run_files.config_yaml import plain, resolved, without_secrets
+from hydraloop.run_files.environment import command
+from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
+
+VARIABLE = "HYDRALOOP_PRIVATE"
+"""The environment variable, which each rank removes. `worker.py` reads it before it imports this file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Private:
+    """What a rank needs of the process that has started it."""
+
+    sys_path: Sequence[str] = ()
+    """Where that process looks for modules."""
+    command: Sequence[str] = ()
+    """The command that has started it, without overrides, for hints to the user."""
+    folders: Sequence[str] = ()
+    """Folders whose Python files a config may name."""
+    trusted: Sequence[str] = ()
+    """Packages that a config may name."""
+    logging: dict[str, Any] | None = None
+    """Of the plan."""
+    secrets: Sequence[tuple[Sequence[str | int], Any]] = ()
+    """The values of the config that the text of the plan does not have, each with its place in the config."""
+
+    @classmethod
+    def of(cls, plan: RunPlan) -> Self:
+        """Return what the ranks need to train by a plan.
+
+        Raises:
+            UserError: an interpolation does not resolve.
+        """
+        return cls(
+            sys_path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
+            command=command(),
+            folders=ALLOWLIST.folders,
+            trusted=ALLOWLIST.packages,
+            logging=plain(plan.logging),
+            secrets=list(_differences(resolved(plan.cfg), without_secrets(plan.cfg))),
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variable."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    def added_to(self, plan: RunPlan) -> RunPlan:
+        """Return the plan with the secrets and the logging. Trust what it may name."""
+        for folder in self.folders:
+            ALLOWLIST.trust_folder(Path(folder))
+        ALLOWLIST.trust(self.trusted)
+        ALLOWLIST.advice = IN_MAIN
+        for (*parents, name), value in self.secrets:
+            node = plan.cfg
+            for parent in parents:
+                node = node[parent]
+            node[name] = value
+        return replace(plan, logging=self.logging)
+
+
+def _differences(
+    values: Any, shown: Any, place: tuple[str | int, ...] = ()
+) -> Iterator[tuple[Sequence[str | int], Any]]:
+    """Yield the place and the value of each entry that is not shown."""
+    if isinstance(shown, Mapping):
+        for name in shown:
+            yield from _differences(values[name], shown[name], (*place, name))
+    elif isinstance(shown, list):
+        for index, items in enumerate(zip(values, shown, strict=True)):
+            yield from _differences(*items, (*place, index))
+    elif values != shown:
+        yield place, values

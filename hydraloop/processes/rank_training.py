@@ -1,0 +1,88 @@
+"""Training as one of several ranks, and what a signal handler has to know of any training."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from dataclasses import dataclass, replace
+from signal import SIGINT
+from typing import Any
+
+from hydraloop.plan import RunPlan
+from hydraloop.processes.failure import Failure
+from hydraloop.processes.termination_signals import TerminationHandler
+from hydraloop.run_files.config_yaml import remember_config
+from hydraloop.run_files.result import describe
+from hydraloop.run_files.uncollected import uncollected
+from hydraloop.validate import validate
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Training:
+    """The parts of a training that signal handlers look at."""
+
+    distributed: Any = None
+    engine: Any = None
+    is_over: bool = False
+    """Whether the training has ended or failed."""
+
+    def is_closing(self) -> bool:
+        """Whether a signal must not interrupt it."""
+        return self.is_over or self.is_saving() or (self.engine is not None and self.engine.error is not None)
+
+    def is_saving(self) -> bool:
+        """Whether the run was preempted: it saves and ends by itself."""
+        return self.engine is not None and self.engine.requests.preempting and self.engine.error is None
+
+    def has_trained(self) -> bool:
+        """Whether an iteration has been completed."""
+        return self.engine is not None and self.engine.progress.iteration > self.engine.progress.began_at
+
+
+def train(plan: RunPlan, rank: int, handler: TerminationHandler) -> Failure | None:
+    """Build and train as one of several ranks. After a failure, notify the other ranks, then return it."""
+    training = Training()
+    handler.is_closing, handler.is_saving = training.is_closing, training.is_saving
+    try:
+        _train(training, plan)
+    except BaseException as error:
+        training.is_over = True
+        if training.distributed is not None:
+            training.distributed.abandon(error)
+        failure = _failure(training, error, rank, handler.received)
+        if rank > 0:
+            log.error("%s", describe(error), exc_info=None if failure.kind == "mistake" else error)
+        handler.end_within_grace()
+        return failure
+    training.is_over = True
+    return None
+
+
+def _train(training: Training, plan: RunPlan) -> None:
+    with uncollected():
+        import torch._dynamo  # noqa: F401  # DDP and FSDP2 do
+
+        from hydraloop.builder import build
+        from hydraloop.engine.distributed.process_group import connect
+
+    cfg = plan.cfg
+    remember_config(cfg)
+    validate(cfg)
+    training.distributed = connect(cfg.distributed, cfg.engine.device)
+    if training.distributed.rank > 0:
+        log.info("rank %d, process %d on %s", training.distributed.rank, os.getpid(), socket.gethostname())
+    training.engine = build(plan, training.distributed)
+    training.engine.train()
+    training.distributed.close()
+
+
+def _failure(training: Training, error: BaseException, rank: int, received: int) -> Failure:
+    """Return why this rank failed, if the first signal that it has received is `received` (0: none)."""
+    first = None if training.distributed is None else training.distributed.first_failure()
+    failure = Failure.of(error, rank, trained=training.has_trained(), first=first)
+    if received == SIGINT and failure.kind == "lost":  # all ranks got the signal, and another one has ended first
+        return replace(failure, kind="signal", number=received)
+    return failure

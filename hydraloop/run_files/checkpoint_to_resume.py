@@ -1,0 +1,160 @@
+"""Where a resumed run continues: the run directory and the checkpoint that `resume=` selects. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from hydraloop.errors import UserError
+from hydraloop.moved_names import with_present_names
+from hydraloop.run_files.attempts import RECORDS
+from hydraloop.run_files.checkpoint_files import candidates, newest_intact
+from hydraloop.run_files.config_yaml import plain
+from hydraloop.run_files.run_directory import CONFIG, OUTPUTS, checkpoint_folders, run_of
+from hydraloop.safety.secrets import masked
+
+Start = tuple[Path | None, Path | None]
+"""Run directory and checkpoint of a run that continues. No directory: the run is new, or the checkpoint is no run's."""
+Find = Callable[[Path | None], Start]
+"""Returns where a run continues. The argument is the run directory that the user has named, if any."""
+
+
+def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") -> Start:
+    """Return the run directory and checkpoint that a config's `resume` names, if it is set.
+
+    Args:
+        cfg: as composed.
+        explicit: the run directory that the user has named, if any.
+        key: the option that named it, for errors.
+
+    Raises:
+        UserError: there is nothing to resume, or two different directories are named.
+    """
+    if cfg.resume is None:
+        return None, None
+    if cfg.resume == "auto":
+        return _auto(cfg, explicit)
+    wanted = str(cfg.resume)
+    path = Path(wanted)
+    found, checkpoint = run_of(path) if path.exists() else None, path
+    if path.is_dir():
+        checkpoint = _newest(path)
+    elif not path.is_file():
+        raise UserError(
+            f"{wanted} is neither a run directory nor a checkpoint file",
+            key="resume",
+            remedy="Use auto for the newest run, or a path in outputs/.",
+        )
+    if explicit is not None and found is not None and explicit.resolve() != found.resolve():
+        raise UserError(
+            f"a resumed run continues in its own directory, {found}",
+            key=key,
+            remedy=f"Leave {key} out, or start a new run there with load_from={checkpoint}.",
+        )
+    return found, checkpoint
+
+
+def newest_checkpoint(run_dir: Path, *, known: Collection[str] = ()) -> Path | None:
+    """Return the undamaged checkpoint that a run has written last; None without one, or if it is known.
+
+    Args:
+        known: the `known_checkpoints` at an earlier time.
+
+    Raises:
+        UserError: all checkpoints are damaged.
+    """
+    found = _newest_of(run_dir)
+    return None if found is None or _mark(found) in known else found
+
+
+def known_checkpoints(run_dir: Path) -> list[str]:
+    """Return a mark of each checkpoint of a run, which changes when the file is written again.
+
+    A time would not tell which files are newer: the clock of a file server may differ from this machine's.
+    """
+    return [_mark(path) for path in candidates(*checkpoint_folders(run_dir)) if path.exists()]
+
+
+def _mark(checkpoint: Path) -> str:
+    return f"{checkpoint.resolve()} {checkpoint.stat().st_mtime_ns}"
+
+
+def _auto(cfg: DictConfig, explicit: Path | None) -> Start:
+    if explicit is not None:
+        checkpoint = _newest_of(explicit)
+        return explicit if checkpoint else None, checkpoint
+    wanted = _identity(cfg)
+    for run_dir in _newest_first():
+        if _identity(_config_in(run_dir / RECORDS)) == wanted:
+            checkpoint = _newest_of(run_dir)
+            if checkpoint is not None:
+                return run_dir, checkpoint
+    raise UserError(
+        f"no run under {OUTPUTS}/ with the same experiment, model and data has a checkpoint",
+        key="resume",
+        remedy="Leave resume out to start a new run, or name its directory: resume=outputs/….",
+    )
+
+
+def _newest_first() -> list[Path]:
+    """Return run directories by date and time in their names, the newest first. The id is ignored."""
+    runs = [path.parent for path in OUTPUTS.glob(f"*/*/{RECORDS}")]
+    return sorted(runs, key=lambda path: (path.parent.name, path.name[:8], path.stat().st_mtime_ns), reverse=True)
+
+
+def _identity(cfg: Any) -> Any:
+    """Return what two runs must have in common for `resume=auto`: experiment, model and data, without secrets."""
+    data = OmegaConf.select(cfg, "data")
+    splits = {} if data is None else {name: data.get(name) for name in ("train", "val", "test")}
+    found = {name: _comparable(split) for name, split in splits.items()}
+    return masked([OmegaConf.select(cfg, "experiment_name"), _comparable(OmegaConf.select(cfg, "task.model")), found])
+
+
+def _comparable(node: Any) -> Any:
+    """Return the node resolved, or as written if it resolves only in the job (`${hydra:runtime.cwd}/data`)."""
+    written = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
+    return with_present_names(written if "${hydra:" in str(written) else plain(node))
+
+
+def _config_in(records: Path) -> DictConfig:
+    """Return the config in a folder of records; an empty one if it does not exist or cannot be read."""
+    try:
+        loaded = OmegaConf.load(records / CONFIG)
+    except (OSError, OmegaConfBaseException, YAMLError, ValueError):
+        return OmegaConf.create()
+    return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()
+
+
+def _newest_of(run_dir: Path) -> Path | None:
+    """Return the checkpoint that was written last, from all of the run's folders. None: the run has written none.
+
+    Raises:
+        UserError: all checkpoints are damaged or missing. The run must not silently start again.
+    """
+    folders = checkpoint_folders(run_dir)
+    found, files = newest_intact(*folders), candidates(*folders)
+    if found is None and files:
+        raise UserError(
+            f"the only checkpoint of {run_dir}, {files[0].name}, is {'damaged' if files[0].exists() else 'missing'}"
+            if len(files) == 1
+            else f"all {len(files)} checkpoints of {run_dir} are damaged",
+            key="resume",
+            remedy=f"Copy them again, or move {files[0].parent} away to start from the beginning.",
+        )
+    return found
+
+
+def _newest(run_dir: Path) -> Path:
+    checkpoint = _newest_of(run_dir)
+    if checkpoint is None:
+        raise UserError(
+            f"{run_dir} has no checkpoint in {', '.join(map(str, checkpoint_folders(run_dir)))}",
+            key="resume",
+            remedy="Name another run or a checkpoint file, or start a new one without resume.",
+        )
+    return checkpoint

@@ -1,0 +1,213 @@
+"""Configs as plain values and as YAML, with secrets masked in files. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from hydraloop.errors import UserError
+from hydraloop.run_files import atomic
+from hydraloop.safety.secret_names import may_be_secret, name_secrets
+from hydraloop.safety.secrets import mask_text, masked, remember
+
+try:
+    from yaml import CDumper as Dumper  # four times faster
+except ImportError:  # PyYAML was built without libyaml
+    from yaml import Dumper  # type: ignore[assignment]
+
+_NAME = re.compile(r"[\w.-]+(?=[\"']?[:=])")
+_NO_NAMES = "\nsecrets: []\n"
+"""The default of the option `secrets`. It is not a secret."""
+
+
+def loaded(source: Path | str, name: object) -> DictConfig:
+    """Return the config in a file or a text of YAML.
+
+    Args:
+        name: of the file or the text, for the error.
+
+    Raises:
+        UserError: it is no YAML, has a tag of another object than a path, or is not a mapping.
+    """
+    try:
+        config = OmegaConf.load(source) if isinstance(source, Path) else OmegaConf.create(source)
+        if not isinstance(config, DictConfig):
+            raise ValueError("it is not a mapping")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problem = f"{name} cannot be read: {' '.join(str(error).split())}"
+        raise UserError(problem, remedy="Restore the file, or name another run.") from error
+    return config
+
+
+def plain(value: Any) -> Any:
+    """Return a value for JSON: configs resolved, tuples as lists, NaN and infinity as strings."""
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def resolved(cfg: DictConfig) -> Any:
+    """Return a config as plain dicts, lists, numbers and strings, with every interpolation resolved.
+
+    Raises:
+        UserError: an interpolation does not resolve; names its key.
+    """
+    try:
+        return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    except InterpolationResolutionError as error:
+        raise UserError(
+            f"an interpolation does not resolve: {str(error).splitlines()[0]}",
+            key=error.full_key or None,
+            remedy="Write a value. Interpolations of the job, ${hydra:…}, resolve only in runs of the command line.",
+        ) from error
+
+
+def resolved_but_secrets(cfg: DictConfig) -> Any:
+    """Return a config as `resolved` does, but leave the interpolation of each secret that is interpolated.
+
+    Raises:
+        UserError: as `resolved`.
+    """
+    return _resolved_but(cfg, lambda written, hidden: written)
+
+
+def without_secrets(cfg: DictConfig) -> Any:
+    """Return a config as `resolved_but_secrets` does, with the other secrets masked.
+
+    Raises:
+        UserError: as `resolved`.
+    """
+    return _resolved_but(cfg, lambda written, hidden: written if _is_interpolated(written) else hidden)
+
+
+def _resolved_but(cfg: DictConfig, secret: Callable[[Any, Any], Any]) -> Any:
+    """Return the resolved config with other values of secrets.
+
+    Args:
+        secret: returns the value. It gets what is written in the config, and the masked value.
+    """
+
+    def shown(written: Any, value: Any, hidden: Any) -> Any:
+        if value == hidden:
+            return value
+        if isinstance(written, Mapping):
+            return {name: shown(written[name], value[name], hidden[name]) for name in value}
+        if isinstance(written, list):
+            return [shown(*items) for items in zip(written, value, hidden, strict=True)]
+        return secret(written, hidden)
+
+    values = resolved(cfg)
+    return shown(OmegaConf.to_container(cfg, resolve=False, enum_to_str=True), values, masked(values))
+
+
+def _is_interpolated(written: object) -> bool:
+    return isinstance(written, str) and "${" in written and mask_text(written) == written
+
+
+def check_no_secret(cfg: DictConfig) -> None:
+    """Refuse a config with a secret that is not interpolated, for ranks of torchrun. The node `hydra` is left out.
+
+    Raises:
+        UserError: names the key of the secret.
+    """
+    written: Any = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)
+    written.pop("hydra", None)
+    for key in _secrets(written, masked(written), ""):
+        variable = re.sub(r"\W+", "_", key).upper()
+        raise UserError(
+            "its value is a secret, and others on the network can read what torchrun's ranks are sent",
+            key=key,
+            remedy=f"Set {variable} to it on each machine, and write '++{key}=${{oc.env:{variable}}}'.",
+        )
+
+
+def _secrets(written: Any, hidden: Any, key: str) -> Iterator[str]:
+    """Yield the keys of secrets, where `hidden` differs from what is `written`, except for interpolations."""
+    if isinstance(written, Mapping):
+        for name, value in written.items():
+            yield from _secrets(value, hidden[name], f"{key}.{name!s}".lstrip("."))
+    elif isinstance(written, list):
+        for index, value in enumerate(written):
+            yield from _secrets(value, hidden[index], f"{key}.{index}")
+    elif written != hidden and not _is_interpolated(written):
+        yield key
+
+
+def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:
+    """Return a config as YAML, with secrets masked.
+
+    Args:
+        resolve: write values instead of interpolations.
+
+    Raises:
+        UserError: an interpolation does not resolve.
+    """
+    return dumped(masked(resolved(cfg) if resolve else OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)))
+
+
+def masked_metadata(cfg: DictConfig) -> dict[str, Any]:
+    """Return what a checkpoint contains of a config, with secrets masked."""
+    return {"experiment_name": mask_text(cfg.experiment_name), "config": masked_yaml(cfg, resolve=True)}
+
+
+def remember_config(cfg: DictConfig) -> None:
+    """Register the secrets of a config, so that they are masked everywhere. The config need not resolve."""
+    remember_names(cfg)
+    try:
+        remember(OmegaConf.to_container(cfg, resolve=True))
+    except OmegaConfBaseException:  # reported where the value is used
+        remember(OmegaConf.to_container(cfg, resolve=False))
+
+
+def remember_names(cfg: DictConfig) -> None:
+    """Register the names of secrets in the option `secrets`."""
+    with suppress(OmegaConfBaseException):  # reported by `validate`
+        name_secrets(cfg.get("secrets") or ())
+
+
+def mask_files(paths: Iterable[Path]) -> None:
+    """Mask YAML files in place. Files without secrets, and files that do not exist, are left alone."""
+    for path in paths:
+        if not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8")
+        if mask_text(text) == text and not any(map(may_be_secret, _NAME.findall(text.replace(_NO_NAMES, "\n")))):
+            continue  # usually; thirty times faster than parsing the YAML
+        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        hidden = masked(found)
+        if hidden != found:
+            atomic.write_text(path, dumped(hidden))
+
+
+def dumped(container: Any) -> str:
+    """Return a plain container as YAML that OmegaConf reads back unchanged. A string like `1e-3` is quoted."""
+    text: str = yaml.dump(container, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+    return text
+
+
+class _Dumper(Dumper):
+    pass
+
+
+_Dumper.add_implicit_resolver(  # OmegaConf, but not YAML, would read these strings as numbers
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?\.?[0-9][0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+_Dumper.add_representer(tuple, _Dumper.represent_list)  # OmegaConf 2.4 returns some
+_Dumper.add_multi_representer(  # Python 3.13 has another name for the class, which OmegaConf 2.3 does not read
+    PurePath,
+    lambda dumper, path: dumper.represent_sequence("tag:yaml.org,2002:python/object/apply:pathlib.Path", [str(path)]),
+)

@@ -1,0 +1,200 @@
+"""Run directories: the directory of a new run, and what a run records in it for a later `resume=`. Imports no torch.
+
+`.hydra/config.yaml` is the config with which a run was started, and never changes. Each attempt to resume the run has a
+folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.errors import UserError
+from hydraloop.run_files import atomic, attempts
+from hydraloop.run_files.attempts import RECORDS
+from hydraloop.run_files.checkpoint_files import RUN_DIR_FILE, candidates
+from hydraloop.run_files.config_yaml import masked_yaml
+from hydraloop.run_files.result import FILENAME as RESULT_FILE
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.projects import owns, remember
+
+OUTPUTS = Path("outputs")
+"""Runs of one job, as `outputs/<date>/<time>-<id>`."""
+CHECKPOINTS = "checkpoints"
+CONFIG = "config.yaml"
+"""In RECORDS."""
+_FOLDERS = "checkpoint_folders"
+"""Text file in RECORDS with the folders of the run's checkpoints, one per line. Folders in the run directory are
+relative to it, so that it can be moved; others are absolute."""
+
+
+def run_id() -> str:
+    """Return six random characters: runs started in the same second get different directories."""
+    return secrets.token_hex(3)
+
+
+def new() -> Path:
+    """Create and return a directory for a run that was started from Python."""
+    path = OUTPUTS / time.strftime("%Y-%m-%d") / f"{time.strftime('%H-%M-%S')}-{run_id()}"
+    path.mkdir(parents=True)
+    return path
+
+
+def holds_run(directory: Path) -> bool:
+    """Return whether a run was started in the directory."""
+    return (directory / RECORDS).exists() or has_trained(directory)
+
+
+def check_holds_run(directory: Path) -> None:
+    """Refuse a directory in which no run was started."""
+    if not holds_run(directory):
+        raise UserError(f"{directory} is not a run directory", key="run", remedy="Name one, outputs/<date>/<run>.")
+
+
+def has_trained(directory: Path) -> bool:
+    """Return whether a run in the directory has ended or has written checkpoints."""
+    return any((directory / name).exists() for name in (RESULT_FILE, CHECKPOINTS))
+
+
+def checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Return the folders with a run's checkpoints: the default one, and those recorded from the hook's `out_dir`."""
+    folders = [run_dir / CHECKPOINTS]
+    with suppress(OSError):  # none recorded
+        recorded = (run_dir / RECORDS / _FOLDERS).read_text(encoding="utf-8")
+        folders += [run_dir / line for line in recorded.splitlines()]
+    return [folder for folder in dict.fromkeys(folders) if _is_of(folder, run_dir)]
+
+
+def config_file(run_dir: Path) -> Path | None:
+    """Return the config of a run, or of its newest resumption that has trained; None if the run has none."""
+    records = [run_dir / RECORDS, *attempts.folders(run_dir)]
+    # A resumption that has failed at its start has a result of its own.
+    written = [folder for folder in records if (folder / CONFIG).is_file() and not (folder / RESULT_FILE).exists()]
+    return written[-1] / CONFIG if written else None
+
+
+def is_recorded(run_dir: Path) -> bool:
+    """Return whether the directory has the config of a run."""
+    return (run_dir / RECORDS / CONFIG).exists()
+
+
+def record(
+    cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, folder: Path | None = None
+) -> None:
+    """Write the config and the checkpoint folders, for a later `resume=`.
+
+    A new run is also recorded as one of the projects whose Python files are trusted.
+
+    Args:
+        out_dirs: of the run's checkpoint hooks, if they are set.
+        resumed: the run continues what an earlier process started.
+        folder: for the config. None: it is written already.
+    """
+    if not resumed:
+        for project in {*ALLOWLIST.folders, sys.path[0] or "."}:  # the last one has the code of `python -m`
+            remember(Path(project), run_dir)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(folder / CONFIG, masked_yaml(cfg, resolve=False))
+    within = run_dir.resolve()
+    for path in map(Path.resolve, out_dirs):
+        with (run_dir / RECORDS / _FOLDERS).open("a", encoding="utf-8") as file:
+            file.write(f"{path.relative_to(within) if path.is_relative_to(within) else path}\n")
+
+
+def check_links(directory: Path, *, key: str) -> None:
+    """Refuse links in a directory that lead out of it: a resumed run would write there, and may come from anywhere.
+
+    The directory itself, and those above it, may be links, and so may the files of W&B, which links its own logs.
+
+    Raises:
+        UserError: there is such a link; names `key`.
+    """
+    inside = directory.resolve()
+    for link in _links(directory):
+        target = Path(os.path.realpath(link))
+        if not target.is_relative_to(inside):
+            raise UserError(
+                f"{link} is a link to {target}, outside of {directory}",
+                key=key,
+                remedy="If the links there are yours, add --trusted-links to the command; Python's build has no such "
+                "option. Otherwise do not resume this run.",
+            )
+
+
+def _links(directory: Path | str, left_out: str | None = "wandb") -> Iterator[str]:
+    with suppress(OSError), os.scandir(directory) as entries:  # a missing one, or one that cannot be read
+        for entry in entries:
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir() and entry.name != left_out:
+                yield from _links(entry.path, None)
+
+
+def refuse_held(directory: Path, *, key: str) -> None:
+    """Refuse a directory in which a new run would overwrite another.
+
+    Raises:
+        UserError: the directory holds a run; names `key`.
+    """
+    if holds_run(directory):
+        remedy = "Name another directory"
+        if candidates(*checkpoint_folders(directory)):
+            remedy += f", or continue the run: {shlex.quote(f'resume={directory}')}"
+        raise UserError(f"{directory} holds a run already", key=key, remedy=remedy)
+
+
+def created_by_hydra(run_dir: Path) -> bool:
+    """Return whether Hydra has created the directory for the running job, and written the config into it."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
+        return False
+    return Path(HydraConfig.get().runtime.output_dir).resolve() == run_dir.resolve()
+
+
+def _is_of(folder: Path, run_dir: Path) -> bool:
+    """Return whether a folder has the run's checkpoints: an attempt to resume may have named another run's folder."""
+    if folder.resolve().is_relative_to(run_dir.resolve()):
+        return True
+    found = owner(folder)
+    return found is None or found.resolve() == run_dir.resolve() or not found.exists()  # a run may have been moved
+
+
+def owner(folder: Path) -> Path | None:
+    """Return the run to which a folder of checkpoints belongs: the one named in it, or the one that contains it."""
+    pointer = folder / RUN_DIR_FILE
+    if pointer.is_file():
+        return Path(pointer.read_text(encoding="utf-8").strip())
+    above = folder.resolve().parent
+    return above if (above / RECORDS).exists() else None
+
+
+def run_of(path: Path) -> Path | None:
+    """Return the run directory of `resume=<path>`; None for a checkpoint that does not belong to a run.
+
+    The run of a checkpoint contains its folder, or is named in it (`out_dir`). Such a run must name the folder, too, or
+    have been deleted in a project of the user: the checkpoint may come from anywhere.
+    """
+    if path.is_dir():
+        return path
+    folder = path.resolve().parent
+    if (folder.parent / RECORDS).exists():
+        return folder.parent
+    found = owner(folder)
+    if found is None:
+        return None
+    names_it = folder in map(Path.resolve, checkpoint_folders(found)) if holds_run(found) else is_own(found)
+    return found if names_it else None
+
+
+def is_own(run_dir: Path) -> bool:
+    """Return whether the user has started a run in a project whose Python files are trusted."""
+    return any(owns(Path(project), run_dir) for project in ALLOWLIST.folders)

@@ -1,0 +1,114 @@
+"""`sweep.resume`: which sweep a command line continues. Jobs that have ended are not run again, new ones are added."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hydraloop.errors import UserError
+from hydraloop.plan import is_constant
+from hydraloop.run_files.changes import differences
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.run_directory import check_links
+from hydraloop.sweeps.axes import Axes
+from hydraloop.sweeps.planning import Plan
+from hydraloop.sweeps.sweep_description import FILENAME, Description
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+
+MULTIRUN = Path("multirun")
+"""Sweeps, as `multirun/<date>/<time>-<id>`."""
+_KEY = "sweep.resume"
+_SHOWN = 5
+"""Differences that an error shows. More do not help."""
+_PATIENCE = 10.0
+"""Seconds that a controller waits for another one that widens the same sweep."""
+
+
+def settle(
+    path: Path, description: Description, plan: Plan, *, named: bool, follows_links: bool = False
+) -> tuple[SweepDirectory, Axes]:
+    """Return the directory of a sweep, a new one or the one that `sweep.resume` names, and its jobs, not masked.
+
+    Args:
+        path: `hydra.sweep.dir`.
+        description: of a new sweep.
+        named: whether the command line names the directory.
+        follows_links: whether a resumed sweep may have links that lead out of its directory.
+
+    Raises:
+        UserError: there is nothing to resume, or it is another sweep; or a new directory is in use.
+    """
+    wanted = plan.options.resume
+    if wanted is None:
+        return SweepDirectory.create(path, description), plan.axes
+    if wanted == "auto" and not (named or is_constant(plan.master.hydra.sweep)):
+        return _continued(_newest(description, plan), description, plan, follows_links=follows_links)
+    if wanted == "auto":
+        try:
+            directory = SweepDirectory.create(path, description)
+        except UserError:
+            if not (path / FILENAME).exists():
+                raise
+        else:
+            print(f"{path} had no sweep: a new one starts there", file=sys.stderr)
+            return directory, plan.axes
+    found = path if wanted == "auto" else Path(wanted)
+    if named and found.resolve() != path.resolve():
+        remedy = f"Leave hydra.sweep.dir out: {_KEY}={found}"
+        raise UserError(f"a resumed sweep continues in its directory, {found}", key="hydra.sweep.dir", remedy=remedy)
+    return _continued(found, description, plan, follows_links=follows_links)
+
+
+def _continued(path: Path, description: Description, plan: Plan, *, follows_links: bool) -> tuple[SweepDirectory, Axes]:
+    """Return a sweep with the jobs of this command line, which it gets if they are new."""
+    SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
+    if not follows_links:
+        check_links(path, key=_KEY)
+    with RunLock(path, key=_KEY, patience=_PATIENCE):
+        directory = SweepDirectory.load(path, key=_KEY)
+        old, new = directory.description, _same_jobs(directory.description, description, plan)
+        if new.axes.count > old.axes.count or new.average != old.average:
+            directory.widen(new)
+    return directory, new.axes
+
+
+def _same_jobs(old: Description, new: Description, plan: Plan) -> Description:
+    """Return the description of a sweep with the jobs that this command line adds.
+
+    Raises:
+        UserError: the command line has another config, or not all jobs of the sweep.
+    """
+    axes = plan.axes.widened(old.axes)
+    now = plan.configs(axes)
+    changes = [
+        f"{choice}: {change}" if choice else str(change)
+        for choice, config in old.configs.items()
+        for change in differences(config, now.get(choice, {}))
+    ]
+    if changes:
+        shown = "; ".join(changes[:_SHOWN]) + ("; …" if len(changes) > _SHOWN else "")
+        remedy = f"Leave out what has changed, or start a new sweep without {_KEY}."
+        raise UserError(f"the config of the sweep has changed: {shown}", key=_KEY, remedy=remedy)
+    return replace(new, axes=axes, configs=now)
+
+
+def _newest(new: Description, plan: Plan) -> Path:
+    """Return the newest sweep with the config of this command line, and no other jobs."""
+    for directory in sorted(_all(), key=lambda found: found.description.created, reverse=True):
+        with suppress(UserError):
+            _same_jobs(directory.description, new, plan)
+            return directory.path
+    raise UserError(
+        f"no sweep in {MULTIRUN}/ has this config and no other jobs",
+        key=_KEY,
+        remedy=f"Name its directory, {_KEY}={MULTIRUN}/<date>/<sweep>, to see the difference. Or leave {_KEY} out.",
+    )
+
+
+def _all() -> Iterator[SweepDirectory]:
+    for path in MULTIRUN.glob(f"*/*/{FILENAME}"):
+        with suppress(UserError):  # a damaged one
+            yield SweepDirectory.load(path.parent)

@@ -1,0 +1,94 @@
+"""Description: the contents of `sweep.json`, which defines a sweep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from hydraloop.errors import UserError
+from hydraloop.run_files import atomic
+from hydraloop.safety.secrets import mask_overrides
+from hydraloop.sweeps.axes import Axes, Axis
+
+FILENAME = "sweep.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The contents of `sweep.json`. Secrets are masked."""
+
+    uid: str
+    created: float
+    """Seconds since 1970."""
+    command: tuple[str, ...]
+    """`("python", "train.py")`, and Hydra's flags."""
+    overrides: tuple[str, ...]
+    """As typed, with axes."""
+    configs: Mapping[str, Mapping[str, Any]]
+    """What must not change when the sweep is resumed, see `Plan.configs`."""
+    subdir: str
+    """`hydra.sweep.subdir`, not resolved."""
+    axes: Axes
+    average: str
+    """The key over which results are averaged."""
+    git: dict[str, Any]
+    """`commit`, and `dirty`: whether tracked files differed from it."""
+
+    @property
+    def averaged(self) -> str | None:
+        """The key over which results are averaged; None if it is not swept."""
+        return self.average if any(self.average in axis.keys for axis in self.axes.swept) else None
+
+    def masked(self) -> Description:
+        """Return the description with secrets masked."""
+        overrides, command = (tuple(mask_overrides(lines)) for lines in (self.overrides, self.command))
+        return replace(self, axes=self.axes.masked(), overrides=overrides, command=command)
+
+    def write(self, folder: Path, *, keep_existing: bool = False) -> None:
+        """Write the file atomically.
+
+        Args:
+            keep_existing: do not replace a file that another process has created in the meantime.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        is_product = list(self.axes.order) == list(range(prod(len(axis.values) for axis in self.axes.axes)))
+        content = asdict(replace(self, axes=replace(self.axes, order=())))
+        content |= {"axes": content["axes"]["axes"], "order": None if is_product else list(self.axes.order)}
+        with atomic.replacing(folder / FILENAME, keep_existing=keep_existing) as unfinished:
+            unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path, *, key: str | None = None) -> Description:
+    """Read the file.
+
+    Args:
+        folder: the directory of a sweep.
+        key: the option that has named it.
+
+    Raises:
+        UserError: the directory holds no sweep.
+    """
+    try:
+        return _description(json.loads((folder / FILENAME).read_bytes()))
+    except FileNotFoundError:
+        problem, remedy = "is not the directory of a sweep", "Name one, multirun/<date>/<sweep>."
+    except OSError as error:
+        problem, remedy = f"cannot be read: {error.strerror}", "Name another sweep."
+    except (ValueError, TypeError, KeyError, AttributeError):
+        problem = f"has a damaged {FILENAME}, or one of an earlier version"
+        remedy = "Copy that file again, or start a new sweep. The results of its jobs are in their result.json."
+    raise UserError(f"{folder} {problem}", key=key, remedy=remedy)
+
+
+def _description(content: Mapping[str, Any]) -> Description:
+    axes = tuple(Axis(tuple(axis["keys"]), tuple(map(tuple, axis["values"]))) for axis in content["axes"])
+    order = content["order"] or range(prod(len(axis.values) for axis in axes))
+    rest = {name: value for name, value in content.items() if name not in ("axes", "order")}
+    lists = {name: tuple(content[name]) for name in ("command", "overrides")}
+    return Description(**{**rest, **lists}, axes=Axes(axes, order))

@@ -1,0 +1,155 @@
+"""SweepDirectory: `sweep.json`, the folders with states of jobs, and the locks of controllers."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from hydraloop.errors import UserError
+from hydraloop.run_files import lock
+from hydraloop.run_files.environment import shown
+from hydraloop.run_files.run_directory import holds_run
+from hydraloop.sweeps import states, sweep_description
+from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_description import Description
+
+_NUMBERED = "${hydra.job.num}"
+"""Hydra's default of `hydra.sweep.subdir`."""
+
+
+class SweepDirectory:
+    """The directory of a sweep.
+
+    Args:
+        path: absolute.
+    """
+
+    def __init__(self, path: Path, description: Description) -> None:
+        self.path = path
+        self.description = description
+        self.controller = secrets.token_hex(4)
+        """Identifies this process, if it is a controller."""
+        self._lock = lock.RunLock(path / lock.CONTROLLERS / self.controller, key="hydra.sweep.dir")
+
+    @classmethod
+    def create(cls, path: Path, new: Description) -> Self:
+        """Write `sweep.json`, with secrets masked.
+
+        Raises:
+            UserError: it cannot be written, or the directory holds a sweep or a run.
+        """
+        if (path / sweep_description.FILENAME).exists():
+            raise _held(path)
+        if holds_run(path) or (path / "multirun.yaml").exists():
+            raise UserError(
+                f"{shown(path)} holds a run already", key="hydra.sweep.dir", remedy="Name another directory."
+            )
+        made = cls(path, new.masked())
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            made.description.write(path, keep_existing=True)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        if cls.load(path).description.uid != new.uid:  # another process was faster
+            raise _held(path)
+        return made
+
+    @classmethod
+    def load(cls, path: Path, *, key: str | None = None) -> Self:
+        """Return the sweep in a directory. Arguments and errors: as in `sweep_description.read`."""
+        return cls(path.absolute(), sweep_description.read(path, key=key))
+
+    def widen(self, new: Description) -> None:
+        """Replace the axes, the overrides as typed, the configs and the averaged key. Jobs keep their numbers.
+
+        Raises:
+            UserError: `sweep.json` cannot be written.
+        """
+        self.description = replace(
+            self.description, axes=new.axes, overrides=new.overrides, configs=new.configs, average=new.average
+        ).masked()
+        try:
+            self.description.write(self.path)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def folder(self, number: int) -> Path:
+        """Return where the state, the log and the lock of a job are."""
+        return self.path / self._folder(number)
+
+    def _folder(self, number: int) -> str:
+        """Return the run directory of a job, if that is named after the number; else `.jobs/<number>`."""
+        return str(number) if self.description.subdir == _NUMBERED else f".jobs/{number}"
+
+    def name(self, number: int) -> str:
+        """Return the name of a job for people: `job 3 (optimizer.lr=1e-3 seed=1)`."""
+        swept = " ".join(self.description.axes.swept_lines(number))
+        return f"job {number} ({swept})" if swept else f"job {number}"
+
+    def resume_command(self) -> str:
+        """Return the command line that continues the sweep, whose directory is named by `sweep.resume` only."""
+        named = ("sweep.resume=", "hydra.sweep.dir=")
+        overrides = [line for line in self.description.overrides if not line.startswith(named)]
+        return shlex.join([*self.description.command, *overrides, f"sweep.resume={shown(self.path)}"])
+
+    def run_dir(self, state: JobState) -> Path:
+        """Return the run directory of a job; before that is known, its folder."""
+        return self.path / state.directory
+
+    def state(self, number: int) -> JobState:
+        """Return the state of a job; `queued` if it was never started.
+
+        A job whose file is damaged has ended if `result.json` says so; otherwise it was interrupted.
+        """
+        folder = self.folder(number)
+        found = states.read(folder)
+        if found is not None:
+            return found
+        queued = JobState(number, "queued", self.description.axes.lines(number), directory=self._folder(number))
+        if not (folder / states.FILENAME).exists():
+            return queued
+        lost = replace(queued, state="interrupted", attempts=1, reason=f"its {states.FILENAME} was damaged")
+        return states.ended_from_result(lost, folder) or lost
+
+    def states(self) -> list[JobState]:
+        """Return the states of all jobs, queued ones too. 10,000 take 0.2 s."""
+        return [self.state(number) for number in range(self.description.axes.count)]
+
+    def current_states(self) -> list[JobState]:
+        """Return the states of all jobs for readers: a job whose process was killed is not `running`."""
+        return [states.current(self.folder(state.number), state, self.run_dir(state)) for state in self.states()]
+
+    def announce(self) -> None:
+        """Tell others that this process, a controller, starts jobs of the sweep.
+
+        Raises:
+            UserError: the directory cannot be written to.
+        """
+        self._lock.try_acquire(renew=False)
+
+    def renew(self) -> None:
+        """Tell other machines that this controller is alive. Called every second."""
+        self._lock.renew()
+
+    def withdraw(self) -> None:
+        """Tell others that this controller has ended."""
+        self._lock.release()
+
+    def controllers(self) -> dict[str, lock.Holder]:
+        """Return the controllers that are alive."""
+        return lock.controllers(self.path)
+
+
+def _held(path: Path) -> UserError:
+    option = shlex.quote(f"sweep.resume={shown(path)}")
+    remedy = f"Name another directory, or continue the sweep: {option}"
+    return UserError(f"{shown(path)} holds a sweep already", key="hydra.sweep.dir", remedy=remedy)
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    problem = f"{path} cannot be written: {error.strerror}"
+    remedy = "Free some space, or name another directory."
+    return UserError(problem, key="hydra.sweep.dir", remedy=remedy)

@@ -1,0 +1,296 @@
+"""Describes a run for trackers, in `tracking/run.json`, and in `attempt_<n>.json` for each attempt.
+
+The training process creates and writes the description; senders and `sync.py` read it. Secrets are masked before
+anything is written.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import cache
+from os import getpid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+
+from hydraloop.run_files import atomic, attempts, code_patch, lock
+from hydraloop.run_files.checkpoint_files import SUFFIX, newest_intact
+from hydraloop.run_files.config_yaml import plain
+from hydraloop.run_files.environment import command, git_commit, versions
+from hydraloop.run_files.integrity import shards_of
+from hydraloop.run_files.processes import is_alive, started
+from hydraloop.run_files.result import Result, digest
+from hydraloop.safety.secret_names import secret_names
+from hydraloop.safety.secrets import mask_command, mask_text, masked
+from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep
+
+if TYPE_CHECKING:
+    from hydraloop.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+_RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"
+EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
+
+
+def write(run: Run) -> None:
+    """Write a run and its attempts. `run.json` is written last, so that a reader who finds it finds all attempts."""
+    folder = run.run_dir / FOLDER
+    folder.mkdir(exist_ok=True)
+    for attempt in run.attempts:
+        _put(folder / _ATTEMPT.format(attempt.number), asdict(attempt))
+    _put(folder / _RUN, {"uid": run.uid, "experiment": run.experiment, "name": run.name, "secrets": secret_names()})
+
+
+def read(run_dir: Path) -> Run | None:
+    """Return the run in a directory, or None if it has no description."""
+    run_dir = run_dir.absolute()
+    folder = run_dir / FOLDER
+    try:
+        found = json.loads((folder / _RUN).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    attempts = tuple(_attempts(folder))
+    if not attempts:
+        return None
+    name = {key: found[key] for key in ("uid", "experiment", "name")}
+    return Run(run_dir=run_dir, attempts=attempts, sweep=sweep_of(run_dir), **name)
+
+
+def names_of_secrets(run_dir: Path) -> list[str]:
+    """Return the names that the option `secrets` of a described run adds."""
+    found = json.loads((run_dir / FOLDER / _RUN).read_text(encoding="utf-8"))
+    return list(found.get("secrets", ()))
+
+
+def sweep_of(run_dir: Path) -> Sweep | None:
+    """Return the sweep that a run directory belongs to, or None if it does not belong to one.
+
+    It is the nearest marked parent directory. A single run may also lie in a sweep's directory.
+    """
+    run_dir = run_dir.absolute()
+    for folder in run_dir.parents:
+        sweep = read_sweep(folder)
+        if sweep is not None:
+            job = _job_number(run_dir)
+            return None if job is None else replace(sweep, job=job)
+    return None
+
+
+def is_controlled(sweep: Sweep) -> bool:
+    """Return whether a controller of a sweep may be running: one is, or it is on another machine and did not end.
+
+    A sweep that was killed is not controlled any more, and nobody will write how it ended.
+    """
+    elsewhere = sweep.host != socket.gethostname()
+    alive = is_alive(sweep.pid, sweep.started) or lock.controllers(sweep.folder)
+    return sweep.ended is None and bool(elsewhere or alive)
+
+
+def write_sweep(sweep: Sweep) -> None:
+    """Mark a directory as a sweep's. Jobs look for the mark in their parent directories."""
+    folder = sweep.folder / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = {name: value for name, value in asdict(sweep).items() if name not in ("folder", "job")}
+    _put(folder / SWEEP_FILE, stored)
+
+
+def read_sweep(folder: Path) -> Sweep | None:
+    """Return the sweep of a directory, with job 0, or None if the directory is not a sweep's."""
+    try:
+        found = json.loads((folder / FOLDER / SWEEP_FILE).read_text(encoding="utf-8"))
+        return Sweep(folder.absolute(), job=0, **{**found, "axes": tuple(found["axes"])})
+    except (OSError, ValueError, KeyError, TypeError):  # also a file of this name that belongs to someone else
+        return None
+
+
+def override_values(run_dir: Path) -> dict[str, str]:
+    """Return the values of the overrides of a run, by key, as typed; secrets masked."""
+    lines = (line.partition("=") for line in attempts.typed_overrides(run_dir))
+    return {key.lstrip("+~"): value for key, _, value in lines}
+
+
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Return each key's shortest end that no other key has: `optimizer.lr` becomes `lr`."""
+    parts = {key: key.split(".") for key in keys}
+    found = {}
+    for key, own in parts.items():
+        length = 1
+        while sum(other[-length:] == own[-length:] for other in parts.values()) > 1:
+            length += 1
+        found[key] = ".".join(own[-length:])
+    return found
+
+
+def ending(run_dir: Path, attempt: Attempt) -> Finish:
+    """Return how an attempt ended whose process has exited: the status in `result.json`, else `killed`."""
+    result = result_of(run_dir, attempt)
+    return finish_of(result["status"], result["error"]) if result else finish_of("killed", None)
+
+
+def result_of(run_dir: Path, attempt: Attempt) -> dict[str, Any]:
+    """Return the contents of `result.json` if it belongs to an attempt, else an empty dict.
+
+    It does if it is not the file that existed when the attempt began.
+    """
+    result = Result.read(run_dir, earlier=attempt.earlier_result)
+    return {} if result is None else cast(dict[str, Any], plain(asdict(result)))
+
+
+def finish_of(status: Any, error: str | None) -> Finish:
+    """Convert a status of `result.json`, or `killed`, to a `Finish`."""
+    return Finish(status, None if error is None else mask_text(error), EXIT_CODES[status])
+
+
+def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
+    """Return the checkpoint files that the option `checkpoints` selects; until the run has ended, only `all` does.
+
+    `best` is the path of the best checkpoint in `result.json`. Files whose tensors are in shards are left out: without
+    the shards, they cannot be loaded.
+    """
+    found = _selected(run, which, best, ended=ended)
+    single = [path for path in found if not path.is_file() or shards_of(path) is None]
+    if len(single) < len(found):
+        _tell_of_shards(run.run_dir)
+    return single
+
+
+@cache
+def _tell_of_shards(run_dir: Path) -> None:
+    log.warning(
+        "checkpoints in shards (FSDP2) are not sent; "
+        "for a single file, run `python -m hydraloop export %s --format safetensors`",
+        run_dir,
+    )
+
+
+def _selected(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
+    chosen = run.attempt.params.get("default_hooks.checkpoint.out_dir")
+    folder = run.run_dir / "checkpoints" if chosen is None else Path(str(chosen)).expanduser()
+    if which == "all":
+        return sorted(folder.glob(f"*{SUFFIX}"))
+    if which == "last" and ended:
+        newest = newest_intact(folder)
+        return [] if newest is None else [newest]
+    if which == "best" and ended and best is not None:
+        path = Path(best)
+        return [path if path.is_file() else folder / path.name]  # the run may have been moved since
+    return []
+
+
+def flattened(node: Any, prefix: str = "") -> dict[str, str | int | float | bool | None]:
+    """Flatten a config to dotted names: `{"a": {"b": [1]}}` becomes `{"a.b.0": 1}`; empty containers, `{}` and `[]`.
+
+    NaN and infinity become text, because JSON does not have them.
+    """
+    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else None
+    if items is None:
+        value = plain(node)
+        return {prefix: value if value is None or isinstance(value, str | int | float | bool) else str(value)}
+    found: dict[str, str | int | float | bool | None] = {}
+    for name, item in items:
+        found |= flattened(item, f"{prefix}.{name}" if prefix else str(name))
+    return found or {prefix: "{}" if isinstance(node, Mapping) else "[]"}
+
+
+def _attempts(folder: Path) -> Iterator[Attempt]:
+    number = 0
+    while (path := folder / _ATTEMPT.format(number)).exists():
+        yield Attempt(**json.loads(path.read_text(encoding="utf-8")))
+        number += 1
+
+
+def _job_number(run_dir: Path) -> int | None:
+    """Return the number of a sweep's job, as Hydra has recorded it; None for a single run.
+
+    If Hydra has no record of it (a run started from Python), the number is the directory's name.
+    """
+    try:
+        hydra = yaml.safe_load((run_dir / ".hydra" / "hydra.yaml").read_text(encoding="utf-8"))["hydra"]
+        return int(hydra["job"]["num"]) if "MULTIRUN" in str(hydra["mode"]) else None
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return int(run_dir.name) if run_dir.name.isdigit() else 0
+
+
+def _put(path: Path, content: Mapping[str, Any]) -> None:
+    atomic.write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def run_of(engine: Engine) -> Run:
+    """Return the description of the run that an engine is about to train: of a resumed run, with one more attempt."""
+    run_dir = engine.run_dir.absolute()
+    sweep = sweep_of(run_dir)
+    run = read(run_dir)
+    if run is not None:
+        return replace(run, attempts=(*run.attempts, _attempt(engine, run_dir, run.attempt.number + 1)))
+    return Run(
+        run_dir=run_dir,
+        uid=secrets.token_hex(8),
+        experiment=experiment_name(engine),
+        name=mask_text(_job_name(run_dir, sweep) if sweep is not None else run_dir.name),
+        attempts=(_attempt(engine, run_dir, 0),),
+        sweep=sweep,
+    )
+
+
+def experiment_name(engine: Engine) -> str:
+    """Return the experiment of a run whose tracker has no option `experiment`. It is the same on all ranks."""
+    return mask_text(str(engine.settings.metadata.get("experiment_name", "hydraloop")))
+
+
+def _attempt(engine: Engine, run_dir: Path, number: int) -> Attempt:
+    patch = code_patch.find(run_dir)
+    config = masked(yaml.safe_load(engine.settings.metadata.get("config") or "{}"))
+    for key in ("sweep", "detach"):  # how jobs are run, which does not change what they compute
+        config.pop(key, None)
+    samples = {}
+    for name, loader in engine.loaders.by_key().items():
+        with suppress(AttributeError, TypeError, NotImplementedError):  # a stream has no size
+            samples[name] = len(cast(Any, loader).dataset)
+    return Attempt(
+        number=number,
+        iteration=engine.progress.iteration,
+        params=flattened(config) if config else {},
+        config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        tags=_tags(engine, run_dir),
+        began=time.time(),
+        pid=getpid(),
+        started=started(getpid()),
+        earlier_result=digest(run_dir),
+        patch=None if patch is None else str(patch.relative_to(run_dir)),
+        samples=samples,
+    )
+
+
+def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
+    tags = {
+        "command": mask_command([*command(), *attempts.typed_overrides(run_dir)]),
+        "host": socket.gethostname(),
+        "world_size": str(engine.distributed.world_size),
+        "device": str(engine.device),
+        "precision": engine.precision.name,
+        "run_dir": str(run_dir),
+        **{f"version.{package}": version for package, version in versions().items()},
+    }
+    if commit := engine.checkpoints.git.get("commit") or git_commit(Path.cwd()):
+        tags["git_commit"] = str(commit)
+    with suppress(OSError, KeyError):  # a container's user may have no name
+        tags["user"] = getpass.getuser()
+    return tags
+
+
+def _job_name(run_dir: Path, sweep: Sweep) -> str:
+    """Return a job's swept overrides, as `lr=0.01,hooks=[ema]`; all overrides if the axes are unknown."""
+    values = override_values(run_dir)
+    swept = {key: value for key, value in values.items() if key in sweep.axes} or values
+    names = short_keys({*sweep.axes, *swept})
+    return ",".join(f"{names[key]}={value}" for key, value in swept.items()) or run_dir.name

@@ -1,0 +1,97 @@
+"""Which records a resumed run moves out of its log, and the position of a follower that had sent some of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hydraloop.run_files.record_cuts import cut_after, cuts, still_there
+from hydraloop.run_files.record_log import FILENAME, read_all
+
+_RUN = [("train", 10), ("train", 20), ("val", 20), ("train", 30), ("train", 40), ("val", 40), ("test", 40)]
+
+
+def _write(run_dir: Path, records: Sequence[tuple[str, int]]) -> Path:
+    path = run_dir / FILENAME
+    with path.open("a", encoding="utf-8") as file:
+        for mode, iteration in records:
+            file.write(json.dumps({"mode": mode, "epoch": 1, "iteration": iteration}) + "\n")
+    return path
+
+
+def _left(path: Path) -> list[tuple[str, int]]:
+    return [(record.mode, record.iteration) for record in read_all(path)]
+
+
+@pytest.mark.parametrize(
+    ("iteration", "last_validation", "left"),
+    [
+        (0, 0, 0),
+        (10, 0, 1),
+        (20, 0, 2),  # the epoch's checkpoint is written before the validation, which is made up
+        (20, 20, 3),
+        (35, 20, 4),
+        (40, 20, 5),
+        (40, 40, 6),  # the test comes again
+        (50, 40, 7),
+    ],
+)
+def test_what_comes_again_is_cut(tmp_path: Path, iteration: int, last_validation: int, left: int) -> None:
+    path = _write(tmp_path, _RUN)
+    before = path.read_bytes()
+    cut = cut_after(path, iteration=iteration, last_validation=last_validation)
+    assert _left(path) == _RUN[:left]
+    if left == len(_RUN):
+        assert cut is None
+        assert cuts(path) == []
+    else:
+        assert cut is not None
+        assert (cut.number, cut.index, cut.records) == (1, left, len(_RUN) - left)
+        assert path.read_bytes() + (tmp_path / cut.file).read_bytes() == before, "nothing is lost"
+        assert cuts(path) == [cut]
+
+
+def test_a_torn_line_is_no_record(tmp_path: Path) -> None:
+    path = _write(tmp_path, _RUN[:2])
+    with path.open("a") as file:
+        file.write('{"mode": "train"')
+    assert cut_after(path, iteration=20, last_validation=0) is None
+    assert _left(path) == _RUN[:2]
+
+
+def test_no_log_no_cut(tmp_path: Path) -> None:
+    assert cut_after(tmp_path / FILENAME, iteration=20, last_validation=0) is None
+
+
+def test_a_followers_place_after_several_cuts_it_has_not_seen(tmp_path: Path) -> None:
+    path = _write(tmp_path, _RUN)
+    cut_after(path, iteration=30, last_validation=20)
+    _write(tmp_path, [("train", 40), ("train", 50)])
+    assert still_there(path, 3, 0) == 3, "what it had sent is still there"
+    assert still_there(path, 6, 0) == 4
+    cut_after(path, iteration=20, last_validation=20)
+    assert still_there(path, 6, 0) == 3
+    assert still_there(path, 5, 1) == 3
+    assert still_there(path, 6, 2) == 6
+    assert still_there(path, 3, 2) == 3
+
+
+@pytest.mark.parametrize("at", [999, 1000, 1001, 2500])
+def test_a_long_log_is_cut_at_the_right_line(tmp_path: Path, at: int) -> None:
+    path = _write(tmp_path, [("train", n) for n in range(1, 2501)])
+    cut = cut_after(path, iteration=at, last_validation=0)
+    assert [iteration for _, iteration in _left(path)] == list(range(1, at + 1))
+    assert (None if cut is None else cut.records) == (2500 - at or None)
+
+
+def test_a_line_that_is_no_record_is_in_no_cuts_way(tmp_path: Path) -> None:
+    path = _write(tmp_path, _RUN[:2])
+    with path.open("a") as file:
+        file.write('{"nonfinite": 3}\n')
+    _write(tmp_path, [("train", 30)])
+    cut = cut_after(path, iteration=20, last_validation=0)
+    assert cut is not None
+    assert (cut.index, cut.records) == (3, 1)

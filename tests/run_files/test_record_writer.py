@@ -1,0 +1,120 @@
+"""The record log on a disk that is full for a while: records are kept, and none is torn or doubled."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hydraloop.run_files import record_writer
+from hydraloop.run_files.record_writer import RecordLog
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file can grow beyond `size` bytes: writes end in the middle of a line, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def put(log: RecordLog, *iterations: int) -> None:
+    for iteration in iterations:
+        log.append({"mode": "train", "epoch": 1, "iteration": iteration, "loss": 0.5})
+
+
+def iterations(path: Path) -> list[int]:
+    text = path.read_text(encoding="utf-8")
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line)["iteration"] for line in text.splitlines()]
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("limit", [0, 100, 170, 177, 178, 200, 9000])
+def test_records_of_an_outage_are_written_with_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: int
+) -> None:
+    log, path = RecordLog(tmp_path / "m.jsonl"), tmp_path / "m.jsonl"
+    put(log, 1)
+    with limited(limit):
+        put(log, *range(2, 200))
+        during = iterations(path)
+        assert during == [*range(1, len(during) + 1)], "whole lines only, in order"
+        assert len(during) < 199
+    put(log, 200)
+    log.close()
+    assert iterations(path) == [*range(1, 201)]
+    (warning,) = messages(caplog)
+    assert warning.startswith("m.jsonl cannot be written: OSError: [Errno 27] File too large")
+
+
+def test_a_second_outage_is_not_reported_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = RecordLog(tmp_path / "m.jsonl")
+    for first in (1, 11, 21):
+        with limited(100):
+            put(log, *range(first, first + 9))
+        put(log, first + 9)
+    log.close()
+    assert iterations(tmp_path / "m.jsonl") == [*range(1, 31)]
+    assert len(messages(caplog)) == 1
+
+
+def test_what_is_missing_in_the_end_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = RecordLog(tmp_path / "m.jsonl")
+    put(log, 10)
+    with limited(100):
+        put(log, 20, 30, 40)
+        log.close()
+    assert iterations(tmp_path / "m.jsonl") == [10]
+    assert messages(caplog)[1:] == [
+        "m.jsonl lacks 3 records of the iterations 20 to 40: OSError: [Errno 27] File too large"
+    ]
+
+
+def test_a_last_try_is_made_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = RecordLog(tmp_path / "m.jsonl")
+    with limited(0):
+        put(log, 1, 2)
+    log.close()
+    assert iterations(tmp_path / "m.jsonl") == [1, 2]
+    assert len(messages(caplog)) == 1
+
+
+def test_a_folder_that_is_not_there_for_a_while(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "run"
+    log = RecordLog(folder / "m.jsonl")
+    put(log, 1, 2)
+    folder.mkdir()
+    put(log, 3)
+    log.close()
+    assert iterations(folder / "m.jsonl") == [1, 2, 3]
+    assert messages(caplog)[0].startswith("m.jsonl cannot be written: FileNotFoundError")
+
+
+def test_memory_is_bounded_and_the_last_records_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_writer, "KEPT", 1000)
+    log = RecordLog(tmp_path / "m.jsonl")
+    with limited(0):
+        put(log, *range(1000, 1100))
+    put(log, 1100)
+    log.close()
+    there = iterations(tmp_path / "m.jsonl")
+    assert 8 <= len(there) <= 12
+    assert there == [*range(1101 - len(there), 1101)]
+    assert messages(caplog)[1] == (
+        f"m.jsonl lacks {101 - len(there)} records of the iterations 1000 to {1100 - len(there)}: "
+        "OSError: [Errno 27] File too large"
+    )

@@ -1,0 +1,225 @@
+"""`result.json`: how a run ended, for scripts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.errors import Terminated, UserError
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.processes.failure import Ended
+from hydraloop.run_files.environment import versions
+from hydraloop.run_files.result import Best, Objective, Result, ResultFile, Status, describe, digest
+from hydraloop.sweeps.states import JobState, ended_from_result
+from hydraloop.tasks.task import Task
+from tests.helpers import at, batches, failing, make_engine
+from tests.hooks.tiny_runs import Scripted
+
+
+def _read(run_dir: Path) -> dict[str, Any]:
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is not JSON")
+
+    loaded: dict[str, Any] = json.loads((run_dir / "result.json").read_text(), parse_constant=refuse)
+    return loaded
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    hooks: dict[str, Hook] = {"checkpoint": CheckpointHook(save_best="loss")}
+    engine = make_engine(tmp_path, hooks, val=batches(1), test=batches(1), max_epochs=2)
+    returned = engine.train()
+    result = _read(tmp_path)
+    assert set(result) == {
+        "status", "error", "reason", "val_metrics", "test_metrics", "best", "objective", "progress", "seconds",
+        "versions", "git",
+    }  # fmt: skip
+    assert (result["status"], result["error"], result["reason"]) == ("finished", None, None)
+    assert result["val_metrics"] == engine.metrics
+    assert result["test_metrics"] == engine.test_metrics
+    assert set(engine.metrics) == {"loss"}
+    best = result["best"]
+    assert (best["metric"], best["value"], best["iteration"]) == ("loss", engine.metrics["loss"], 4)
+    assert Path(best["checkpoint"]).is_file()
+    assert result["objective"] == {"metric": "loss", "rule": "less", "value": best["value"], "iteration": 4}
+    assert result["progress"]["epoch"] == 2
+    assert result["seconds"] > 0
+    assert result["versions"]["torch"] == torch.__version__
+    assert returned is engine.result
+    assert returned.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("save_best", "targets", "scores", "metric", "rule", "value", "at"),
+    [
+        ("loss", math.nan, [0.1, 0.2], "loss", "less", math.nan, 4),
+        ("score", 1.0, [0.3, 0.2], "score", "greater", 0.3, 2),
+        (None, 1.0, [0.3, 0.2], "score", "greater", 0.2, 4),
+        (None, 1.0, [0.3, math.nan], "score", "greater", math.nan, 4),
+    ],
+)
+def test_the_objective_is_the_best_of_the_monitored_metric_or_the_last_of_it(
+    tmp_path: Path, save_best: str | None, targets: float, scores: list[float],
+    metric: str, rule: str, value: float, at: int,
+) -> None:  # fmt: skip
+    """Hydra, a sweep and result.json have the same one, and NaN stays NaN: no other metric takes its place."""
+    task = Task(torch.nn.Linear(3, 1), torch.nn.MSELoss(), {"score": Scripted(scores, higher_is_better=True)})
+    hooks = {"runtime_info": RuntimeInfoHook(), "checkpoint": CheckpointHook(save_best=save_best)}
+    val = [(torch.randn(4, 3), torch.full((4, 1), targets))]
+    make_engine(tmp_path, hooks, task=task, val=val, max_epochs=2, sanity_val_steps=0).train()
+    assert Ended.with_result(tmp_path).value == pytest.approx(value, nan_ok=True), "Hydra's"
+    of_job = ended_from_result(JobState(0, "running"), tmp_path)
+    assert of_job is not None
+    assert of_job.value == pytest.approx(value, nan_ok=True)
+    assert (of_job.metric, of_job.rule, of_job.step) == (metric, rule, at)
+    written = _read(tmp_path)["objective"]
+    assert {**written, "value": 0} == {"metric": metric, "rule": rule, "value": 0, "iteration": at}
+    assert float(written["value"]) == pytest.approx(value, nan_ok=True)
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert Result.read(tmp_path) is None
+    best, objective = Best("loss", -math.inf, 3, "best.pth"), Objective("loss", "less", 0.5, 3)
+    written = Result("stopped", reason="enough", val_metrics={"loss": math.inf}, best=best, objective=objective)
+    written.write(tmp_path)
+    assert Result.read(tmp_path) == written
+    for old in ('{"status": "finished", "error": null, "of_an_older_version": 1}', '{"status": "failed"}'):
+        (tmp_path / "result.json").write_text(old)
+        assert Result.read(tmp_path) == Result(json.loads(old)["status"])
+    for damaged in ("", "[1]", "{}", '{"status": "fini', '{"status": "done"}', '{"status": "failed", "best": {}}'):
+        (tmp_path / "result.json").write_text(damaged)
+        assert Result.read(tmp_path) is None
+
+
+def test_the_file_of_an_earlier_attempt_is_not_read(tmp_path: Path) -> None:
+    Result("finished").write(tmp_path)
+    of_earlier_version = hashlib.sha256((tmp_path / "result.json").read_bytes()).hexdigest()[:16]
+    for earlier in (digest(tmp_path), of_earlier_version):
+        assert Result.read(tmp_path, earlier=earlier) is None
+    assert Result.read(tmp_path, earlier="0" * 8) == Result("finished")
+
+
+def test_without_a_known_direction_the_objective_is_the_first_metric(tmp_path: Path) -> None:
+    task = Task(torch.nn.Linear(3, 1), torch.nn.MSELoss(), {"margin": Scripted([0.5])})
+    make_engine(tmp_path, {}, task=task, val=batches(1), sanity_val_steps=0).train()
+    assert _read(tmp_path)["objective"] == {"metric": "margin", "rule": None, "value": 0.5, "iteration": 2}
+
+
+def test_versions_name_the_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata of PyPI's CUDA build has 2.13.0 where torch itself has 2.13.0+cu130."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cu130"))
+    assert versions()["torch"] == "2.13.0+cu130"
+    assert type(versions()["torch"]) is str  # what a checkpoint can hold
+
+
+MISTAKE = UserError("no such metric", key="hooks.mine.monitor", remedy="Try loss.")
+STOP = at("after_train_iter", lambda engine: engine.request_stop("early_stopping: loss stands still"))
+ENDS: dict[str, tuple[Hook, Status, str | None, str | None, int]] = {
+    # how it ends: (the hook that ends it, status, error, reason, completed iterations)
+    "error": (failing("after_train_iter", nth=2), "failed", "RuntimeError: on purpose", None, 2),
+    "error at the end": (failing("after_train"), "failed", "RuntimeError: on purpose", None, 5),
+    "mistake of the user": (failing("before_run", MISTAKE), "failed", str(MISTAKE), None, 0),
+    "stop": (STOP, "stopped", None, "early_stopping: loss stands still", 1),
+    "Ctrl-C": (
+        failing("after_train_iter", KeyboardInterrupt()),
+        "interrupted",
+        "interrupted by Ctrl-C (SIGINT)",
+        None,
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_how_a_run_has_ended(how: str, tmp_path: Path) -> None:
+    hook, *expected = ENDS[how]
+    with pytest.raises((RuntimeError, UserError, KeyboardInterrupt)) if how != "stop" else nullcontext():
+        make_engine(tmp_path, {"mine": hook}, train=batches(5), max_epochs=1).train()
+    result = _read(tmp_path)
+    assert [result["status"], result["error"], result["reason"], result["progress"]["iteration"]] == expected
+    assert result["best"] is None
+
+
+def test_it_is_there_before_after_run_and_after_after_train(tmp_path: Path) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def look(engine: Engine) -> None:
+        seen.append(((tmp_path / "result.json").exists(), engine.result is not None))
+
+    make_engine(tmp_path, {"a": at("after_train", look), "b": at("after_run", look)}).train()
+    assert seen == [(False, False), (True, True)]
+
+
+def test_a_result_that_cannot_be_written_does_not_hide_the_error_of_the_run(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path / "not there", {"failing": failing("after_train_iter")})
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.train()
+
+
+def test_numbers_that_json_does_not_have_are_their_names(tmp_path: Path) -> None:
+    best = Best("loss", -math.inf, 3, "best.pth")
+    Result("finished", val_metrics={"loss": math.nan, "top": math.inf, "fine": 0.5}, best=best).write(tmp_path)
+    result = _read(tmp_path)
+    assert result["val_metrics"] == {"loss": "nan", "top": "inf", "fine": 0.5}
+    assert result["best"]["value"] == "-inf"
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"], "no unfinished file is left"
+
+
+def test_errors_are_described_in_one_string() -> None:
+    assert describe(ValueError("bad")) == "ValueError: bad"
+    assert describe(KeyboardInterrupt()) == "interrupted by Ctrl-C (SIGINT)"
+    assert describe(UserError("bad", key="a.b")) == "a.b: bad"
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_long_error_is_described_by_its_begin_and_its_end(lines: int) -> None:
+    text = describe(ValueError("first\n" + "\n".join(["x" * (5_000_000 // lines)] * lines) + "\nlast"))
+    assert len(text) < 2200
+    first, *_, last = text.splitlines()
+    assert (first, last) == ("ValueError: first", "last")
+    assert " characters are left out: the log has them" in text
+
+
+def test_a_secret_in_a_long_error_is_not_cut_into_two_parts() -> None:
+    for place in range(970, 1000, 2):
+        assert "kQ" not in describe(UserError(f"{'x' * place} api_token=kQ81sdf7Zp02 {'y' * 5000}"))
+
+
+def test_a_launcher_writes_the_error_that_rank_0_did_not_know(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"status": "finished", "error": null}')  # of an earlier attempt
+    file = ResultFile(tmp_path)
+    assert not file.is_complete
+    file.set_error(ValueError("killed early"))
+    assert not file.is_complete
+    assert _read(tmp_path)["error"] == "ValueError: killed early"
+    Result(status="failed", error="another rank was lost", val_metrics={"loss": 1.0}).write(tmp_path)
+    file.set_error(Terminated(SIGTERM))
+    found = _read(tmp_path)
+    assert (found["status"], found["error"]) == ("interrupted", "interrupted by SIGTERM")
+    assert found["val_metrics"] == {"loss": 1.0}
+    Result("finished").write(tmp_path)
+    assert file.is_complete
+
+
+@pytest.mark.parametrize("earlier", [None, '{"status": "finished"}'])
+def test_an_attempt_that_trained_nothing_leaves_the_earlier_result(tmp_path: Path, earlier: str | None) -> None:
+    path, attempt = tmp_path / "result.json", tmp_path / "attempt"
+    attempt.mkdir()
+    if earlier is not None:
+        path.write_text(earlier)
+    file = ResultFile(tmp_path, attempt)
+    file.set_error(ValueError("another model"))
+    file.put_back()
+    assert _read(attempt)["error"] == "ValueError: another model"
+    assert (path.read_text() if path.exists() else None) == earlier

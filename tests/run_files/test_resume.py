@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.errors import UserError
+from hydraloop.plan import plan_build
+from hydraloop.run_files import attempts, run_directory
+from hydraloop.run_files.checkpoint_files import point_to
+from hydraloop.run_files.checkpoint_to_resume import find, newest_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def config(**changed: object) -> DictConfig:
+    cfg = OmegaConf.create(
+        {
+            "experiment_name": "digits",
+            "resume": "auto",
+            "seed": 0,
+            "task": {"model": {"_target_": "m.Net", "width": 4}},
+            "data": {"train": {"_target_": "d.Digits"}, "val": None, "loader": {"batch_size": 64}},
+        }
+    )
+    for key, value in changed.items():
+        OmegaConf.update(cfg, key.replace("__", "."), value)
+    return cfg
+
+
+def make_run(name: str, *checkpoints: str, cfg: DictConfig | None = None, out_dir: Path | None = None) -> Path:
+    """Make a run directory with complete checkpoints, the first one the oldest."""
+    run_dir = Path("outputs") / name
+    out_dirs = [] if out_dir is None else [out_dir]
+    run_directory.record(cfg or config(), run_dir, out_dirs, resumed=False, folder=run_dir / ".hydra")
+    folder = out_dir or run_dir / "checkpoints"
+    folder.mkdir()
+    for age, checkpoint in enumerate(checkpoints):
+        torch.save({"format": 1}, folder / checkpoint)
+        os.utime(folder / checkpoint, (1000 + age, 1000 + age))
+    return run_dir
+
+
+def test_auto_takes_the_newest_run_and_in_it_the_newest_complete_checkpoint() -> None:
+    make_run("2026-01-01/10-00-00-ffffff", "epoch_1.pth")
+    make_run("2026-01-02/09-00-00-aaaaaa", "epoch_1.pth")
+    newest = make_run("2026-01-02/10-00-00-000000", "epoch_9.pth", "epoch_10.pth")
+    make_run("2026-01-03/10-00-00-aaaaaa")  # no checkpoint yet
+    (newest / "checkpoints" / "epoch_11.pth").write_bytes(b"cut off")
+    found = find(config(), None)
+    assert found == (newest, newest / "checkpoints" / "epoch_10.pth")
+
+
+def test_of_two_runs_of_one_second_the_id_decides_nothing() -> None:
+    newer = make_run("2026-01-02/10-00-00-000000", "epoch_1.pth")
+    older = make_run("2026-01-02/10-00-00-ffffff", "epoch_1.pth")
+    os.utime(older, (1000, 1000))
+    assert find(config(), None)[0] == newer
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"experiment_name": "other"},
+        {"task__model__width": 8},
+        {"task__model__depth": 2},
+        {"data__train__root": "/elsewhere"},
+        {"data__val": {"_target_": "d.Digits"}},
+    ],
+)
+def test_a_run_of_another_experiment_model_or_data_is_not_taken(changed: dict[str, object]) -> None:
+    mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    make_run("2026-01-02/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(**changed))
+    assert find(config(), None)[0] == mine
+
+
+def test_seed_and_batch_size_make_no_other_run() -> None:
+    mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(seed=5, data__loader__batch_size=8))
+    assert find(config(), None)[0] == mine
+
+
+def test_interpolations_count_by_what_they_resolve_to() -> None:
+    mine = make_run(
+        "2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(task__model__width="${data.size}", data__size=4)
+    )
+    assert find(config(), None)[0] == mine
+
+
+def test_what_only_a_job_can_resolve_counts_as_it_is_written() -> None:
+    cfg = config(data__train__root="${hydra:runtime.cwd}/data")
+    mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=cfg)
+    assert find(cfg, None)[0] == mine
+
+
+def test_a_config_that_cannot_be_read_is_no_run_of_ours() -> None:
+    mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    (make_run("2026-01-02/10-00-00-aaaaaa", "epoch_1.pth") / ".hydra" / "config.yaml").write_text("a: [1")
+    assert find(config(), None)[0] == mine
+
+
+def test_auto_with_nothing_to_resume_is_an_error() -> None:
+    make_run("2026-01-01/10-00-00-aaaaaa")
+    with pytest.raises(UserError) as caught:
+        find(config(), None)
+    assert caught.value.key == "resume"
+    assert "resume=outputs/" in str(caught.value.remedy)
+
+
+def test_auto_looks_in_a_named_directory_and_nowhere_else() -> None:
+    make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    assert find(config(), Path("new")) == (None, None)
+    named = make_run("mine/run", "epoch_1.pth", "epoch_2.pth", cfg=config(experiment_name="other"))
+    found = find(config(), named)
+    assert found == (named, named / "checkpoints" / "epoch_2.pth")
+
+
+def test_a_run_directory_and_a_checkpoint_file() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", "epoch_2.pth")
+    first, second = (run_dir / "checkpoints" / f"epoch_{epoch}.pth" for epoch in (1, 2))
+    assert find(config(resume=str(run_dir)), None) == (run_dir, second)
+    found = find(config(resume=str(first)), None)
+    assert found[0] is not None
+    assert (found[0].resolve(), found[1]) == (run_dir.resolve(), first)
+
+
+def test_a_checkpoint_outside_of_any_run_starts_a_new_directory() -> None:
+    torch.save({}, "alone.pth")
+    assert find(config(resume="alone.pth"), None) == (None, Path("alone.pth"))
+
+
+def test_checkpoints_that_lie_elsewhere_know_their_run(tmp_path: Path) -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", out_dir=tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "run_dir").write_text(f"{run_dir}\n")
+    checkpoint = tmp_path / "elsewhere" / "epoch_1.pth"
+    assert find(config(), None) == (run_dir, checkpoint)
+    assert find(config(resume=str(checkpoint)), None) == (run_dir, checkpoint)
+
+
+def attempt(run_dir: Path, **changed: object) -> None:
+    """The records of an attempt to resume, as Hydra writes them."""
+    folder = attempts.following(run_dir)
+    folder.mkdir()
+    OmegaConf.save(config(**changed), folder / "config.yaml")
+
+
+def test_each_attempt_to_resume_has_a_folder_of_its_own() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    for number in range(1, 12):
+        assert attempts.following(run_dir) == run_dir / ".hydra" / f"resume_{number}"
+        assert attempts.is_attempt(attempts.following(run_dir))
+        attempt(run_dir)
+    assert not attempts.is_attempt(run_dir / ".hydra")
+
+
+def test_an_attempt_with_another_model_changes_nothing_about_which_run_it_is() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    attempt(run_dir, task__model__width=32)
+    assert find(config(), None)[0] == run_dir
+    with pytest.raises(UserError, match="same experiment, model and data"):
+        find(config(task__model__width=32), None)
+
+
+def test_checkpoints_are_also_where_a_resumed_run_has_put_them(tmp_path: Path) -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    elsewhere = tmp_path / "elsewhere"
+    run_directory.record(config(), run_dir, [elsewhere], resumed=True)
+    found = find(config(), None)
+    assert found[1] == run_dir / "checkpoints" / "epoch_1.pth", "the attempt has written none"
+    elsewhere.mkdir()
+    torch.save({"format": 1}, elsewhere / "epoch_2.pth")
+    assert find(config(), None)[1] == elsewhere / "epoch_2.pth"
+    other = make_run("2026-01-01/09-00-00-aaaaaa", "epoch_1.pth")
+    (elsewhere / "run_dir").write_text(f"{other}\n")
+    assert find(config(), None)[1] == run_dir / "checkpoints" / "epoch_1.pth"
+
+
+def test_a_folder_that_only_the_job_could_name_is_recorded_and_moves_with_the_run() -> None:
+    cfg = config(default_hooks={"checkpoint": {"out_dir": "${hydra:runtime.output_dir}/ck"}})
+    run_dir = Path("outputs/2026-01-01/10-00-00-aaaaaa")
+    run_directory.record(cfg, run_dir, [run_dir.absolute() / "ck"], resumed=False, folder=run_dir / ".hydra")
+    (run_dir / "ck").mkdir()
+    torch.save({"format": 1}, run_dir / "ck" / "epoch_1.pth")
+    assert find(cfg, None) == (run_dir, run_dir / "ck" / "epoch_1.pth")
+    moved = run_dir.rename("moved")
+    found = find(config(resume="moved"), None)
+    assert found == (moved, moved / "ck" / "epoch_1.pth")
+
+
+def test_a_moved_runs_checkpoint_leads_to_where_it_is_now(tmp_path: Path) -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    (run_dir / "checkpoints" / "run_dir").write_text(f"{tmp_path / 'copied from'}\n")
+    found = find(config(resume=str(run_dir / "checkpoints" / "epoch_1.pth")), None)
+    assert found[0] == run_dir.resolve()
+
+
+@pytest.mark.parametrize("resume", ["outputs/none", "none.pth"])
+def test_what_is_not_there(resume: str) -> None:
+    with pytest.raises(UserError, match="neither a run directory nor a checkpoint file") as caught:
+        find(config(resume=resume), None)
+    assert caught.value.key == "resume"
+
+
+def test_a_run_without_a_checkpoint() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa")
+    with pytest.raises(UserError, match="has no checkpoint in") as caught:
+        find(config(resume=str(run_dir)), None)
+    assert "a checkpoint file" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("damaged", [["epoch_1.pth"], ["epoch_1.pth", "epoch_2.pth"]])
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_again(damaged: list[str]) -> None:
+    make_run("2026-01-01/10-00-00-aaaaaa", "epoch_9.pth")
+    run_dir = make_run("2026-01-02/10-00-00-aaaaaa", *damaged)
+    for name in damaged:
+        (run_dir / "checkpoints" / name).write_bytes(b"cut off")
+    problem = "epoch_1.pth, is damaged" if len(damaged) == 1 else "all 2 checkpoints of .* are damaged"
+    for wanted, explicit in (("auto", None), ("auto", run_dir), (str(run_dir), None)):
+        with pytest.raises(UserError, match=problem) as caught:
+            find(config(resume=wanted), explicit)
+        assert caught.value.key == "resume"
+    with pytest.raises(UserError, match=problem):
+        newest_checkpoint(run_dir)  # a restart
+
+
+def test_a_run_whose_only_checkpoint_is_gone_does_not_start_again() -> None:
+    run_dir = make_run("2026-01-02/10-00-00-aaaaaa", "epoch_1.pth")
+    checkpoint = run_dir / "checkpoints" / "epoch_1.pth"
+    point_to(checkpoint)
+    checkpoint.unlink()  # by a clean-up of old files
+    for wanted, explicit in (("auto", None), ("auto", run_dir), (str(run_dir), None)):
+        with pytest.raises(UserError, match=r"epoch_1.pth, is missing") as caught:
+            find(config(resume=wanted), explicit)
+        assert f"move {run_dir / 'checkpoints'} away" in str(caught.value.remedy)
+
+
+def test_two_directories_are_refused() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    with pytest.raises(UserError, match="continues in its own directory") as caught:
+        find(config(resume=str(run_dir)), Path("other"))
+    assert caught.value.key == "hydra.run.dir"
+    assert "load_from=" in str(caught.value.remedy)
+    assert find(config(resume=str(run_dir)), run_dir.absolute())[0] == run_dir
+
+
+def planned(cfg: DictConfig, run_dir: Path | None) -> tuple[Path, Path | None]:
+    """Return where a run that is started from Python begins or continues."""
+    plan, _ = plan_build(cfg, run_dir, (), Distributed())
+    return plan.run_dir, plan.checkpoint
+
+
+def test_a_run_from_python() -> None:
+    assert planned(config(resume=None), Path("x")) == (Path("x"), None)
+    new, _ = planned(config(resume=None), None)
+    assert new.is_dir()
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    assert planned(config(), None)[0] == run_dir
+    assert planned(config(), run_dir)[1] == run_dir / "checkpoints" / "epoch_1.pth"
+    assert planned(config(), Path("empty")) == (Path("empty"), None)
+    first, _ = plan_build(config(resume=None), Path("x"), (), Distributed())
+    again, _ = plan_build(config(), run_dir, (), Distributed())
+    assert (first.unwritten, again.unwritten) == (Path("x/.hydra"), run_dir / ".hydra" / "resume_1")
+
+
+@pytest.mark.parametrize("resume", [None, "alone.pth"])
+def test_a_new_run_from_python_overwrites_no_other(resume: str | None) -> None:
+    torch.save({}, "alone.pth")
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    with pytest.raises(UserError, match="holds a run already") as caught:
+        planned(config(resume=resume), run_dir)
+    assert caught.value.key == "run_dir"
+    assert f"resume={run_dir}" in str(caught.value.remedy)
+
+
+def test_going_on_elsewhere_is_refused_from_python_too() -> None:
+    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
+    with pytest.raises(UserError, match="continues in its own directory") as caught:
+        planned(config(resume=str(run_dir)), Path("other"))
+    assert caught.value.key == "run_dir"
