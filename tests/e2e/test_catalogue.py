@@ -37,7 +37,7 @@ COMMANDS = (
     "engine.max_epochs=1 scheduler=[linear,multistep]",
     "engine.max_epochs=1 scheduler=onecycle",
     "engine.max_epochs=1 scheduler=[poly,plateau]",
-    "engine.max_epochs=1 scheduler=[constant,step,exponential]",
+    "engine.max_epochs=1 scheduler=[constant,multistep,exponential]",
     "engine.max_epochs=1 scheduler=cosine_restart",
     "engine.max_epochs=3 default_hooks.checkpoint.max_keep_ckpts=2 default_hooks.checkpoint.save_best=auto "
     "default_hooks.checkpoint.published_keys=[meta,state_dict]",

@@ -288,8 +288,8 @@ def test_the_store_of_torchrun_has_no_secret_and_grants_no_trust(project: Projec
     for rank in (0, 1):
         assert seen(run, rank)[:2] == [digest(FROM_ENVIRONMENT), digest(f"ab://me:{FROM_ENVIRONMENT}@host")]
         job = json.loads(json.loads((run.path / f"store{rank}").read_text()))
-        assert (job["folders"], job["trusted"], job["logging"]) == ([], [], None)
-        assert "JSONDecoder" in job["config"]
+        assert not job.keys() & {"folders", "trusted", "logging"}
+        assert "JSONDecoder" in job["cfg"]
     assert leaks(project) == []
     refused = train(KEY)
     assert refused.code == 1
