@@ -93,6 +93,6 @@ def _described(state: JobState, name: str, folder: Path) -> list[str]:
 
 
 def log_of(folder: Path) -> Path | None:
-    """Return the log of a job, of a controller, or of a run; None if there is none."""
+    """Return the log of a job, of a controller, or of a run; None if there is no log."""
     logs = (folder / name for name in (states.LOG, CONTROLLER_LOG, RUN_LOG, "train.log"))
     return next((log for log in logs if log.exists()), None)

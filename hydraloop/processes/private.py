@@ -31,7 +31,7 @@ class Private:
     trusted: Sequence[str] = ()
     """Packages that a config may name."""
     logging: dict[str, Any] | None = None
-    """Of the plan."""
+    """Hydra's `job_logging` of the plan, which is not in its text."""
     secrets: Sequence[tuple[Sequence[str | int], Any]] = ()
     """The values of the config that the text of the plan does not have, each with its place in the config."""
 

@@ -198,7 +198,7 @@ class Controller:
         return not self.stops and len(self._running) < self.shares.workers and (slots is None or slots.are_free)
 
     def _next(self) -> Job | None:
-        """Return the next job to start; None if there is none now."""
+        """Return the next job to start; None if no job can start now."""
         while (job := self.source.next_job()) is not None:
             self._given[job.number] = job
             if job.number not in self._running and job.number not in self._elsewhere:

@@ -25,7 +25,7 @@ class Source(Protocol):
     """Gives each job that is not over once. A resumed sweep has a new source."""
 
     def next_job(self) -> Job | None:
-        """Return another job; None if there is none, or none before a running job has ended."""
+        """Return another job; None if all jobs are given out, or a running job must end first."""
 
     def ended(self, state: JobState) -> None:
         """Called when a job is over or is not started again, and at first for each job that was over before."""

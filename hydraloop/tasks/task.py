@@ -99,10 +99,10 @@ class Task(nn.Module):
     @property
     def model(self) -> nn.Module:
         """The model."""
-        try:
-            return self._modules["model"]  # type: ignore[return-value]  # None only for a module that is removed
-        except KeyError:
-            raise AttributeError("this task has no model") from None
+        model = self._modules.get("model")
+        if model is None:
+            raise AttributeError("this task has no model")
+        return model
 
     @model.setter
     def model(self, model: nn.Module) -> None:

@@ -70,7 +70,7 @@ class Sender:
 
     @classmethod
     def of_sweep(cls, folder: Path, name: str, first: Mapping[str, Any]) -> Sender:
-        """Connect to the sender that jobs of the sweep in a folder share for a hook. Start it if there is none.
+        """Connect to the sender that jobs of the sweep in a folder share for a hook. Start it if it does not run.
 
         Args:
             first: the first message. Only jobs with equal options and environment share a sender.

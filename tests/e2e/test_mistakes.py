@@ -27,7 +27,7 @@ BUILDING: dict[str, tuple[str, str]] = {
     "+hooks.mine._target_=misspelt.Misspelt": ("hooks.mine", "Did you mean after_train_iter"),
     "task.model={_target_:lossless.Lossless} task={_target_:lossless.NoLoss}": ("task", "loss"),
 }
-"""Those for which a run directory exists. Others are in tests/cli/test_mistakes.py."""
+"""The mistakes for which a run directory exists. Others are in tests/cli/test_mistakes.py."""
 MISSPELT = "from hydraloop import Hook\nclass Misspelt(Hook):\n    def after_trian_iter(self, engine): ...\n"
 LOSSLESS = """
 from torch import nn

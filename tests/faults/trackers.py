@@ -111,7 +111,7 @@ class Training:
         return any(path.stat().st_size for path in self.project.path.glob("outputs/*/*/metrics.jsonl"))
 
     def cursor(self, name: str) -> dict[str, Any]:
-        """Return the cursor of a tracker; empty if there is none."""
+        """Return the cursor of a tracker; empty if it has no cursor."""
         path = self.run.path / "tracking" / f"{name}.cursor.json"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 

@@ -194,7 +194,7 @@ def collectives(distributed: Distributed, run_dir: str) -> list[int]:
         run_dir=Path(run_dir),
         distributed=distributed,
     )
-    hosts = distributed._hosts  # type: ignore[attr-defined]
+    hosts = distributed._hosts  # type: ignore[attr-defined]  # only a process group has it
     counts = []
     for iteration in (1, 1, 2):
         before = hosts._get_sequence_number_for_group()

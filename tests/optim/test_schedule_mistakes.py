@@ -85,7 +85,7 @@ def test_an_option_out_of_range_names_its_key(name: str, changes: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("make", "key"),
-    [(lambda: Linear("3"), "start_factor"), (lambda: Exponential(gamma=True), "gamma")],  # type: ignore[arg-type]
+    [(lambda: Linear("3"), "start_factor"), (lambda: Exponential(gamma=True), "gamma")],  # type: ignore[arg-type]  # the mistake
 )
 def test_a_function_names_an_option_of_another_type(make: Callable[[], Function], key: str) -> None:
     with pytest.raises(UserError) as caught:

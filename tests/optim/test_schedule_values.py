@@ -67,7 +67,7 @@ MMENGINES = {
     "poly",
     "plateau",
 }
-"""Those that MMEngine has too: test_mmengine_values.py compares them."""
+"""The schedules that MMEngine has too: test_mmengine_values.py compares them."""
 
 
 def test_every_option_is_compared() -> None:

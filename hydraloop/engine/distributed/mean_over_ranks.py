@@ -23,7 +23,7 @@ class SumsByName:
 
     def __init__(self, *names: str) -> None:
         self.names = [*names]
-        """Those that a rank has had."""
+        """The names that a rank has had."""
 
     def over_ranks(
         self,
