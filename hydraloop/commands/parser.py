@@ -54,9 +54,21 @@ COMMANDS = {
     "logs": Command("<folder> [job]", "print what a job, a run or a controller has printed"),
     "stop": Command("<folder>", "let a sweep or a run save and end, and end all of its processes"),
     "sync": Command("<folder>", "send trackers the records and files that they do not have"),
+    "doctor": Command(
+        "[key=value …]",
+        "test this machine, and the config of the project in this folder",
+        "It runs train.py until that calls hydraloop.main(). Exit code: 0 no problem, 1 a problem, 2 a mistake.",
+    ),
+    "check": Command(
+        "[key=value …]",
+        "test the data, the model and the task of the project in this folder",
+        "It trains some iterations in a temporary folder. Exit code: 0 no problem, 1 a problem, 2 a mistake.",
+    ),
 }
 ON_RANKS = ("evaluate", "predict", "export", "replay")
 """Commands that load a run, on as many processes as the run had."""
+PLACE = ("config-path", "config-name", "config-dir")
+"""Flags of Hydra that say where the config is."""
 _PROGRAM = "python -m hydraloop"
 _COLUMN = 39
 """Where the summaries begin in the list."""
@@ -91,6 +103,8 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("directory", nargs=2, type=Path, metavar="RUN", help=what)
     elif name == "sync":
         _add_trackers(parser)
+    elif name in ("check", "doctor"):
+        _add_project(parser)
     else:
         _add_directory(parser, name)
     return parser.parse_intermixed_args(argv[1:])
@@ -130,6 +144,13 @@ def _add_trackers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help=f"{what}one only")
     what = "a package or file with a custom tracker"
     parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGE", help=what)
+
+
+def _add_project(parser: argparse.ArgumentParser) -> None:
+    what = "as after `python train.py`"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])
+    for name in PLACE:
+        parser.add_argument(f"--{name}", help=what)
 
 
 def split(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
