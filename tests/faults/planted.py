@@ -304,11 +304,15 @@ KINDS: dict[str, tuple[Callable[[Draft], None], str]] = {
 }
 """For each kind of mistake, what plants it, and the checks that may find it."""
 BUILT_IN_TASK = ("labels begin at 1", "a wrong number of classes")
-"""Kinds of which the seed chooses the task: an own one, whose number of classes is not known, or a built-in one."""
+"""Kinds that are planted in a project with the built-in task. The others have a task in `parts.py`."""
 
 
-def write(folder: Path, kind: str, seed: int) -> None:
-    """Write a project with one mistake, or without one if the kind is `none`."""
+def write(folder: Path, kind: str, seed: int, *others: str) -> None:
+    """Write a project with one mistake, or without one if the kind is `none`.
+
+    Args:
+        others: kinds of mistakes that are planted, too.
+    """
     draws = random.Random(f"{seed} {kind}")
     train = draws.randint(900, 1200)
     sizes: dict[str, object] = {
@@ -321,8 +325,9 @@ def write(folder: Path, kind: str, seed: int) -> None:
     task = "hydraloop.tasks.Classification" if built_in else "parts.Classify"
     loss = ", loss: {_target_: torch.nn.CrossEntropyLoss}" if built_in else ""
     draft = Draft(draws, PARTS.format(**sizes), CONFIG.format(**sizes, task=task, loss=loss), sizes)
-    if kind != "none":
-        KINDS[kind][0](draft)
+    for one in (kind, *others):
+        if one != "none":
+            KINDS[one][0](draft)
     (folder / "conf").mkdir(parents=True)
     (folder / "conf" / "config.yaml").write_text(draft.config, encoding="utf-8")
     (folder / "parts.py").write_text(draft.parts, encoding="utf-8")

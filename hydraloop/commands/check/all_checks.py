@@ -55,10 +55,12 @@ def _check_all(project: Project, folder: Path) -> list[Finding]:
     findings.append(judge("loss", loss))
     if not trained:
         return [*findings, *(judge(name, _not_judged("loss")) for name in ("parameters", "ranks", "resume"))]
-    findings.append(judge("parameters", lambda: training.parameters(project, base, *trained[0], folder / "other")))
-    is_judged = findings[-1].state != "problem"  # DDP refuses parameters without a gradient
-    of_ranks = partial(ranks.ranks, project, base, folder) if is_judged else _not_judged("parameters")
-    findings.append(judge("ranks", of_ranks))
+    of_parameters = judge("parameters", lambda: training.parameters(project, base, *trained[0], folder / "other"))
+    # DDP refuses parameters without a gradient.
+    of_ranks = (
+        _not_judged("parameters") if of_parameters.state == "problem" else partial(ranks.ranks, project, base, folder)
+    )
+    findings += [of_parameters, judge("ranks", of_ranks)]
     findings.append(judge("resume", lambda: resuming.resume(project, folder)))
     return findings
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical
 
 from hydraloop.commands.check.data import cross_entropy_of
 from hydraloop.commands.check.findings import Finding
@@ -75,7 +74,7 @@ def _ignores_inputs(base: Engine, losses: list[float]) -> bool:
     found, third = cross_entropy_of(base), len(losses) // 3
     if found is None or found[1].ndim != 1 or not third:
         return False
-    constant = float(Categorical(probs=found[1].bincount().float()).entropy())
+    constant = float(torch.special.entr(found[1].bincount() / len(found[1])).sum())  # the entropy of the labels
     middle, late = sum(losses[third : 2 * third]) / third, sum(losses[-third:]) / third
     return constant > 0.3 and late > 0.9 * constant and late > 0.97 * middle
 
@@ -105,7 +104,7 @@ def parameters(project: Project, base: Engine, trained: Engine, watch: Watch, fo
         trained: one that has, with what `watch` has seen.
         folder: for another engine.
     """
-    hidden = list(_unregistered(base.task))
+    hidden = list(unregistered(base.task))
     if hidden:
         remedy = "Use nn.ModuleList, nn.ModuleDict or nn.Parameter, so that the optimizer and checkpoints get them."
         return Finding("problem", f"parameters are not registered: {_listed(hidden)}", "task", remedy)
@@ -133,7 +132,7 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names[:_SHOWN])}{more}"
 
 
-def _unregistered(task: nn.Module) -> Iterator[str]:
+def unregistered(task: nn.Module) -> Iterator[str]:
     """Yield the attributes of modules that hold trainable parameters which the task does not know."""
     known = set(map(id, task.parameters()))
     for place, module in task.named_modules():
