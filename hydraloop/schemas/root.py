@@ -89,6 +89,18 @@ DEFAULT_HOOKS = [
 ]
 """In the order of registration, which decides between equal priorities."""
 
+_CHOICES: List[Dict[str, Any]] = [
+    {"/data": "base"},
+    {"/task": "classification"},
+    {"/model": None},
+    {"/optimizer": "adamw"},
+    {"/scheduler": "cosine"},
+    {"/precision": "fp32"},
+    {"/default_hooks": DEFAULT_HOOKS},
+    {"/hooks": []},
+]
+"""What `hydraloop/project` selects in each group. A project names its data and its model."""
+
 # ${run_id:} is random and fixed within one start, so that runs of the same second have different directories.
 HYDRA_SETTINGS: Dict[str, Any] = {
     "run": {"dir": "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}-${run_id:}"},
@@ -140,7 +152,7 @@ def _logging(**handlers: Dict[str, str]) -> Dict[str, Any]:
 
 
 def register(store: ConfigStore) -> None:
-    """Store `hydraloop`, the first entry of the defaults list in a config.yaml."""
+    """Store `hydraloop` and `hydraloop/project`, one of which begins the defaults list in a config.yaml."""
     store.store(group="hydraloop", name="schema", package="_global_", node=Config)
     sections = {"hydra_logging": _logging(console=_CONSOLE), "job_logging": _logging(console=_CONSOLE, file=_FILE)}
     for section, node in sections.items():
@@ -160,4 +172,10 @@ def register(store: ConfigStore) -> None:
             ],
             "hydra": HYDRA_SETTINGS,
         },
+    )
+    store.store(
+        group="hydraloop",
+        name="project",
+        package="_global_",
+        node={"defaults": ["/hydraloop", *_CHOICES, "_self_"], "experiment_name": "project"},
     )
