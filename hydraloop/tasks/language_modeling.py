@@ -29,6 +29,8 @@ class LanguageModeling(Task):
         metrics: as in `Task`. They are updated with the logits `[N, T, V]` and the targets `[N, T]`.
     """
 
+    batch_form = "(tokens, targets), or tokens alone"
+
     def __init__(self, model: nn.Module, metrics: Mapping[str, Metric | None] | None = None) -> None:
         super().__init__(model, nn.CrossEntropyLoss(ignore_index=IGNORED, reduction="sum"), metrics)
 
