@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -21,6 +22,16 @@ from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError
 from hydraloop.run_files.run_directory import run_id
 from hydraloop.safety import hydra_versions
+
+
+class Option(NamedTuple):
+    """An option of a config group."""
+
+    config: DictConfig
+    package: str
+    """Its place in the config of a run: `hooks.ema`."""
+    file: Path | None
+    """None: it is stored in Hydra's ConfigStore."""
 
 
 class Composer:
@@ -69,6 +80,15 @@ class Composer:
     def options(self, group: str) -> list[str]:
         """Return the options of a config group."""
         return self._listed(group, ObjectType.CONFIG)
+
+    def option(self, group: str, name: str) -> Option:
+        """Return an option of a config group, without what its defaults list adds."""
+        key = f"{group}/{name}"
+        source = next(one for one in GlobalHydra.instance().config_loader().get_sources() if one.is_config(key))
+        found = source.load_config(key)
+        assert isinstance(found.config, DictConfig)
+        file = Path(source.path, f"{key}.yaml") if source.scheme() == "file" else None
+        return Option(found.config, found.header.get("package") or group, file)
 
     def is_group(self, key: str) -> bool:
         """Return whether `key=` selects an option of a config group in Hydra."""
