@@ -14,6 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.explain import COMPOSING_ERRORS, explain
+from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import UserError
 from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
@@ -67,6 +68,7 @@ def compose_job(
     _check_groups(arguments.parse(lines), composer)
     cfg = explained(compose or composer.compose, lines, composer)
     remember_names(cfg)
+    check_own_keys(cfg, lines, composer)
     check_hydra_node(cfg, arguments.typed_keys(lines) if typed is None else typed, limits_files=limits_files)
     validate(cfg, trains=trains)
     return cfg

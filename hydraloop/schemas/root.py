@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 from hydraloop.schemas.distributed import DistributedConf
 from hydraloop.schemas.engine import EngineConf
@@ -75,6 +75,13 @@ class Config:
     detach: bool = False
     """Whether the command returns at once and its run or sweep continues in the background. False: the terminal shows
     it."""
+
+
+def _open_root() -> Any:
+    """Return the options with their types, in a root that also takes keys of the user's own from config files."""
+    created = OmegaConf.structured(Config)
+    created._metadata.object_type = dict  # merged with `struct` off, a dataclass would still refuse them
+    return created
 
 
 DEFAULT_HOOKS = [
@@ -153,7 +160,7 @@ def _logging(**handlers: Dict[str, str]) -> Dict[str, Any]:
 
 def register(store: ConfigStore) -> None:
     """Store `hydraloop` and `hydraloop/project`, one of which begins the defaults list in a config.yaml."""
-    store.store(group="hydraloop", name="schema", package="_global_", node=Config)
+    store.store(group="hydraloop", name="schema", package="_global_", node=_open_root)
     sections = {"hydra_logging": _logging(console=_CONSOLE), "job_logging": _logging(console=_CONSOLE, file=_FILE)}
     for section, node in sections.items():
         store.store(group=f"hydra/{section}", name="hydraloop", package=f"hydra.{section}", node=node)
