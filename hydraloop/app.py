@@ -20,8 +20,9 @@ from hydraloop.cli import arguments, command, resume_command
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan, show
+from hydraloop.cli.help_topics import Topics
 from hydraloop.cli.hydra_targets import check_search_path
-from hydraloop.commands.parser import listing
+from hydraloop.commands.parser import listed_names, listing
 from hydraloop.errors import Terminated, UserError, printable
 from hydraloop.plan import Draft
 from hydraloop.processes import torchrun
@@ -124,7 +125,10 @@ class _App:
 
                 run_sweep.run_received(composer, self._starter())
             if args.help:
-                return show(format_help(composer, " ".join(environment.command()), listing()))
+                names = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
+                topics = Topics(composer, self.project, [word for word in args.overrides if word not in names])
+                commands = listing() if names == ["all"] else listed_names()
+                return show(printable(format_help(names, topics, " ".join(environment.command()), commands)))
             sweep: SweepDraft | None = None
             if args.is_for_hydra:
                 check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])
@@ -158,7 +162,7 @@ class _App:
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""
         if args.help:
-            return show(resume_command.HELP)
+            return show(f"{resume_command.HELP}\n\n{listed_names()}")
         environment.set_command([*environment.script(), *args.overrides[:2]])
         with opened(self.project, resume_command.BASE) as composer:
             draft = resume_command.check_resume(args, composer)

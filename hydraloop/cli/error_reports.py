@@ -34,6 +34,13 @@ def failed_jobs(names: Sequence[str], count: int, interrupted: int = 0) -> str:
     return f"{numbers}: {', '.join(names[:NAMED])}{others}"
 
 
+def log_cause(error: BaseException) -> None:
+    """Write the error in which a user's mistake was found to train.log, with its traceback, but not to the terminal."""
+    cause = error.__cause__
+    if isinstance(error, UserError) and cause is not None and not isinstance(cause, UserError):
+        log.error("The mistake was found in this error: %s", describe(cause), exc_info=cause, extra={"in_files": True})
+
+
 @dataclass
 class Reports:
     """Shows each error once: errors of a job when they happen, others at the end of the command."""
@@ -70,6 +77,7 @@ class Reports:
             log.error("%s", "\n".join(filter(None, (str(error), trace.rstrip()))))
         elif isinstance(error, UserError) and not self.with_traceback:
             log.error("%s", error)
+            log_cause(error)
         else:
             log.error("%s", describe(error), exc_info=error)
 

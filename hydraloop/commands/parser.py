@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +75,12 @@ def listing() -> str:
     return "\n".join(lines)
 
 
+def listed_names() -> str:
+    """Return the names of all commands, for the end of every help."""
+    title = f"Commands for finished runs and sweeps ({_PROGRAM} <command> --help)"
+    return "\n".join([title, textwrap.fill(", ".join(COMMANDS), 78, initial_indent="  ", subsequent_indent="  ")])
+
+
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Return the arguments of a command. Its name is the first one.
 
@@ -81,8 +88,13 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         SystemExit: after a mistake, with argparse's message, or after `--help`.
     """
     name, command = argv[0], COMMANDS[argv[0]]
-    description = f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}"
-    parser = argparse.ArgumentParser(prog=f"{_PROGRAM} {name}", description=description)
+    description = textwrap.fill(f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}", 78)
+    parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} {name}",
+        description=description,
+        epilog=listed_names(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.set_defaults(command=name)
     if name in ON_RANKS:
         _add_run(parser, name)

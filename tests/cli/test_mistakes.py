@@ -347,12 +347,14 @@ FILES: dict[str, tuple[str, str, str, str]] = {
         "To replace the option, write in the defaults of experiment/mine.yaml: - override /model: null",
         "defaults:\n  - override /model: null\ntask: {model: {_target_: my_project.model.Net, depth: 3}}",
     ),
-    "my_key: 3": (
-        "my_key",
-        "experiment/mine.yaml is merged into the options, which have no my_key",
-        "+my_key=…",
-        "{}",
+    "sed: 3": (
+        "sed",
+        "experiment/mine.yaml is merged into the options, which have no sed",
+        "Did you mean seed? To keep a key of your own with this name, use it: ${sed}.",
+        "sed: 3\nseed: ${sed}",
     ),
+    "lr: 3": ("lr", "which have no lr", "Did you mean optimizer.lr?", "optimizer: {lr: 3}"),
+    "model: {width: 3}": ("model", "which have no model", "Did you mean task.model?", "task: {model: {width: 3}}"),
     "task: {model: {widht: 3}}": (
         "task.model.widht",
         "which has no widht",
