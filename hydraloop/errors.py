@@ -49,7 +49,7 @@ class UserError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default pickling loses keyword-only arguments, and launchers send errors between processes.
-        return (_rebuild, (type(self), self.problem, self.key, self.remedy))
+        return (_rebuild, (type(self), self.problem, self.key, self.remedy), self.__dict__)
 
 
 class Terminated(KeyboardInterrupt):
