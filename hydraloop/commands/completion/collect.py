@@ -12,7 +12,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-import hydraloop
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.cli.config_file_limits import leaves
@@ -37,7 +36,7 @@ def collect(script: str, selecting: Sequence[str]) -> dict[str, Any]:
     given = {"config_path": "conf", "config_name": "config"} | (_main_arguments(Path(script)) if script else {})
     folder = Path(script).parent / given["config_path"]
     folder = folder.parent / (args.config_path or folder.name)
-    package = Path(hydraloop.__file__).parent
+    package = Path(__file__).parents[2]
     files = [package / "__init__.py", *package.glob("schemas/*.py"), *package.glob("commands/*.py")]
     known: dict[str, Any] = {
         "flags": _flags(arguments.parser().format_usage()),
