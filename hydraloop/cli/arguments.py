@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
 from hydra.core.global_hydra import GlobalHydra
@@ -15,7 +16,7 @@ from hydra.errors import OverrideParseException
 
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import MASK
+from hydraloop.safety.secrets import MASK, remember_overrides
 from hydraloop.validate import HOOK_GROUPS
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
@@ -35,8 +36,23 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+class Typed(NamedTuple):
+    """The overrides of a command line."""
+
+    parsed: list[Override]
+    lines: list[str]
+    """Those of a single run, with `hooks=a,b` as `hooks=[a,b]`."""
+    rewritten: list[str]
+    """The lines that were not typed so."""
+    keys: tuple[str, ...]
+    """See `typed_keys`."""
+
+
 def read(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the flags and the overrides.
+    """Return the flags and the overrides. Their secrets are remembered.
+
+    `config_flags` are the flags that say where the config is. `is_for_hydra`: whether a flag asks Hydra for something
+    else than a config (--hydra-help, --info).
 
     Raises:
         SystemExit: with argparse's message, as Hydra does.
@@ -65,20 +81,11 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         if MASK in line:  # copied from what hydraloop has printed or written
             key = line.partition("=")[0].lstrip("+")
             raise UserError("its value is a secret, which is masked", key=key, remedy=f"Write its value, not {MASK}.")
+    remember_overrides(args.overrides)
+    where = {name: getattr(args, name.replace("-", "_")) for name in ("config-path", "config-name", "config-dir")}
+    args.config_flags = [f"--{name}={value}" for name, value in where.items() if value is not None]
+    args.is_for_hydra = bool(args.hydra_help or args.info)
     return args
-
-
-def is_for_hydra(args: argparse.Namespace) -> bool:
-    """Return whether a flag asks Hydra for something else than a config: --hydra-help, --info."""
-    return bool(args.hydra_help or args.info)
-
-
-def config_flags(args: argparse.Namespace) -> list[str]:
-    """Return the flags that say where the config is."""
-    found = {
-        f"--{name}": getattr(args, name.replace("-", "_")) for name in ("config-path", "config-name", "config-dir")
-    }
-    return [f"{flag}={value}" for flag, value in found.items() if value is not None]
 
 
 def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[str]:
@@ -116,6 +123,12 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 "twice: 'key=\"a, b\"'.",
             ) from error
     return parsed
+
+
+def typed(overrides: Sequence[str]) -> Typed:
+    """Return what the overrides of a command line say, if they are those of a single run. Errors: as of `parse`."""
+    lines, rewritten = with_hook_lists(overrides)
+    return Typed(parse(overrides), lines, rewritten, typed_keys(lines))
 
 
 def typed_keys(overrides: Iterable[str]) -> tuple[str, ...]:

@@ -137,11 +137,8 @@ class Failure:
 
     def to_json(self) -> str:
         """Return one line of text, with secrets masked."""
-        texts = {name: None if text is None else mask_text(text) for name, text in self._texts().items()}
-        return json.dumps({**asdict(self), **texts})
-
-    def _texts(self) -> dict[str, str | None]:
-        return {"message": self.message, "remedy": self.remedy, "trace": self.trace}
+        shown = {name: mask_text(text) for name in ("message", "remedy", "trace") if (text := getattr(self, name))}
+        return json.dumps({**asdict(self), **shown})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

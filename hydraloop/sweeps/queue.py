@@ -97,7 +97,7 @@ def end(directory: SweepDirectory, number: int, code: int | None, attempt: int |
         else:  # its process has ended before it could write that it runs
             lost = _lost(replace(state, attempts=state.attempts + 1, controller=directory.controller), code)
             state = replace(lost, ended=ended)
-            (folder / states.REQUEST).unlink(missing_ok=True)  # it may have secrets
+            (folder / states.REQUEST).unlink(missing_ok=True)
         states.write(folder, state, flush=True)
     finally:
         held.release()

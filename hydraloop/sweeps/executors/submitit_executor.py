@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from hydra.core.utils import env_override
 
 from hydraloop.errors import UserError
 from hydraloop.processes.failure import REQUEUE
+from hydraloop.run_files.environment import SWEEP_JOB
 from hydraloop.run_files.processes import kill_tree
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
@@ -71,13 +73,10 @@ class SubmititExecutor(Executor):
     def submit(self, request: Request) -> None:
         """Submit a job, see `Executor`."""
         try:
-            variables = self._spawn.variables(request)
-            words = [
-                str(Path(request.folder, LOG)),
-                *(f"{key}={value}" for key, value in variables.items()),
-                *command(),
-            ]
-            self._jobs[request.number] = self._executor.submit(self._function(["sh", "-c", _SCRIPT, "sh", *words]))
+            path, variables = self._spawn.write(request)
+            words = [str(Path(request.folder, LOG)), f"{SWEEP_JOB}={path}", *command()]
+            with env_override(variables):  # which sbatch exports; submitit writes the words to files
+                self._jobs[request.number] = self._executor.submit(self._function(["sh", "-c", _SCRIPT, "sh", *words]))
         except Exception as error:  # of submitit, for any answer of sbatch
             raise UserError(
                 f"job {request.number} could not be submitted: {error}",
