@@ -26,6 +26,16 @@ _NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
 """`debug=nan` names an option of a group. Hydra would read a number."""
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of Hydra's flags and ours."""
+    made: argparse.ArgumentParser = get_args_parser()
+    made.add_argument("--dry-run", action="store_true")
+    made.add_argument("--pdb", action="store_true")
+    made.add_argument("--trusted-links", action="store_true")
+    made.add_argument("--trusted", action="append", default=[], help=argparse.SUPPRESS)  # not short for --trusted-links
+    return made
+
+
 class Typed(NamedTuple):
     """The overrides of a command line."""
 
@@ -42,23 +52,24 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     """Return the flags and the overrides. Their secrets are remembered.
 
     `config_flags` are the flags that say where the config is. `is_for_hydra`: whether a flag asks Hydra for something
-    else than a config (--hydra-help, --info, --shell-completion).
+    else than a config (--hydra-help, --info).
 
     Raises:
         SystemExit: with argparse's message, as Hydra does.
         UserError: a flag that runs code or belongs to another command, or a secret that is masked.
     """
-    parser: argparse.ArgumentParser = get_args_parser()
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--pdb", action="store_true")
-    parser.add_argument("--trusted-links", action="store_true")
-    parser.add_argument("--trusted", action="append", default=[])  # not short for --trusted-links
-    args = parser.parse_intermixed_args(argv)  # also takes `key=a -m key=b`
+    args = parser().parse_intermixed_args(argv)  # also takes `key=a -m key=b`
     if args.experimental_rerun is not None:
         raise UserError(
             "this flag loads a pickle file, which can run code",
             key="--experimental-rerun",
             remedy="Use resume=… or --config-dir.",
+        )
+    if args.shell_completion:
+        raise UserError(
+            "Hydra's completion knows no flags and no run directories",
+            key="--shell-completion",
+            remedy="Run: python -m hydraloop completion bash >> ~/.bashrc",
         )
     if args.trusted:
         raise UserError(
@@ -73,7 +84,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     remember_overrides(args.overrides)
     where = {name: getattr(args, name.replace("-", "_")) for name in ("config-path", "config-name", "config-dir")}
     args.config_flags = [f"--{name}={value}" for name, value in where.items() if value is not None]
-    args.is_for_hydra = bool(args.hydra_help or args.info or args.shell_completion)
+    args.is_for_hydra = bool(args.hydra_help or args.info)
     return args
 
 

@@ -55,6 +55,11 @@ COMMANDS = {
     "logs": Command("<folder> [job]", "print what a job, a run or a controller has printed"),
     "stop": Command("<folder>", "let a sweep or a run save and end, and end all of its processes"),
     "sync": Command("<folder>", "send trackers the records and files that they do not have"),
+    "completion": Command(
+        "bash|zsh|fish",
+        "print what makes the Tab key complete commands, options and runs",
+        "Append it to ~/.bashrc or ~/.zshrc, or write it to ~/.config/fish/conf.d/hydraloop.fish.",
+    ),
 }
 ON_RANKS = ("evaluate", "predict", "export", "replay")
 """Commands that load a run, on as many processes as the run had."""
@@ -87,7 +92,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: after a mistake, with argparse's message, or after `--help`.
     """
-    name, command = argv[0], COMMANDS[argv[0]]
+    return of(argv[0]).parse_intermixed_args(argv[1:])
+
+
+def of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command."""
+    command = COMMANDS[name]
     description = textwrap.fill(f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}", 78)
     parser = argparse.ArgumentParser(
         prog=f"{_PROGRAM} {name}",
@@ -103,9 +113,11 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("directory", nargs=2, type=Path, metavar="RUN", help=what)
     elif name == "sync":
         _add_trackers(parser)
+    elif name == "completion":
+        parser.add_argument("shell", choices=("bash", "zsh", "fish"))
     else:
         _add_directory(parser, name)
-    return parser.parse_intermixed_args(argv[1:])
+    return parser
 
 
 def _add_run(parser: argparse.ArgumentParser, name: str) -> None:
