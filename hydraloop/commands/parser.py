@@ -27,6 +27,11 @@ class Command:
 _SPLIT = {"split": "test|val"}
 _CHECKPOINT = {"checkpoint": "best|last|FILE"}
 COMMANDS = {
+    "new": Command(
+        "<folder>",
+        "write a small project",
+        "Without --from, it is a classification with a model, data, a hook and a test.",
+    ),
     "resume": Command("<run>", "continue a run with its saved config"),
     "evaluate": Command("<run>", "print the metrics of a finished run as JSON", keys=_SPLIT | _CHECKPOINT),
     "predict": Command(
@@ -115,6 +120,8 @@ def of(name: str) -> argparse.ArgumentParser:
         _add_trackers(parser)
     elif name == "completion":
         parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    elif name == "new":
+        _add_new(parser)
     else:
         _add_directory(parser, name)
     return parser
@@ -145,6 +152,20 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
         wait = "until what has not ended, and writes no checkpoint, is killed (30)"
         parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help=wait)
         parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
+
+
+def _add_new(parser: argparse.ArgumentParser) -> None:
+    from hydraloop.commands.new import STARTER, templates
+
+    parser.add_argument("directory", type=Path, nargs="?", help="a new folder", metavar="FOLDER")
+    kind = parser.add_mutually_exclusive_group()
+    what = "an example to start from: "
+    names = templates()
+    kind.add_argument(
+        "--from", dest="template", choices=names, default=STARTER, help=what + ", ".join(names), metavar="EXAMPLE"
+    )
+    what = "add only train.py and conf/, to the working directory or FOLDER; files that exist are not changed"
+    kind.add_argument("--here", action="store_true", help=what)
 
 
 def _add_trackers(parser: argparse.ArgumentParser) -> None:
