@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.explain import COMPOSING_ERRORS, explain
+from hydraloop.cli.explain import COMPOSING_ERRORS, explain, unknown_flag
 from hydraloop.errors import UserError
 from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
@@ -32,8 +32,10 @@ def read(args: argparse.Namespace, composer: Composer) -> tuple[list[str], bool]
         args: Hydra's flags and the overrides.
 
     Raises:
-        UserError: a mistake in the overrides.
+        UserError: a mistake in the flags or the overrides.
     """
+    if args.unknown:
+        raise unknown_flag(args.unknown[0], args, composer)
     typed = list(args.overrides)
     _check_groups(arguments.parse(typed), composer)
     lines, rewritten = arguments.with_hook_lists(typed)

@@ -31,7 +31,7 @@ class Composer:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._last: dict[tuple[str, ...], DictConfig | Exception] = {}
         self._is_group: dict[str, bool] = {}
 
@@ -46,9 +46,9 @@ class Composer:
         found = self._last.get(key := tuple(overrides))
         if found is None:  # composing takes about 100 ms, also if it fails
             try:
-                check_search_path(self._name, overrides)
+                check_search_path(self.name, overrides)
                 with _variables_set():
-                    found = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
+                    found = hydra.compose(config_name=self.name, overrides=list(overrides), return_hydra_config=True)
                 check_overrides(found, overrides)
             except Exception as error:
                 found = error
@@ -59,10 +59,10 @@ class Composer:
 
     def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
         """Return what Hydra composes for a sweep before its jobs: without the values that are swept."""
-        check_search_path(self._name, overrides)
+        check_search_path(self.name, overrides)
         loader = GlobalHydra.instance().config_loader()
         with _variables_set():
-            cfg = loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
+            cfg = loader.load_configuration(self.name, list(overrides), RunMode.MULTIRUN)
         check_overrides(cfg, overrides)
         return cfg
 
