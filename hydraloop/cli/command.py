@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.explain import COMPOSING_ERRORS, explain
+from hydraloop.cli.explain import COMPOSING_ERRORS, explain, unknown_flag
 from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
@@ -34,8 +34,10 @@ def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
         args: Hydra's flags and the overrides.
 
     Raises:
-        UserError: a mistake in the overrides, the config files, or the order of hooks.
+        UserError: a mistake in the flags, the overrides, the config files, or the order of hooks.
     """
+    if args.unknown:
+        raise unknown_flag(args.unknown[0], args, composer)
     typed = arguments.typed(args.overrides)
     _check_groups(typed.parsed, composer)
     if args.multirun or _mode_is_multirun(typed, composer):
