@@ -60,17 +60,13 @@ class Reports:
         """Note the job that Hydra runs now."""
         self.started += 1
 
-    def end_job(
-        self, error: BaseException | None = None, *, trace: str | None = None, in_summary: bool = False
-    ) -> None:
-        """Note the end of the job that was started last, and show its error in the terminal and in train.log.
+    def end_job(self, error: BaseException, *, trace: str | None = None, in_summary: bool = False) -> None:
+        """Note that the job that was started last has failed, and show its error in the terminal and in train.log.
 
         Args:
             trace: the traceback of the error in another process. None: the error was raised in this one.
             in_summary: the summary of the run has named the error. Then an interruption is not shown again.
         """
-        if error is None:
-            return
         self.shown.append(error)
         if not isinstance(error, KeyboardInterrupt):
             self.failed.append(f"job {self.started - 1}")

@@ -19,8 +19,7 @@ from hydraloop.engine.device.model_preparation import (
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.steps.task_steps import check_sharding
 from hydraloop.errors import UserError
-from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.instantiate import instantiate
+from hydraloop.safety.instantiate import instantiate, locate
 from hydraloop.tasks.task import Task
 
 
@@ -32,7 +31,7 @@ def build_task(cfg: DictConfig, given: Task | None = None) -> Task:
     """
     target = cfg.task.get("_target_") if isinstance(cfg.task, DictConfig) else None
     if isinstance(target, str) and given is None:
-        found = ALLOWLIST.locate(target, "task")
+        found = locate(target, "task")
         if isinstance(found, type) and issubclass(found, nn.Module) and not issubclass(found, Task):
             raise UserError(
                 f"{found.__name__} is a model, not a task",
