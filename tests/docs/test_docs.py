@@ -23,6 +23,7 @@ LEFT_OUT = {
     "pip install": "needs the network; tests/test_wheel.py installs a wheel",
     "scripts/run.sh": "installs into .venv; tests/e2e/test_setup_script.py covers it",
     "scripts/test.sh": "runs the tests",
+    "python -m hydraloop completion": "changes files of the shell; tests/commands/test_completion.py covers it",
     "mlflow ui": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "tensorboard --logdir": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "python -m hydraloop diff": "needs two runs; tests/cli/test_diff.py covers it",
