@@ -57,6 +57,8 @@ _ABOVE_0 = {
     "distributed.train_timeout": "Use more than 0, or null.",
     "distributed.bucket_cap_mb": "Use more than 0, or null.",
 }
+_DEFAULTS = {"task": "classification", "data": "digits", "optimizer": "adamw", "precision": "fp32"}
+"""An option of each group that every run needs."""
 _OF_HYDRA = re.compile(r"\$\{hydra[:.]")
 _SECRET = re.compile(r"\w*[A-Za-z][\w-]*")
 _CHOICES = {
@@ -185,11 +187,13 @@ def _check_keys(cfg: DictConfig) -> None:
     """Refuse a config that lacks a key of hydraloop, or has one that no schema knows."""
     for entry in dataclasses.fields(Config):
         if entry.name not in cfg:  # OmegaConf counts a missing value (???) as not there
-            raise UserError(
-                "the config lacks this key, which every run needs",
-                key=entry.name,
-                remedy=f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…",
-            )
+            remedy = f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…"
+            if entry.name in _DEFAULTS:
+                remedy = (
+                    f"Leave ~{entry.name} out if you typed it. Otherwise, add to the defaults of your config file, "
+                )
+                remedy += f"before _self_: - {entry.name}: {_DEFAULTS[entry.name]}"
+            raise UserError("the config lacks this key, which every run needs", key=entry.name, remedy=remedy)
     for key, node, known in _sections(cfg):
         for name in node:
             if str(name) not in known:
@@ -232,7 +236,7 @@ def check_interpolations(node: DictConfig, prefix: str = "") -> None:
             raise UserError(
                 f"{raw!s} does not resolve: {str(error).splitlines()[0]}",
                 key=key,
-                remedy="Name a key that exists (or set the variable), or write a value.",
+                remedy=f"Name a key that exists (or set the variable), or write a value: {key}=…",
             ) from error
         if isinstance(value, DictConfig) and not _resolves(value):
             check_interpolations(value, f"{key}.")

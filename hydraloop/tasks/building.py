@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -18,8 +20,7 @@ from hydraloop.engine.device.model_preparation import (
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.steps.task_steps import check_sharding
 from hydraloop.errors import UserError
-from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.instantiate import instantiate
+from hydraloop.safety.instantiate import instantiate, locate
 from hydraloop.schemas.task import no_model
 from hydraloop.tasks.task import Task
 
@@ -32,7 +33,7 @@ def build_task(cfg: DictConfig, given: nn.Module | None = None) -> Task:
     """
     target = cfg.task.get("_target_") if isinstance(cfg.task, DictConfig) else None
     if isinstance(target, str) and given is None:
-        found = ALLOWLIST.locate(target, "task")
+        found = locate(target, "task")
         if isinstance(found, type) and issubclass(found, nn.Module) and not issubclass(found, Task):
             raise UserError(
                 f"{found.__name__} is a model, not a task",
@@ -51,6 +52,8 @@ def build_task(cfg: DictConfig, given: nn.Module | None = None) -> Task:
             remedy="Inherit from hydraloop.Task.",
         )
     _check_parts(task)
+    if given is None:
+        task.options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.task, resolve=True))
     return task
 
 
