@@ -86,7 +86,7 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
     paths = re.findall(r"`((?:hydraloop|scripts|conf|tests)/[\w/.-]*)`", prose(page))
     for files, folder in re.findall(r"\| ((?:`\w+\.py`(?:, )?)+) in `([\w/]+/)` \|", prose(page)):
         paths += [folder + file for file in re.findall(r"`(\w+\.py)`", files)]
-    made = {"hydraloop/project", *(block.file for block in blocks(page))}  # the first is an entry of a defaults list
+    made = {block.file for block in blocks(page)} | {"hydraloop/project"}  # an entry of a defaults list
     assert [path for path in paths if path not in made and not (REPOSITORY / path).exists()] == []
 
 
