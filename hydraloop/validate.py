@@ -235,7 +235,7 @@ def check_interpolations(node: DictConfig, prefix: str = "") -> None:
             raise UserError(
                 f"{raw!s} does not resolve: {str(error).splitlines()[0]}",
                 key=key,
-                remedy="Name a key that exists (or set the variable), or write a value.",
+                remedy=f"Name a key that exists (or set the variable), or write a value: {key}=…",
             ) from error
         if isinstance(value, DictConfig) and not _resolves(value):
             check_interpolations(value, f"{key}.")

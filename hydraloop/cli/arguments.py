@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
 from hydra.core.global_hydra import GlobalHydra
@@ -18,7 +18,7 @@ from hydra.errors import HydraException, OverrideParseException
 
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import MASK
+from hydraloop.safety.secrets import MASK, remember_overrides
 from hydraloop.validate import HOOK_GROUPS
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
@@ -29,27 +29,54 @@ _NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
 """`debug=nan` names an option of a group. Hydra would read a number."""
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of Hydra's flags and ours."""
+    made: argparse.ArgumentParser = get_args_parser()
+    made.add_argument("--dry-run", action="store_true")
+    made.add_argument("--pdb", action="store_true")
+    made.add_argument("--trusted-links", action="store_true")
+    made.add_argument("--trusted", action="append", default=[], help=argparse.SUPPRESS)  # not short for --trusted-links
+    return made
+
+
+class Typed(NamedTuple):
+    """The overrides of a command line."""
+
+    parsed: list[Override]
+    lines: list[str]
+    """Those of a single run, with `hooks=a,b` as `hooks=[a,b]`."""
+    rewritten: list[str]
+    """The lines that were not typed so."""
+    keys: tuple[str, ...]
+    """See `typed_keys`."""
+
+
 def read(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the flags and the overrides, `unknown` flags, and the names of all `flags`.
+    """Return the flags and the overrides. Secrets of the overrides are remembered.
+
+    `config_flags` are the flags that say where the config is. `is_for_hydra`: whether a flag asks Hydra for something
+    else than a config (--hydra-help, --info). `unknown` are flags that do not exist; `flags` names those that do.
 
     Raises:
         SystemExit: after --version.
         UserError: a flag with a wrong value, that runs code or belongs to another command; a secret that is masked.
     """
-    parser: argparse.ArgumentParser = get_args_parser()
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--pdb", action="store_true")
-    parser.add_argument("--trusted-links", action="store_true")
-    parser.add_argument("--trusted", action="append", default=[])  # not short for --trusted-links
-    parser.error = _refuse  # type: ignore[method-assign]
-    args, unknown = parser.parse_known_intermixed_args(argv)  # also takes `key=a -m key=b`
+    made = parser()
+    made.error = _refuse  # type: ignore[method-assign]  # argparse has no other way to raise an error of its own
+    args, unknown = made.parse_known_intermixed_args(argv)  # also takes `key=a -m key=b`
     args.unknown = unknown
-    args.flags = re.findall(r"--[\w-]+", parser.format_usage())
+    args.flags = re.findall(r"--[\w-]+", made.format_usage())
     if args.experimental_rerun is not None:
         raise UserError(
             "this flag loads a pickle file, which can run code",
             key="--experimental-rerun",
             remedy="Use resume=… or --config-dir.",
+        )
+    if args.shell_completion:
+        raise UserError(
+            "Hydra's completion knows no flags and no run directories",
+            key="--shell-completion",
+            remedy="Run: python -m hydraloop completion bash >> ~/.bashrc",
         )
     if args.trusted:
         raise UserError(
@@ -61,6 +88,10 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         if MASK in line:  # copied from what hydraloop has printed or written
             key = line.partition("=")[0].lstrip("+")
             raise UserError("its value is a secret, which is masked", key=key, remedy=f"Write its value, not {MASK}.")
+    remember_overrides(args.overrides)
+    where = {name: getattr(args, name.replace("-", "_")) for name in ("config-path", "config-name", "config-dir")}
+    args.config_flags = [f"--{name}={value}" for name, value in where.items() if value is not None]
+    args.is_for_hydra = bool(args.hydra_help or args.info)
     return args
 
 
@@ -69,19 +100,6 @@ def _refuse(message: str) -> NoReturn:
     named = re.match(r"argument (\S+): (.*)", message)
     key, problem = named.groups() if named else (None, message)
     raise UserError(problem, key=key, remedy="--help lists the flags.")
-
-
-def is_for_hydra(args: argparse.Namespace) -> bool:
-    """Return whether a flag asks Hydra for something else than a config: --hydra-help, --info, --shell-completion."""
-    return bool(args.hydra_help or args.info or args.shell_completion)
-
-
-def config_flags(args: argparse.Namespace) -> list[str]:
-    """Return the flags that say where the config is."""
-    found = {
-        f"--{name}": getattr(args, name.replace("-", "_")) for name in ("config-path", "config-name", "config-dir")
-    }
-    return [f"{flag}={value}" for flag, value in found.items() if value is not None]
 
 
 def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[str]:
@@ -122,6 +140,12 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 remedy = f"Leave out the spaces: {joined}"
             raise UserError(f"{line!r} is not key=value", remedy=remedy) from error
     return parsed
+
+
+def typed(overrides: Sequence[str]) -> Typed:
+    """Return what the overrides of a command line say, if they are those of a single run. Errors: as of `parse`."""
+    lines, rewritten = with_hook_lists(overrides)
+    return Typed(parse(overrides), lines, rewritten, typed_keys(lines))
 
 
 def _without_spaces(words: Sequence[str], parser: OverridesParser) -> str | None:

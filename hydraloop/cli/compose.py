@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -21,6 +23,16 @@ from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError
 from hydraloop.run_files.run_directory import run_id
 from hydraloop.safety import hydra_versions
+
+
+class Option(NamedTuple):
+    """An option of a config group."""
+
+    config: DictConfig
+    package: str
+    """Its place in the config of a run: `hooks.ema`."""
+    file: Path | None
+    """None: it is stored in Hydra's ConfigStore."""
 
 
 class Composer:
@@ -46,10 +58,9 @@ class Composer:
         found = self._last.get(key := tuple(overrides))
         if found is None:  # composing takes about 100 ms, also if it fails
             try:
-                check_search_path(self.name, overrides)
-                with _variables_set():
-                    found = hydra.compose(config_name=self.name, overrides=list(overrides), return_hydra_config=True)
-                check_overrides(found, overrides)
+                found = self._checked(
+                    overrides, partial(hydra.compose, self.name, list(overrides), return_hydra_config=True)
+                )
             except Exception as error:
                 found = error
             self._last = dict([*self._last.items(), (key, found)][-2:])
@@ -59,16 +70,28 @@ class Composer:
 
     def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
         """Return what Hydra composes for a sweep before its jobs: without the values that are swept."""
-        check_search_path(self.name, overrides)
-        loader = GlobalHydra.instance().config_loader()
+        load = GlobalHydra.instance().config_loader().load_configuration
+        return self._checked(overrides, partial(load, self.name, list(overrides), RunMode.MULTIRUN))
+
+    def _checked(self, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
+        check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
         with _variables_set():
-            cfg = loader.load_configuration(self.name, list(overrides), RunMode.MULTIRUN)
+            cfg = compose()
         check_overrides(cfg, overrides)
         return cfg
 
     def options(self, group: str) -> list[str]:
         """Return the options of a config group."""
         return self._listed(group, ObjectType.CONFIG)
+
+    def option(self, group: str, name: str) -> Option:
+        """Return an option of a config group, without what its defaults list adds."""
+        key = f"{group}/{name}"
+        source = next(one for one in GlobalHydra.instance().config_loader().get_sources() if one.is_config(key))
+        found = source.load_config(key)
+        assert isinstance(found.config, DictConfig)
+        file = Path(source.path, f"{key}.yaml") if source.scheme() == "file" else None
+        return Option(found.config, found.header.get("package") or group, file)
 
     def is_group(self, key: str) -> bool:
         """Return whether `key=` selects an option of a config group in Hydra."""

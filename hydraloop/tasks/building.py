@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, cast
+
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -43,6 +46,8 @@ def build_task(cfg: DictConfig, given: Task | None = None) -> Task:
             remedy="Inherit from hydraloop.Task.",
         )
     _check_parts(task)
+    if given is None:
+        task.options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.task, resolve=True))
     return task
 
 

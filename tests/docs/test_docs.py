@@ -19,6 +19,7 @@ from tests.docs.pages import PAGES, Block, blocks, name, prose, unquoted
 from tests.e2e.projects import REPOSITORY, Project
 
 LEFT_OUT = {
+    "pip install": "needs the network; tests/test_wheel.py installs a wheel",
     "scripts/run.sh": "installs into .venv; tests/e2e/test_setup_script.py covers it",
     "scripts/test.sh": "runs the tests",
     "mlflow ui": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",

@@ -308,23 +308,6 @@ def test_other_configs_and_folders(project: Project) -> None:
     assert "mine " in done[4].out
 
 
-def test_tab_completion(project: Project) -> None:
-    project.write("probe.py", PROBE)
-    done = project.python(
-        "probe.py",
-        "-sc",
-        "query=bash",
-        COMP_LINE="python probe.py optimizer=",
-        COMP_POINT="26",
-        _HYDRA_OLD_COMP="0",
-        stdin="",
-    )
-    assert done.code == 0, done.text
-    assert "optimizer=adamw" in done.out
-    assert "torch" not in json.loads((project.path / "modules.json").read_text())
-    assert "complete" in project.train("-sc", "install=bash").out
-
-
 @pytest.mark.slow
 def test_a_default_run_imports_only_what_it_uses(project: Project) -> None:
     done, modules = modules_after(project, QUICK)

@@ -189,9 +189,27 @@ def test_a_bug_in_a_custom_hook_keeps_its_whole_traceback(where: str, bugs: dict
         assert "1 / 0  # the user's line" in text
         assert "ZeroDivisionError: division by zero" in text
     assert done.text.count("1 / 0  # the user's line") == 1
+    assert "in _train_alone" in run.log
+    assert "in _train_alone" not in done.text, "the terminal has the frames of the user's code"
+    assert "frames of hydraloop and packages" in done.text
     assert "Error executing job" not in done.text
     assert run.result["status"] == "failed"
     assert "ZeroDivisionError" in run.result["error"]
+
+
+def test_a_mistake_in_the_data_leaves_the_original_error_in_the_log(project: Project) -> None:
+    done = project.train("task.model.num_classes=7", "hydra.run.dir=runs/one")
+    assert done.code == 1
+    message = (
+        "task.model.num_classes: the model has 7 classes, 0 to 6, but the labels in data.val are "
+        "0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n  Use task.model.num_classes=10."
+    )
+    assert done.err == f"error: {message}\n"
+    run = Run(project.path / "runs" / "one")
+    assert run.result["error"] == message
+    assert message in run.log
+    assert "Traceback (most recent call last)" in run.log
+    assert "IndexError: Target 7 is out of bounds." in run.log or "IndexError: Target 8 is out" in run.log
 
 
 def test_one_failing_job_does_not_stop_the_others(project: Project) -> None:
