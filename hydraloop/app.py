@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydraloop import platforms
 from hydraloop.cli import arguments, command, resume_command
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.cli.error_reports import Reports
@@ -58,6 +59,7 @@ def main(
         folder: used instead of the calling file's folder. A config may name the Python files in it.
         hydra_sections: whether config files may set all options of Hydra. By default, the others must be typed.
     """
+    platforms.check()
     folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
     gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run
     ALLOWLIST.trust_folder(folder)

@@ -49,7 +49,19 @@ class UserError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default pickling loses keyword-only arguments, and launchers send errors between processes.
-        return (_rebuild, (type(self), self.problem, self.key, self.remedy))
+        return (_rebuild, (type(self), self.problem, self.key, self.remedy), self.__dict__)
+
+
+def not_installed(package: str, *, key: str | None = None, use: str = "") -> UserError:
+    """Return the mistake that a package is missing which only one feature needs.
+
+    Args:
+        package: as pip names it.
+        key: of the feature.
+        use: what the package does for the feature, if the key does not say it: `lists the GPUs`.
+    """
+    needed = f", which {use}," if use else ""
+    return UserError(f"the package {package}{needed} is not installed", key=key, remedy=f"pip install {package}")
 
 
 class Terminated(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.explain import COMPOSING_ERRORS, explain
+from hydraloop.cli.explain import COMPOSING_ERRORS, explain, unknown_flag
 from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
@@ -34,8 +34,10 @@ def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
         args: Hydra's flags and the overrides.
 
     Raises:
-        UserError: a mistake in the overrides, the config files, or the order of hooks.
+        UserError: a mistake in the flags, the overrides, the config files, or the order of hooks.
     """
+    if args.unknown:
+        raise unknown_flag(args.unknown[0], args, composer)
     typed = arguments.typed(args.overrides)
     _check_groups(typed.parsed, composer)
     if args.multirun or _mode_is_multirun(typed, composer):
@@ -43,7 +45,7 @@ def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
     if typed.rewritten:
         print(f"read as a list: {' '.join(typed.rewritten)}", file=sys.stderr)
     cfg = explained(composer.compose, typed.lines, composer)
-    _check(cfg, typed.keys, trains=args.cfg is None)
+    _check(cfg, typed.lines, composer, typed.keys, trains=args.cfg is None)
     return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys, follows_links=args.trusted_links)
 
 
@@ -70,12 +72,20 @@ def compose_job(
     _check_groups(arguments.parse(lines), composer)
     cfg = explained(compose or composer.compose, lines, composer)
     typed = arguments.typed_keys(lines) if typed is None else typed
-    check_own_keys(cfg, lines, composer)
-    _check(cfg, typed, trains=trains, limits_files=limits_files)
+    _check(cfg, lines, composer, typed, trains=trains, limits_files=limits_files)
     return cfg
 
 
-def _check(cfg: DictConfig, typed: Sequence[str], *, trains: bool, limits_files: bool = True) -> None:
+def _check(
+    cfg: DictConfig,
+    lines: Sequence[str],
+    composer: Composer,
+    typed: Sequence[str],
+    *,
+    trains: bool,
+    limits_files: bool = True,
+) -> None:
+    check_own_keys(cfg, lines, composer)
     remember_names(cfg)
     check_hydra_node(cfg, typed, limits_files=limits_files)
     validate(cfg, trains=trains)

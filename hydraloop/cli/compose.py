@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -47,10 +48,9 @@ class Composer:
         found = self._last.get(key := tuple(overrides))
         if found is None:  # composing takes about 100 ms, also if it fails
             try:
-                check_search_path(self.name, overrides)
-                with _variables_set():
-                    found = hydra.compose(config_name=self.name, overrides=list(overrides), return_hydra_config=True)
-                check_overrides(found, overrides)
+                found = self._checked(
+                    overrides, partial(hydra.compose, self.name, list(overrides), return_hydra_config=True)
+                )
             except Exception as error:
                 found = error
             self._last = dict([*self._last.items(), (key, found)][-2:])
@@ -60,10 +60,13 @@ class Composer:
 
     def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
         """Return what Hydra composes for a sweep before its jobs: without the values that are swept."""
-        check_search_path(self.name, overrides)
-        loader = GlobalHydra.instance().config_loader()
+        load = GlobalHydra.instance().config_loader().load_configuration
+        return self._checked(overrides, partial(load, self.name, list(overrides), RunMode.MULTIRUN))
+
+    def _checked(self, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
+        check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
         with _variables_set():
-            cfg = loader.load_configuration(self.name, list(overrides), RunMode.MULTIRUN)
+            cfg = compose()
         check_overrides(cfg, overrides)
         return cfg
 

@@ -83,10 +83,10 @@ def check_search_path(name: str, overrides: Sequence[str]) -> None:
 
     Args:
         name: of the primary config, the only one in which Hydra reads `hydra.searchpath`.
+        overrides: of Hydra's own options.
     """
     found = [_in_primary(name)]
-    typed = parse([line for line in overrides if _SEARCH_PATH in line])
-    found += [override.value() for override in typed if override.key_or_group == _SEARCH_PATH]
+    found += [override.value() for override in parse(overrides) if override.key_or_group == _SEARCH_PATH]
     for entries in found:
         for entry in entries if isinstance(entries, list | ListConfig) else [entries]:
             if isinstance(entry, str):  # Hydra refuses anything else

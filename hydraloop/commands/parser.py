@@ -27,6 +27,11 @@ class Command:
 _SPLIT = {"split": "test|val"}
 _CHECKPOINT = {"checkpoint": "best|last|FILE"}
 COMMANDS = {
+    "new": Command(
+        "<folder>",
+        "write a small project",
+        "Without --from, it is a classification with a model, data, a hook and a test.",
+    ),
     "resume": Command("<run>", "continue a run with its saved config"),
     "evaluate": Command("<run>", "print the metrics of a finished run as JSON", keys=_SPLIT | _CHECKPOINT),
     "predict": Command(
@@ -60,9 +65,21 @@ COMMANDS = {
         "print what makes the Tab key complete commands, options and runs",
         "Append it to ~/.bashrc or ~/.zshrc, or write it to ~/.config/fish/conf.d/hydraloop.fish.",
     ),
+    "doctor": Command(
+        "[key=value …]",
+        "test this machine, and the config of the project in this folder",
+        "It runs train.py until that calls hydraloop.main(). Exit code: 0 no problem, 1 a problem, 2 a mistake.",
+    ),
+    "check": Command(
+        "[key=value …]",
+        "test the data, the model and the task of the project in this folder",
+        "It trains some iterations in a temporary folder. Exit code: 0 no problem, 1 a problem, 2 a mistake.",
+    ),
 }
 ON_RANKS = ("evaluate", "predict", "export", "replay")
 """Commands that load a run, on as many processes as the run had."""
+PLACE = ("config-path", "config-name", "config-dir")
+"""Flags of Hydra that say where the config is."""
 _PROGRAM = "python -m hydraloop"
 _COLUMN = 39
 """Where the summaries begin in the list."""
@@ -115,6 +132,10 @@ def of(name: str) -> argparse.ArgumentParser:
         _add_trackers(parser)
     elif name == "completion":
         parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    elif name == "new":
+        _add_new(parser)
+    elif name in ("check", "doctor"):
+        _add_project(parser)
     else:
         _add_directory(parser, name)
     return parser
@@ -147,6 +168,20 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
 
 
+def _add_new(parser: argparse.ArgumentParser) -> None:
+    from hydraloop.commands.new import STARTER, templates
+
+    parser.add_argument("directory", type=Path, nargs="?", help="a new folder", metavar="FOLDER")
+    kind = parser.add_mutually_exclusive_group()
+    what = "an example to start from: "
+    names = templates()
+    kind.add_argument(
+        "--from", dest="template", choices=names, default=STARTER, help=what + ", ".join(names), metavar="EXAMPLE"
+    )
+    what = "add only train.py and conf/, to the working directory or FOLDER; files that exist are not changed"
+    kind.add_argument("--here", action="store_true", help=what)
+
+
 def _add_trackers(parser: argparse.ArgumentParser) -> None:
     what = "a run, a sweep, or a folder of them (outputs/); or an option that is used instead of the run's, such as "
     parser.add_argument("directory", nargs="+", help=f"{what}hooks.mlflow.tracking_uri=http://localhost:5000")
@@ -154,6 +189,13 @@ def _add_trackers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help=f"{what}one only")
     what = "a package or file with a custom tracker"
     parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGE", help=what)
+
+
+def _add_project(parser: argparse.ArgumentParser) -> None:
+    what = "as after `python train.py`"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])
+    for name in PLACE:
+        parser.add_argument(f"--{name}", help=what)
 
 
 def split(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:

@@ -25,8 +25,9 @@ from hydraloop.engine.report.summary import Report
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError, interrupt
+from hydraloop.run_files.attempts import typed_overrides
 from hydraloop.run_files.checkpoint_files import newest_intact
-from hydraloop.run_files.environment import resume_command, versions
+from hydraloop.run_files.environment import command, resume_command, versions
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import PREEMPTED, Objective, Result, Status, describe, signal_of
 from hydraloop.run_files.run_directory import checkpoint_folders
@@ -245,7 +246,8 @@ class Outcome:
             why, remedy = f"{unwritten} could not be written, and no later file was", "Make space"
         why += ": the end of training is lost"
         if newest_intact(*checkpoint_folders(run_dir)) is None:
-            remedy += ", then start the run again in another directory: it has no checkpoint."
+            again = shlex.join([*command(), *typed_overrides(run_dir)])
+            remedy += f", then start the run again in another directory, because it has no checkpoint: {again}"
         else:
             remedy += f", then train the rest again: {shlex.join(resume_command(run_dir))}"
         if by is not None and by in signal.Signals.__members__:

@@ -20,6 +20,7 @@ from hydra.core.utils import env_override
 
 from hydraloop.errors import UserError, interrupt
 from hydraloop.plan import RunPlan
+from hydraloop.platforms import signals
 from hydraloop.processes import rank_log
 from hydraloop.processes.failure import DONE, Ended, Failure, cause
 from hydraloop.processes.private import Private
@@ -27,9 +28,9 @@ from hydraloop.run_files.uncollected import uncollected
 
 log = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS = signals("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """The signals that torch's launcher handles. It does not restore the handlers."""
-_PREEMPTING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_PREEMPTING = signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 """The signals that preempt a job. They are passed on to its ranks: torch's launcher would kill these after 30 s."""
 
 

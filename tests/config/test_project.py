@@ -91,8 +91,8 @@ def test_own_keys_are_options_of_the_run(tmp_path: Path) -> None:
         assert cfg["num_classes"] == expected
         assert cfg["task"]["model"]["out_features"] == "${num_classes}"
     with project(tmp_path, NUMBERED) as composer:
-        sweep = planning.check(["num_classes=10,20"], composer, trains=False)
-        jobs = [sweep.plan.grid.compose(sweep.plan.axes.lines(number)) for number in range(2)]
+        sweep = planning.check(arguments.read(["-m", "num_classes=10,20", "data=digits"]), composer)
+        jobs = [sweep.grid.compose(sweep.axes.lines(number)) for number in range(2)]
     assert [cfg.task.model.out_features for cfg in jobs] == [10, 20]
 
 

@@ -146,7 +146,7 @@ def test_wrong_options_are_refused(
 
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submitit_executor, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"sweep.executor: .*\n  pip install 'hydraloop\[submitit\]'"):
+    with pytest.raises(UserError, match=r"sweep.executor: .*\n  pip install submitit"):
         SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
 
 
