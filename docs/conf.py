@@ -6,7 +6,9 @@ project = "hydraloop"
 author = "the hydraloop developers"
 version = release = hydraloop.__version__
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+default_role = "code"  # docstrings write code in single backticks, as Markdown does
+autodoc_typehints = "none"  # the signature's types would be written in full, with their modules
 myst_heading_anchors = 4  # links to headings, as in page.md#heading, are checked
 html_theme = "furo"
 html_title = "hydraloop"

@@ -1,8 +1,9 @@
-"""`python -m hydraloop …`: train with conf/ of the working directory, or a command for runs; --help lists them."""
+"""`hydraloop …` or `python -m hydraloop …`: train with conf/ of the working directory, or run one of the commands."""
 
 import sys
 from pathlib import Path
 
+from hydraloop import platforms
 from hydraloop.commands.parser import COMMANDS, listing
 
 
@@ -21,17 +22,23 @@ def _train() -> None:
         if {"-h", "--help"}.intersection(sys.argv):
             print(usage)
             return
-        print(f"error: there is no folder conf here, so nothing can be trained\n{usage}", file=sys.stderr)
+        add = "To write a project: hydraloop new my_project. To add conf/ and train.py here: hydraloop new --here"
+        problem = "error: there is no folder conf here, so nothing can be trained"
+        print(f"{problem}\n  {add}\n{usage}", file=sys.stderr)
         sys.exit(2)
     from hydraloop.app import main
 
     main(folder=Path.cwd())
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command `hydraloop`, which is the same as `python -m hydraloop`."""
+    platforms.check()
     name = next(iter(sys.argv[1:]), "")
-    if name in COMMANDS and not sys.flags.safe_path:
-        del sys.path[0]  # the working directory, from which nothing is imported until it is trusted
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of the command, or the working directory
+        if name not in COMMANDS:  # these import nothing from the working directory until it is trusted
+            sys.path.insert(0, str(Path.cwd()))
     if name == "resume":
         _resume()
     elif name in COMMANDS:
@@ -40,3 +47,7 @@ if __name__ == "__main__":
         sys.exit(run(sys.argv[1:]))
     else:
         _train()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,32 +12,31 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydraloop.cli import arguments, resume_command
-from hydraloop.cli.compose import opened
+from hydraloop import platforms
+from hydraloop.cli import arguments, command, resume_command
+from hydraloop.cli.compose import Composer, opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan, show
+from hydraloop.cli.help_topics import Topics
 from hydraloop.cli.hydra_targets import check_search_path
-from hydraloop.commands.parser import listing
+from hydraloop.commands.parser import listed_names, listing
 from hydraloop.errors import Terminated, UserError, printable
-from hydraloop.plan import Draft, plan_run
+from hydraloop.plan import Draft
 from hydraloop.processes import torchrun
-from hydraloop.processes.checks import check as check_launch
 from hydraloop.processes.checks import check_debugger, check_options
 from hydraloop.processes.failure import Requeue
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
-from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps.planning import SweepDraft, check_command
-from hydraloop.validate import hydra_config
+from hydraloop.sweeps import planning
+from hydraloop.sweeps.planning import SweepDraft
 
 if TYPE_CHECKING:
-    from hydraloop.processes.jobs import Jobs
+    from hydraloop.processes.run_starter import RunStarter
 
 
 def main(
@@ -60,6 +59,7 @@ def main(
         folder: used instead of the calling file's folder. A config may name the Python files in it.
         hydra_sections: whether config files may set all options of Hydra. By default, the others must be typed.
     """
+    platforms.check()
     folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
     gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run
     ALLOWLIST.trust_folder(folder)
@@ -116,8 +116,7 @@ class _App:
     def run(self, argv: Sequence[str]) -> None:
         """Show what the arguments ask for, or train once, or in a sweep."""
         args = arguments.read(argv)
-        remember_overrides(args.overrides)
-        environment.set_command([*environment.script(), *arguments.config_flags(args)])
+        environment.set_command([*environment.script(), *args.config_flags])
         if args.overrides[:1] == [resume_command.NAME]:
             return self._resume(args)
         name = args.config_name or self.name
@@ -126,43 +125,46 @@ class _App:
             if environment.SWEEP_JOB in os.environ:
                 from hydraloop.sweeps import run_sweep
 
-                run_sweep.run_received(composer, self._jobs())
+                run_sweep.run_received(composer, self._starter())
             if args.help:
-                return show(format_help(composer, " ".join(environment.command()), listing()))
-            if args.dry_run:
-                return show(format_plan(check_command(args, composer).cfg))
-            sweep_draft: SweepDraft | None = None
-            if arguments.is_for_hydra(args):
+                names = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
+                topics = Topics(composer, self.project, [word for word in args.overrides if word not in names])
+                commands = listing() if names == ["all"] else listed_names()
+                return show(printable(format_help(names, topics, " ".join(environment.command()), commands)))
+            sweep: SweepDraft | None = None
+            if args.is_for_hydra:
                 check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])
                 overrides = args.overrides
-            elif args.cfg is not None:
-                overrides = check_command(args, composer, trains=False).overrides
             else:
-                draft = check_command(args, composer, check_job=check_options)
-                if args.pdb:
-                    self._use_debugger(draft)
-                if not isinstance(draft, SweepDraft):
-                    return self._run_once(draft, name)
-                sweep_draft = draft
-                if draft.plan.is_ours:
-                    from hydraloop.sweeps import run_sweep
+                draft = check_command(args, composer)
+                overrides = draft.overrides
+                if args.dry_run:
+                    return show(format_plan(draft.cfg))
+                if args.cfg is None:
+                    if args.pdb:
+                        self._use_debugger(draft)
+                    if not isinstance(draft, SweepDraft):
+                        return self._starter().run(draft, name)
+                    if draft.is_ours:
+                        from hydraloop.sweeps import run_sweep
 
-                    run_sweep.run(draft, self._jobs(), name)
+                        run_sweep.run(draft, self._starter(), name)
+                    sweep = draft
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
-        if sweep_draft is None:
+        if sweep is None:
             from hydraloop.cli import hydra_run
 
             return hydra_run.show([*flags, *overrides], folder, name)
         from hydraloop.processes import other_launchers
         from hydraloop.tracking.sweep_trackers import SweepTrackers
 
-        trackers = SweepTrackers(sweep_draft.axes, sweep_draft.plan.axes.count)
-        return other_launchers.run_sweep(self._jobs(), sweep_draft, trackers, flags, folder, name)
+        trackers = SweepTrackers(sweep.swept, sweep.axes.count)
+        return other_launchers.run_sweep(self._starter(), sweep, trackers, flags, folder, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""
         if args.help:
-            return show(resume_command.HELP)
+            return show(f"{resume_command.HELP}\n\n{listed_names()}")
         environment.set_command([*environment.script(), *args.overrides[:2]])
         with opened(self.project, resume_command.BASE) as composer:
             draft = resume_command.check_resume(args, composer)
@@ -170,32 +172,27 @@ class _App:
                 return show(printable(format_plan(draft.cfg)))
             if args.pdb:
                 self._use_debugger(draft)
-            return self._run_once(draft, resume_command.BASE)
+            return self._starter().run(draft, resume_command.BASE)
 
     def _use_debugger(self, draft: Draft) -> None:
         """Open the debugger after an error of the run, or refuse to."""
         check_debugger(draft.cfg, is_sweep=isinstance(draft, SweepDraft))
         self.reports.with_debugger = True
 
-    def _run_once(self, draft: Draft, name: str) -> None:
-        """Choose the directory of a run and lock it, make the plan, and train by it. An error has been reported."""
-        from hydraloop.cli.hydra_job import as_job
+    def _starter(self) -> RunStarter:
+        from hydraloop.processes.run_starter import RunStarter
 
-        background = None
-        if draft.cfg.detach:
-            from hydraloop.sweeps.detach import detached
+        return RunStarter(self.reports, self.leader)
 
-            background = detached()
-        jobs = self._jobs()
-        check_launch(draft.cfg)
-        with ExitStack() as locks, hydra_config(draft.cfg):
-            plan = plan_run(draft, locks, torchrun.earlier(draft.cfg.resume))
-            with as_job(draft.cfg, plan, name) as job:
-                if background is not None:
-                    background.take_over(plan.run_dir)
-                job.return_value = jobs.train(plan)
 
-    def _jobs(self) -> Jobs:
-        from hydraloop.processes.jobs import Jobs
+def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
+    """Compose and check the config of the run, or each value of each axis of the sweep.
 
-        return Jobs(self.reports, self.leader)
+    Raises:
+        UserError: a mistake in the overrides or in the config files.
+    """
+    draft = command.read(args, composer)
+    if draft is None:
+        return planning.check(args, composer)
+    check_options(draft.cfg)
+    return draft

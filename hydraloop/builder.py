@@ -28,6 +28,7 @@ from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.parts import NONE, Parts
 from hydraloop.plan import RunPlan
 from hydraloop.run_files import run_directory
+from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.record_cuts import cut_after
 from hydraloop.run_files.record_log import FILENAME
@@ -61,7 +62,8 @@ def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock:
             wait_for_followers(run_dir)  # the directory may be that of an attempt that was killed
             cut_after(run_dir / FILENAME, iteration=-1, last_validation=-1)
         out_dirs = [hook.out_dir for hook in engine.hooks.values() if isinstance(hook, CheckpointHook) and hook.out_dir]
-        run_directory.record(cfg, run_dir, out_dirs, resumed=checkpoint is not None, folder=plan.unwritten)
+        folder = None if plan.is_recorded else plan.attempt or run_dir / RECORDS
+        run_directory.record(cfg, run_dir, out_dirs, resumed=checkpoint is not None, folder=folder)
     return engine
 
 

@@ -49,7 +49,19 @@ class UserError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default pickling loses keyword-only arguments, and launchers send errors between processes.
-        return (_rebuild, (type(self), self.problem, self.key, self.remedy))
+        return (_rebuild, (type(self), self.problem, self.key, self.remedy), self.__dict__)
+
+
+def not_installed(package: str, *, key: str | None = None, use: str = "") -> UserError:
+    """Return the mistake that a package is missing which only one feature needs.
+
+    Args:
+        package: as pip names it.
+        key: of the feature.
+        use: what the package does for the feature, if the key does not say it: `lists the GPUs`.
+    """
+    needed = f", which {use}," if use else ""
+    return UserError(f"the package {package}{needed} is not installed", key=key, remedy=f"pip install {package}")
 
 
 class Terminated(KeyboardInterrupt):
@@ -78,14 +90,19 @@ def any_of(names: Sequence[str]) -> str:
     return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
-def close_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names that resemble `name`, the best first. Case is ignored."""
+def close_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.5) -> list[str]:
+    """Return the known names that resemble `name`, the best first. Case is ignored.
+
+    Args:
+        most: how many are returned at most.
+        cutoff: the lowest resemblance, as of difflib. 1 is equality.
+    """
     by_lower = {other.lower(): other for other in known}
     parent, dot, last = name.rpartition(".")
     renamed = f"{parent}{dot}{RENAMED.get(last, '')}"
     if renamed in by_lower:
         return [renamed]
-    found = difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=0.5)
+    found = difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=cutoff)
     return [by_lower[other] for other in found]
 
 

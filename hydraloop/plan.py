@@ -67,11 +67,6 @@ class RunPlan:
     verbose: bool | str | list[str] = False
     """Hydra's `verbose`, for the logging of ranks."""
 
-    @property
-    def unwritten(self) -> Path | None:
-        """The folder in which the builder writes the config; None if the config is written already."""
-        return None if self.is_recorded else self.attempt or self.run_dir / attempts.RECORDS
-
     def restarted(self) -> Self:
         """Return the same plan, continued from the newest checkpoint that the run has written, if any.
 

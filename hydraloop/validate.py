@@ -32,6 +32,7 @@ from hydraloop.schemas.data import SPLITS, loader_options
 from hydraloop.schemas.optimizer import check_own_options, nodes
 from hydraloop.schemas.root import Config
 from hydraloop.schemas.scheduler import no_such_optimizer
+from hydraloop.schemas.task import no_model
 
 STRATEGIES = ("auto", "ddp", "fsdp2")
 _AT_LEAST = {
@@ -56,6 +57,8 @@ _ABOVE_0 = {
     "distributed.train_timeout": "Use more than 0, or null.",
     "distributed.bucket_cap_mb": "Use more than 0, or null.",
 }
+_DEFAULTS = {"task": "classification", "data": "digits", "optimizer": "adamw", "precision": "fp32"}
+"""An option of each group that every run needs."""
 _OF_HYDRA = re.compile(r"\$\{hydra[:.]")
 _SECRET = re.compile(r"\w*[A-Za-z][\w-]*")
 _CHOICES = {
@@ -184,11 +187,13 @@ def _check_keys(cfg: DictConfig) -> None:
     """Refuse a config that lacks a key of hydraloop, or has one that no schema knows."""
     for entry in dataclasses.fields(Config):
         if entry.name not in cfg:  # OmegaConf counts a missing value (???) as not there
-            raise UserError(
-                "the config lacks this key, which every run needs",
-                key=entry.name,
-                remedy=f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…",
-            )
+            remedy = f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…"
+            if entry.name in _DEFAULTS:
+                remedy = (
+                    f"Leave ~{entry.name} out if you typed it. Otherwise, add to the defaults of your config file, "
+                )
+                remedy += f"before _self_: - {entry.name}: {_DEFAULTS[entry.name]}"
+            raise UserError("the config lacks this key, which every run needs", key=entry.name, remedy=remedy)
     for key, node, known in _sections(cfg):
         for name in node:
             if str(name) not in known:
@@ -231,7 +236,7 @@ def check_interpolations(node: DictConfig, prefix: str = "") -> None:
             raise UserError(
                 f"{raw!s} does not resolve: {str(error).splitlines()[0]}",
                 key=key,
-                remedy="Name a key that exists (or set the variable), or write a value.",
+                remedy=f"Name a key that exists (or set the variable), or write a value: {key}=…",
             ) from error
         if isinstance(value, DictConfig) and not _resolves(value):
             check_interpolations(value, f"{key}.")
@@ -318,8 +323,9 @@ def _check_targets(cfg: DictConfig, *, trains: bool) -> None:
             # From Python, finished optimizers may have other names; `build_schedules` checks those.
             if trains and changed is not None and (not changed or changed not in optimizers):
                 raise no_such_optimizer(changed, optimizers, f"scheduler.{name}.optimizer")
-    if "model" in cfg.task and cfg.task.model is None:
-        raise UserError("there is no model", key="task.model", remedy="Select one: model=small_cnn.")
+    is_missing = trains and OmegaConf.is_missing(cfg.task, "model")  # in Python, it may be given
+    if is_missing or ("model" in cfg.task and cfg.task.model is None):
+        raise no_model()
 
 
 def _check_hooks(cfg: DictConfig) -> None:

@@ -31,7 +31,7 @@ from hydraloop.engine.deprecated_names import NEW_NAMES
 from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.engine.mount_points import Priority
 from hydraloop.schemas import stored
-from hydraloop.schemas.docs import field_docs, summary
+from hydraloop.schemas.docs import field_docs, summary, typed
 from hydraloop.schemas.hook import HookConf
 from hydraloop.schemas.root import DEFAULT_HOOKS, Config
 
@@ -351,7 +351,7 @@ def _table(schema: Any, shown: dict[str, str] | None = None, skip: Collection[st
     texts, lines = field_docs(schema), ["| option | default | meaning |", "|---|---|---|"]
     for field in dataclasses.fields(schema):
         if field.name not in ("_target_", "_partial_", *skip):
-            default = "required" if plain[field.name] == MISSING else f"`{_shown(plain[field.name])}`"
+            default = "required" if plain[field.name] == MISSING else f"`{typed(plain[field.name])}`"
             default = (shown or {}).get(field.name, default)
             lines.append(f"| `{field.name}` | {default} | {_cell(texts.get(field.name) or _section_text(field))} |")
     return lines
@@ -367,15 +367,6 @@ def _group(group: str) -> Iterator[tuple[str, Any, str]]:
     """Yield (name, dataclass, `_target_`) for each option of a config group."""
     for name, schema in sorted(stored(group)):
         yield name, schema, getattr(schema, "_target_", "")
-
-
-def _shown(value: Any) -> str:
-    """Return a default as it is typed on a command line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_shown(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_shown(item) for item in value) + "]"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def _said(schema: Any) -> str:

@@ -130,7 +130,6 @@ def test_hooks_that_are_null_are_left_out(tmp_path: Path) -> None:
         ({"task__model": {"_target_": "torch.nn.Flatten"}}, "task.model", "no parameter to train"),
         ({"task__metrics__accuracy": 5}, "task.metrics.accuracy", "_target_"),
         ({"scheduler__x": 5}, "scheduler.x", "_target_"),
-        ({"optimizer___partial_": False}, "optimizer", ""),
         ({"optimizer__lr": -1.0}, "optimizer", "Invalid learning rate"),
         ({"engine__val_interval": -1}, "engine.val_interval", "1 or more, or null for never"),
         ({"engine__max_iters": -1}, "engine.max_iters", "1 or more, or null"),

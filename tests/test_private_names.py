@@ -18,6 +18,7 @@ from hydra._internal.callbacks import Callbacks
 from hydra.core.utils import JobReturn
 from hydra.utils import get_class
 from omegaconf import OmegaConf
+from omegaconf.errors import ValidationError
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, lr_scheduler
@@ -31,6 +32,7 @@ from hydraloop.cli import arguments
 from hydraloop.optim import avoid_dynamo
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.public_targets import is_public
+from hydraloop.schemas import root
 
 FOLDER = Path(hydraloop.__file__).parent
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.py"))}
@@ -65,6 +67,14 @@ def _hydras_overrides() -> None:
     loading.ConfigLoaderImpl._apply_overrides_to_config(arguments.parse(["a=2", "+b=3"]), cfg)
     assert cfg == {"a": 2, "b": 3}
     assert "get_overrides_dirname" in vars(loading) or not hydra_versions.IS_1_3
+
+
+def _open_root() -> None:
+    cfg = OmegaConf.merge({}, root._open_root())
+    assert OmegaConf.get_type(cfg) is dict
+    assert OmegaConf.merge(cfg, {"own": 1}).own == 1
+    with pytest.raises(ValidationError):
+        OmegaConf.merge(cfg, {"seed": "abc"})
 
 
 def _native_functions() -> None:
@@ -177,6 +187,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
         "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     ],
     _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config"],
+    _open_root: ["_metadata"],
     _native_functions: ["torch._C._nn"],
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],
     _loaders_workers: ["_iterator", "_shutdown_workers", "_workers"],

@@ -4,45 +4,79 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import MASK
+from hydraloop.safety.secrets import MASK, remember_overrides
 from hydraloop.validate import HOOK_GROUPS
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected. `{}` means none; Hydra would merge it, without effect."""
 
+_BEGINS_OVERRIDE = re.compile(r"[+~]*[\w.@/]+=")
 _NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
 """`debug=nan` names an option of a group. Hydra would read a number."""
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of Hydra's flags and ours."""
+    made: argparse.ArgumentParser = get_args_parser()
+    made.add_argument("--dry-run", action="store_true")
+    made.add_argument("--pdb", action="store_true")
+    made.add_argument("--trusted-links", action="store_true")
+    made.add_argument("--trusted", action="append", default=[], help=argparse.SUPPRESS)  # not short for --trusted-links
+    return made
+
+
+class Typed(NamedTuple):
+    """The overrides of a command line."""
+
+    parsed: list[Override]
+    lines: list[str]
+    """Those of a single run, with `hooks=a,b` as `hooks=[a,b]`."""
+    rewritten: list[str]
+    """The lines that were not typed so."""
+    keys: tuple[str, ...]
+    """See `typed_keys`."""
+
+
 def read(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the flags and the overrides.
+    """Return the flags and the overrides. Secrets of the overrides are remembered.
+
+    `config_flags` are the flags that say where the config is. `is_for_hydra`: whether a flag asks Hydra for something
+    else than a config (--hydra-help, --info). `unknown` are flags that do not exist; `flags` names those that do.
 
     Raises:
-        SystemExit: with argparse's message, as Hydra does.
-        UserError: a flag that runs code or belongs to another command, or a secret that is masked.
+        SystemExit: after --version.
+        UserError: a flag with a wrong value, that runs code or belongs to another command; a secret that is masked.
     """
-    parser: argparse.ArgumentParser = get_args_parser()
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--pdb", action="store_true")
-    parser.add_argument("--trusted-links", action="store_true")
-    parser.add_argument("--trusted", action="append", default=[])  # not short for --trusted-links
-    args = parser.parse_intermixed_args(argv)  # also takes `key=a -m key=b`
+    made = parser()
+    made.error = _refuse  # type: ignore[method-assign]  # argparse has no other way to raise an error of its own
+    args, unknown = made.parse_known_intermixed_args(argv)  # also takes `key=a -m key=b`
+    args.unknown = unknown
+    args.flags = re.findall(r"--[\w-]+", made.format_usage())
     if args.experimental_rerun is not None:
         raise UserError(
             "this flag loads a pickle file, which can run code",
             key="--experimental-rerun",
             remedy="Use resume=… or --config-dir.",
+        )
+    if args.shell_completion:
+        raise UserError(
+            "Hydra's completion knows no flags and no run directories",
+            key="--shell-completion",
+            remedy="Run: python -m hydraloop completion bash >> ~/.bashrc",
         )
     if args.trusted:
         raise UserError(
@@ -54,20 +88,18 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         if MASK in line:  # copied from what hydraloop has printed or written
             key = line.partition("=")[0].lstrip("+")
             raise UserError("its value is a secret, which is masked", key=key, remedy=f"Write its value, not {MASK}.")
+    remember_overrides(args.overrides)
+    where = {name: getattr(args, name.replace("-", "_")) for name in ("config-path", "config-name", "config-dir")}
+    args.config_flags = [f"--{name}={value}" for name, value in where.items() if value is not None]
+    args.is_for_hydra = bool(args.hydra_help or args.info)
     return args
 
 
-def is_for_hydra(args: argparse.Namespace) -> bool:
-    """Return whether a flag asks Hydra for something else than a config: --hydra-help, --info, --shell-completion."""
-    return bool(args.hydra_help or args.info or args.shell_completion)
-
-
-def config_flags(args: argparse.Namespace) -> list[str]:
-    """Return the flags that say where the config is."""
-    found = {
-        f"--{name}": getattr(args, name.replace("-", "_")) for name in ("config-path", "config-name", "config-dir")
-    }
-    return [f"{flag}={value}" for flag, value in found.items() if value is not None]
+def _refuse(message: str) -> NoReturn:
+    """Raise an error of argparse, such as `argument --cfg/-c: invalid choice: 'x'`, as the user's mistake."""
+    named = re.match(r"argument (\S+): (.*)", message)
+    key, problem = named.groups() if named else (None, message)
+    raise UserError(problem, key=key, remedy="--help lists the flags.")
 
 
 def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[str]:
@@ -95,16 +127,38 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     loader = GlobalHydra.instance().config_loader() if GlobalHydra.instance().is_initialized() else None
     parser = OverridesParser.create(config_loader=loader)
     parsed: list[Override] = []
-    for line in overrides:
+    for index, line in enumerate(overrides):
         try:
             parsed.extend(parser.parse_overrides([_NOT_A_NUMBER.sub(r"\1'nan'", line)]))
         except OverrideParseException as error:
-            raise UserError(
-                f"{line!r} is not key=value",
-                remedy="Write key=value, +key=value to add, ~key to delete. Quote a value with special characters "
-                "twice: 'key=\"a, b\"'.",
-            ) from error
+            remedy = (
+                "Write key=value, +key=value to add, ~key to delete. Quote a value with special characters "
+                "twice: 'key=\"a, b\"'."
+            )
+            first = index - 1 if index and overrides[index - 1].endswith("=") else index
+            if joined := _without_spaces(overrides[first:], parser):
+                remedy = f"Leave out the spaces: {joined}"
+            raise UserError(f"{line!r} is not key=value", remedy=remedy) from error
     return parsed
+
+
+def typed(overrides: Sequence[str]) -> Typed:
+    """Return what the overrides of a command line say, if they are those of a single run. Errors: as of `parse`."""
+    lines, rewritten = with_hook_lists(overrides)
+    return Typed(parse(overrides), lines, rewritten, typed_keys(lines))
+
+
+def _without_spaces(words: Sequence[str], parser: OverridesParser) -> str | None:
+    """Return the override that the shell has divided at its spaces, for the shell; None if the words are not one."""
+    for end, word in enumerate(words[1:], start=2):
+        if _BEGINS_OVERRIDE.match(word):
+            return None
+        joined = "".join(words[:end])
+        with suppress(HydraException):
+            parser.parse_override(joined)
+            if not joined.endswith("="):
+                return shlex.quote(joined)
+    return None
 
 
 def typed_keys(overrides: Iterable[str]) -> tuple[str, ...]:

@@ -13,8 +13,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.explain import COMPOSING_ERRORS, explain
+from hydraloop.cli.explain import COMPOSING_ERRORS, explain, unknown_flag
+from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import UserError
+from hydraloop.plan import Draft
 from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
 from hydraloop.validate import check_interpolations, validate
@@ -25,23 +27,26 @@ _REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default
 """Config groups that every run needs."""
 
 
-def read(args: argparse.Namespace, composer: Composer) -> tuple[list[str], bool]:
-    """Return the overrides as Hydra takes them, and whether they are those of a sweep.
+def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
+    """Return the draft of a single run, composed and checked; None for a sweep.
 
     Args:
         args: Hydra's flags and the overrides.
 
     Raises:
-        UserError: a mistake in the overrides.
+        UserError: a mistake in the flags, the overrides, the config files, or the order of hooks.
     """
-    typed = list(args.overrides)
-    _check_groups(arguments.parse(typed), composer)
-    lines, rewritten = arguments.with_hook_lists(typed)
-    if args.multirun or _mode_is_multirun(lines, composer):
-        return arguments.with_hook_options_swept(typed), True
-    if rewritten:
-        print(f"read as a list: {' '.join(rewritten)}", file=sys.stderr)
-    return lines, False
+    if args.unknown:
+        raise unknown_flag(args.unknown[0], args, composer)
+    typed = arguments.typed(args.overrides)
+    _check_groups(typed.parsed, composer)
+    if args.multirun or _mode_is_multirun(typed, composer):
+        return None
+    if typed.rewritten:
+        print(f"read as a list: {' '.join(typed.rewritten)}", file=sys.stderr)
+    cfg = explained(composer.compose, typed.lines, composer)
+    _check(cfg, typed.lines, composer, typed.keys, trains=args.cfg is None)
+    return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys, follows_links=args.trusted_links)
 
 
 def compose_job(
@@ -66,10 +71,24 @@ def compose_job(
     """
     _check_groups(arguments.parse(lines), composer)
     cfg = explained(compose or composer.compose, lines, composer)
-    remember_names(cfg)
-    check_hydra_node(cfg, arguments.typed_keys(lines) if typed is None else typed, limits_files=limits_files)
-    validate(cfg, trains=trains)
+    typed = arguments.typed_keys(lines) if typed is None else typed
+    _check(cfg, lines, composer, typed, trains=trains, limits_files=limits_files)
     return cfg
+
+
+def _check(
+    cfg: DictConfig,
+    lines: Sequence[str],
+    composer: Composer,
+    typed: Sequence[str],
+    *,
+    trains: bool,
+    limits_files: bool = True,
+) -> None:
+    check_own_keys(cfg, lines, composer)
+    remember_names(cfg)
+    check_hydra_node(cfg, typed, limits_files=limits_files)
+    validate(cfg, trains=trains)
 
 
 def compose_sweep(lines: Sequence[str], composer: Composer, typed: Sequence[str]) -> DictConfig:
@@ -123,9 +142,10 @@ def explained(compose: Callable[[Sequence[str]], T], lines: Sequence[str], compo
         raise explain(error, arguments.parse(lines), composer) from error
 
 
-def _mode_is_multirun(lines: Sequence[str], composer: Composer) -> bool:
+def _mode_is_multirun(typed: arguments.Typed, composer: Composer) -> bool:
     """Return whether `hydra.mode` is MULTIRUN, on the command line or in a config file."""
-    plain = [override.input_line or "" for override in arguments.parse(lines) if not arguments.is_sweep(override)]
+    lines = zip(typed.lines, typed.parsed, strict=True)
+    plain = [line for line, override in lines if line in typed.rewritten or not override.is_sweep_override()]
     for attempt in (plain, [line for line in plain if line.startswith("hydra")]):
         try:
             mode = composer.compose(attempt).hydra.mode

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -12,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
+from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -31,7 +33,7 @@ class Composer:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._last: dict[tuple[str, ...], DictConfig | Exception] = {}
         self._is_group: dict[str, bool] = {}
 
@@ -46,10 +48,9 @@ class Composer:
         found = self._last.get(key := tuple(overrides))
         if found is None:  # composing takes about 100 ms, also if it fails
             try:
-                check_search_path(self._name, overrides)
-                with _variables_set():
-                    found = hydra.compose(config_name=self._name, overrides=list(overrides), return_hydra_config=True)
-                check_overrides(found, overrides)
+                found = self._checked(
+                    overrides, partial(hydra.compose, self.name, list(overrides), return_hydra_config=True)
+                )
             except Exception as error:
                 found = error
             self._last = dict([*self._last.items(), (key, found)][-2:])
@@ -59,16 +60,42 @@ class Composer:
 
     def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
         """Return what Hydra composes for a sweep before its jobs: without the values that are swept."""
-        check_search_path(self._name, overrides)
-        loader = GlobalHydra.instance().config_loader()
+        load = GlobalHydra.instance().config_loader().load_configuration
+        return self._checked(overrides, partial(load, self.name, list(overrides), RunMode.MULTIRUN))
+
+    def _checked(self, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
+        check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
         with _variables_set():
-            cfg = loader.load_configuration(self._name, list(overrides), RunMode.MULTIRUN)
+            cfg = compose()
         check_overrides(cfg, overrides)
         return cfg
 
     def options(self, group: str) -> list[str]:
         """Return the options of a config group."""
         return self._listed(group, ObjectType.CONFIG)
+
+    def option(self, group: str, name: str) -> tuple[DictConfig, str]:
+        """Return an option of a config group, without what its defaults list adds, and its place: `hooks.ema`.
+
+        Raises:
+            UserError: its file has no options.
+            Exception: what Hydra raises.
+        """
+        found = self._source(group, name).load_config(f"{group}/{name}")
+        if not isinstance(found.config, DictConfig):
+            raise UserError(
+                "it is not a mapping", key=f"{group}/{name}.yaml", remedy="Write lines of the form key: value."
+            )
+        return found.config, found.header.get("package") or group
+
+    def file(self, group: str, name: str) -> Path | None:
+        """Return the file of an option. None: it is stored in Hydra's ConfigStore."""
+        source = self._source(group, name)
+        return Path(source.path, group, f"{name}.yaml") if source.scheme() == "file" else None
+
+    def _source(self, group: str, name: str) -> ConfigSource:
+        sources = GlobalHydra.instance().config_loader().get_sources()
+        return next(source for source in sources if source.is_config(f"{group}/{name}"))
 
     def is_group(self, key: str) -> bool:
         """Return whether `key=` selects an option of a config group in Hydra."""

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from hydraloop.cli.tracebacks import of_user
 from hydraloop.errors import printable
+from hydraloop.platforms import signals
 from hydraloop.run_files.result import shortened
 from hydraloop.safety.secrets import mask_text
 
@@ -30,14 +32,19 @@ class ConsoleHandler(logging.Handler):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the formatted message, with its level unless that is INFO. A long error is shortened."""
+        """Return the formatted message, with its level unless that is INFO. A traceback and a long error are shortened.
+
+        Log files have all of them.
+        """
         text = super().format(record)
         if record.levelno >= logging.ERROR:
-            text = shortened(text, _MOST)
+            text = shortened(of_user(text), _MOST)
         return text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one message."""
+        """Print one message, unless it is for log files: `log.error(…, extra={"in_files": True})`."""
+        if getattr(record, "in_files", False):
+            return
         try:
             stream = sys.stderr if record.levelno >= logging.ERROR else sys.stdout
             text = self.format(record)
@@ -112,7 +119,8 @@ class _FileErrors:
 
 def end_with_reader() -> None:
     """End this process without a message when the reader of its output ends (`| head`). For what only prints."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for number in signals("SIGPIPE"):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def ensure() -> None:

@@ -34,6 +34,13 @@ def failed_jobs(names: Sequence[str], count: int, interrupted: int = 0) -> str:
     return f"{numbers}: {', '.join(names[:NAMED])}{others}"
 
 
+def log_cause(error: BaseException) -> None:
+    """Write the error in which a user's mistake was found to train.log, with its traceback, but not to the terminal."""
+    cause = error.__cause__
+    if isinstance(error, UserError) and cause is not None and not isinstance(cause, UserError):
+        log.error("The mistake was found in this error: %s", describe(cause), exc_info=cause, extra={"in_files": True})
+
+
 @dataclass
 class Reports:
     """Shows each error once: errors of a job when they happen, others at the end of the command."""
@@ -53,17 +60,13 @@ class Reports:
         """Note the job that Hydra runs now."""
         self.started += 1
 
-    def end_job(
-        self, error: BaseException | None = None, *, trace: str | None = None, in_summary: bool = False
-    ) -> None:
-        """Note the end of the job that was started last, and show its error in the terminal and in train.log.
+    def end_job(self, error: BaseException, *, trace: str | None = None, in_summary: bool = False) -> None:
+        """Note that the job that was started last has failed, and show its error in the terminal and in train.log.
 
         Args:
             trace: the traceback of the error in another process. None: the error was raised in this one.
             in_summary: the summary of the run has named the error. Then an interruption is not shown again.
         """
-        if error is None:
-            return
         self.shown.append(error)
         if not isinstance(error, KeyboardInterrupt):
             self.failed.append(f"job {self.started - 1}")
@@ -74,6 +77,7 @@ class Reports:
             log.error("%s", "\n".join(filter(None, (str(error), trace.rstrip()))))
         elif isinstance(error, UserError) and not self.with_traceback:
             log.error("%s", error)
+            log_cause(error)
         else:
             log.error("%s", describe(error), exc_info=error)
 

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
@@ -77,6 +80,21 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
         if mistake is not None:
             return mistake
     raise AssertionError("the last pattern matches any text")
+
+
+def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> UserError:
+    """Return the user's mistake for a flag that does not exist, such as `--lr` in `--lr 0.1`."""
+    name, _, value = flag.lstrip("-").replace("-", "_").partition("=")
+    value = value or next((word for word in args.overrides if word[:1] not in "+~" and "=" not in word), "…")
+    by_end = {key.rpartition(".")[2]: key for key in reversed(_keys(_without(None, [], composer)))}
+    by_end |= {key: key for key in by_end.values()} | {group: group for group in composer.groups()}
+    by_end |= {other[2:].replace("-", "_"): other for other in args.flags}
+    close = get_close_matches(name, by_end, n=1, cutoff=0.7)
+    remedy = "Options are written without dashes: seed=0. --help lists the flags."
+    if close:
+        found = by_end[close[0]]
+        remedy = f"Write {found}" if found in args.flags else f"Write it without dashes: {found}={value}"
+    return UserError("there is no such flag", key=flag.partition("=")[0], remedy=remedy)
 
 
 def _named(text: str, overrides: Sequence[Override]) -> Override | None:
@@ -159,10 +177,23 @@ def _cannot_be_deleted(case: _Case, found: re.Match[str]) -> UserError:
 
 
 def _not_in_the_defaults(case: _Case, found: re.Match[str]) -> UserError | None:
-    key = case.line.partition("=")[0].lstrip("+~")  # optimizer@optimizer.hidden
+    key, _, value = case.line.partition("=")
+    key = key.lstrip("+~")  # optimizer@optimizer.hidden
     if "@" not in key and key not in case.composer.groups():
         return None
-    return UserError("it is not in the defaults list", key=key, remedy=f"To add it, write a +: +{case.line}")
+    remedy = f"To add it, write a +: {shlex.quote(f'+{case.line}')}"
+    if value:
+        remedy += f"\n  For all runs, add to the defaults of {case.composer.name}.yaml, before _self_: - {key}: {value}"
+    return UserError("it is not in the defaults list", key=key, remedy=remedy)
+
+
+def _exists_already(case: _Case, found: re.Match[str]) -> UserError:
+    line, changed = case.line.lstrip("+"), copy.deepcopy(case.cfg)
+    try:
+        OmegaConf.update(changed, case.key, case.value)
+    except OmegaConfBaseException as error:
+        return _wrong_value(case._replace(cause=str(error), line=line), found)
+    return UserError("it exists already", key=case.key, remedy=f"Leave the + out: {shlex.quote(line)}")
 
 
 def _unknown_key(case: _Case, found: re.Match[str]) -> UserError:
@@ -241,7 +272,7 @@ _OF_OVERRIDES: _Meanings = (
     (r"^Could not delete", ("{case.key}", "it does not exist", "{case.hint}")),
     (r"No match in the defaults list", _not_in_the_defaults),
     (r"^Could not override|No match in the defaults list|does not exist", _unknown_key),
-    (r"^Could not append", ("{case.key}", "it exists already", "Leave the + out.")),
+    (r"^Could not append", _exists_already),
     (r"\(str\) is not an int", ("{case.parent}", "it is a list", _LIST)),
     (r"", _wrong_value),
 )
@@ -291,7 +322,9 @@ def _type_hint(key: str, cfg: DictConfig) -> str | None:
     value = _select(cfg, key)
     if isinstance(value, DictConfig):
         return f"Change what is in it: {', '.join(f'{key}.{name}' for name in list(value)[:3])}, …"
-    return None if value is None else f"It takes {_KINDS.get(type(value), type(value).__name__)}: {key}={value}"
+    example = str(value).replace(", ", ",")
+    kind = _KINDS.get(type(value), type(value).__name__)
+    return None if value is None else f"It takes {kind}: {shlex.quote(f'{key}={example}')}"
 
 
 def _first_line(text: str) -> str:

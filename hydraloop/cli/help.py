@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import end_with_reader
+from hydraloop.cli.help_topics import Topics, row
 from hydraloop.engine.report.hook_table import format_order
 from hydraloop.hooks.shared.selected_hooks import notices
-from hydraloop.schemas import stored
 from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf
-from hydraloop.schemas.docs import field_docs, summary
+from hydraloop.schemas.docs import arguments_of_schema, field_docs, summary
 from hydraloop.schemas.engine import EngineConf
 from hydraloop.schemas.optimizer import _Optimizer
 from hydraloop.schemas.root import Config, InitConf
 from hydraloop.schemas.scheduler import _Schedule
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.validate import slots_of
 
-_WIDTH = 110
-_SELECTION = re.compile(r"`\S+=\S+`(?:: |, (?=the default))")
-"""Begins the summary of an option: `data=digits`. The help lists it under its group."""
+_OTHER_GROUPS = {
+    "experiment": "Whole runs",
+    "model": "The model, task.model",
+}
+_FLAGS = """\
+Flags
+  --dry-run        print the config and the order of hooks; train nothing
+  -m               a sweep: one job for each combination of key=a,b,c
+  --cfg job        print the composed config
+  --pdb            open the debugger after an error
+  --help NAME      a group, option or key: hooks, hooks.ema, optimizer.lr
+  --help all       every flag and option
+"""
+_EXAMPLES = """\
+Examples
+  {command} hooks=ema,profiler optimizer.lr=3e-3
+  {command} -m optimizer.lr=1e-3,1e-2 seed=0,1,2
+"""
 
 _HEAD = """\
 hydraloop trains a PyTorch model from a config.
@@ -34,7 +46,7 @@ hydraloop trains a PyTorch model from a config.
 usage: {command} [group=option …] [key=value …] [flags]
 """
 
-_FLAGS = """\
+_ALL_FLAGS = """\
 Flags
   --dry-run             print the composed config and the order of hooks; trains nothing, imports no torch
   --pdb                 after an error of a run, open Python's debugger where it was raised (single process)
@@ -46,7 +58,7 @@ Flags
   HYDRA_FULL_ERROR=1    in the environment: errors are shown with their traceback
 """
 
-_EXAMPLES = """\
+_ALL_EXAMPLES = """\
 Examples
   {command}                                                  the default: a CNN on handwritten digits
   {command} hooks=ema,profiler                               both hooks, one run
@@ -85,60 +97,66 @@ def format_plan(cfg: DictConfig) -> str:
     )
 
 
-def format_help(composer: Composer, command: str, commands: str) -> str:
+def format_help(names: Sequence[str], topics: Topics, command: str, commands: str) -> str:
     """Return the help text.
 
     Args:
+        names: what to explain: groups, options and keys, or `all`. Empty: one page about everything.
         command: as it is shown in the examples, `python train.py`.
-        commands: the list of commands for runs and sweeps.
+        commands: the names of the commands for runs and sweeps.
+
+    Raises:
+        UserError: there is no such name.
     """
+    pages = [_everything(topics, command) if name == "all" else topics.page(name) for name in names]
+    return "\n\n".join([*(page.rstrip() for page in pages or [_overview(topics, command)]), commands])
+
+
+def _overview(topics: Topics, command: str) -> str:
+    """Return a page that fits on one screen."""
+    lines = [f"usage: {command} [group=option …] [key=value …] [flags]", "", "Groups (--help hooks lists the options)"]
+    docs = field_docs(Config) | _OTHER_GROUPS
+    for group in topics.composer.groups():
+        options = ", ".join(topics.composer.options(group))
+        text = ": ".join(filter(None, [docs.get(group, "").partition("; a group")[0], options]))
+        lines.append(f"  {group:<14} {textwrap.shorten(text, 62, placeholder=' …')}")
+    sections = {"engine": EngineConf, "distributed": DistributedConf, "sweep": SweepConf, "init": InitConf}
+    lines += ["", "Sections of keys (--help engine lists them)"]
+    lines += [f"  {name:<14} {summary(schema)}" for name, schema in sections.items()]
+    return "\n".join([*lines, "", _FLAGS, _EXAMPLES.format(command=command)])
+
+
+def _everything(topics: Topics, command: str) -> str:
+    """Return all options."""
     parts = [
         _HEAD.format(command=command),
-        _FLAGS,
-        _groups(composer),
+        _ALL_FLAGS,
+        _groups(topics),
         _options("Options", Config, skip=("task", "data", "optimizer", "scheduler", "precision")),
         _options("Options of the engine (engine.max_epochs=…)", EngineConf),
         _options("Options of the loaders (data.loader.batch_size=128; data.val_loader for one of them)", LoaderConf),
-        _options("Options of every optimizer (optimizer.layer_decay=0.75)", _Optimizer, skip=("_partial_",)),
+        _options("Options of every optimizer (optimizer.layer_decay=0.75)", _Optimizer),
         _options("Options of every schedule (scheduler.cosine.begin=100)", _Schedule),
         _options("Options of several processes (distributed.nproc_per_node=2)", DistributedConf),
         _options("Options of FSDP2 (distributed.fsdp.wrap=[Block])", FSDPConf),
         _options("Weights to start a part of the model from (init.checkpoint=…)", InitConf),
-        _EXAMPLES.format(command=command),
-        commands,
+        _ALL_EXAMPLES.format(command=command),
     ]
     return "\n".join(parts).rstrip()
 
 
-def _groups(composer: Composer) -> str:
+def _groups(topics: Topics) -> str:
     lines = ["Groups (group=option; hooks, default_hooks and scheduler take a list)"]
-    for group in sorted(composer.groups()):
-        described = {option: _SELECTION.sub("", summary(schema)) for option, schema in stored(group)}
-        lines.append(f"  {group}")
-        lines.extend(
-            _row(option, described.get(option, "from the config folder"), indent=4, column=20)
-            for option in composer.options(group)
-        )
+    for group in topics.composer.groups():
+        lines += [f"  {group}", *topics.options(group, indent=4)]
     return "\n".join(lines) + "\n"
 
 
 def _options(title: str, schema: type, skip: Sequence[str] = ()) -> str:
-    docs = field_docs(schema)
     lines = [title]
     lines.extend(
-        _row(f"{entry.name}={_default(entry)}", docs[entry.name], indent=2, column=30)
-        for entry in dataclasses.fields(schema)
-        if entry.name in docs and entry.name not in skip
+        row(f"{option.name}={option.default}", option.text, indent=2, column=30)
+        for option in arguments_of_schema(schema)
+        if option.text and option.name not in skip
     )
     return "\n".join(lines) + "\n"
-
-
-def _default(entry: dataclasses.Field[Any]) -> str:
-    if entry.default is dataclasses.MISSING:
-        return "…"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(entry.default), str(entry.default))
-
-
-def _row(name: str, text: str, *, indent: int, column: int) -> str:
-    head = f"{'':{indent}}{name:<{column}} "
-    return textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=" " * (indent + column + 1))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -28,7 +27,9 @@ def run_sweep(job: Job, argv: Sequence[str], folder: Path, name: str) -> None:
     """Let Hydra run the jobs of a sweep, with the config files in `folder`. Raises the error of a job."""
     before, sys.argv = sys.argv, [sys.argv[0], *argv]  # which Hydra reads
     try:
-        with _errors_raised():
+        with env_override(
+            {FULL_ERROR: "1"}
+        ):  # errors are raised; else Hydra prints them without their traceback and exits
             hydra.main(config_path=str(folder), config_name=name, **hydra_versions.main_options())(_masked(job))()
     finally:
         sys.argv = before
@@ -61,20 +62,3 @@ def _masked(job: Job) -> Callable[[DictConfig], Any]:
         return job(cfg, run_dir)
 
     return run
-
-
-@contextmanager
-def _errors_raised() -> Iterator[None]:
-    """Make Hydra raise errors, instead of printing them without their traceback and exiting.
-
-    This is what HYDRA_FULL_ERROR=1 does.
-    """
-    before = os.environ.get(FULL_ERROR)
-    os.environ[FULL_ERROR] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[FULL_ERROR]
-        else:
-            os.environ[FULL_ERROR] = before

@@ -83,6 +83,7 @@ def check_search_path(name: str, overrides: Sequence[str]) -> None:
 
     Args:
         name: of the primary config, the only one in which Hydra reads `hydra.searchpath`.
+        overrides: of Hydra's own options.
     """
     found = [_in_primary(name)]
     found += [override.value() for override in parse(overrides) if override.key_or_group == _SEARCH_PATH]

@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, UserError) as error:
-        given = getattr(args, "directory", Path.cwd())
+        given = getattr(args, "directory", None) or Path()
         Reports(with_traceback=False).show(_of_disk(error, given) if isinstance(error, OSError) else error)
         return 2
     except KeyboardInterrupt:

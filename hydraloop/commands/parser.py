@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,11 @@ class Command:
 _SPLIT = {"split": "test|val"}
 _CHECKPOINT = {"checkpoint": "best|last|FILE"}
 COMMANDS = {
+    "new": Command(
+        "<folder>",
+        "write a small project",
+        "Without --from, it is a classification with a model, data, a hook and a test.",
+    ),
     "resume": Command("<run>", "continue a run with its saved config"),
     "evaluate": Command("<run>", "print the metrics of a finished run as JSON", keys=_SPLIT | _CHECKPOINT),
     "predict": Command(
@@ -54,6 +60,11 @@ COMMANDS = {
     "logs": Command("<folder> [job]", "print what a job, a run or a controller has printed"),
     "stop": Command("<folder>", "let a sweep or a run save and end, and end all of its processes"),
     "sync": Command("<folder>", "send trackers the records and files that they do not have"),
+    "completion": Command(
+        "bash|zsh|fish",
+        "print what makes the Tab key complete commands, options and runs",
+        "Append it to ~/.bashrc or ~/.zshrc, or write it to ~/.config/fish/conf.d/hydraloop.fish.",
+    ),
     "doctor": Command(
         "[key=value …]",
         "test this machine, and the config of the project in this folder",
@@ -86,15 +97,31 @@ def listing() -> str:
     return "\n".join(lines)
 
 
+def listed_names() -> str:
+    """Return the names of all commands, for the end of every help."""
+    title = f"Commands for finished runs and sweeps ({_PROGRAM} <command> --help)"
+    return "\n".join([title, textwrap.fill(", ".join(COMMANDS), 78, initial_indent="  ", subsequent_indent="  ")])
+
+
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Return the arguments of a command. Its name is the first one.
 
     Raises:
         SystemExit: after a mistake, with argparse's message, or after `--help`.
     """
-    name, command = argv[0], COMMANDS[argv[0]]
-    description = f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}"
-    parser = argparse.ArgumentParser(prog=f"{_PROGRAM} {name}", description=description)
+    return of(argv[0]).parse_intermixed_args(argv[1:])
+
+
+def of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command."""
+    command = COMMANDS[name]
+    description = textwrap.fill(f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}", 78)
+    parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} {name}",
+        description=description,
+        epilog=listed_names(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.set_defaults(command=name)
     if name in ON_RANKS:
         _add_run(parser, name)
@@ -103,11 +130,15 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("directory", nargs=2, type=Path, metavar="RUN", help=what)
     elif name == "sync":
         _add_trackers(parser)
+    elif name == "completion":
+        parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    elif name == "new":
+        _add_new(parser)
     elif name in ("check", "doctor"):
         _add_project(parser)
     else:
         _add_directory(parser, name)
-    return parser.parse_intermixed_args(argv[1:])
+    return parser
 
 
 def _add_run(parser: argparse.ArgumentParser, name: str) -> None:
@@ -135,6 +166,20 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
         wait = "until what has not ended, and writes no checkpoint, is killed (30)"
         parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help=wait)
         parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
+
+
+def _add_new(parser: argparse.ArgumentParser) -> None:
+    from hydraloop.commands.new import STARTER, templates
+
+    parser.add_argument("directory", type=Path, nargs="?", help="a new folder", metavar="FOLDER")
+    kind = parser.add_mutually_exclusive_group()
+    what = "an example to start from: "
+    names = templates()
+    kind.add_argument(
+        "--from", dest="template", choices=names, default=STARTER, help=what + ", ".join(names), metavar="EXAMPLE"
+    )
+    what = "add only train.py and conf/, to the working directory or FOLDER; files that exist are not changed"
+    kind.add_argument("--here", action="store_true", help=what)
 
 
 def _add_trackers(parser: argparse.ArgumentParser) -> None:

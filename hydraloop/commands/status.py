@@ -11,11 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 from hydraloop.errors import UserError, printable
+from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import resume_command, shown
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.sweeps import states, sweep_description
-from hydraloop.sweeps.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from filelock import Timeout
 
-from hydraloop.errors import printable
+from hydraloop.errors import not_installed, printable
 from hydraloop.run_files.processes import is_alive
 from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.safety.secret_names import name_secrets
@@ -132,10 +132,15 @@ def _kind(kind: str, trusted: Sequence[str]) -> type[Tracker]:
     """Return the class that a cursor names.
 
     Raises:
-        ValueError: the class is not permitted.
+        ValueError: the class is not permitted, or its library is not installed.
     """
     try:
         return load_tracker(kind, packages=trusted)
+    except ModuleNotFoundError as error:
+        if error.name not in OWN:
+            raise
+        mistake = not_installed(error.name)
+        raise ValueError(f"{mistake.problem}: {mistake.remedy}") from None
     except ValueError as error:
         package = kind.partition(".")[0]
         remedy = "start the command in the project's folder" if package in trusted else f"add --trusted {package}"

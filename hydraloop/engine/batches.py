@@ -109,29 +109,38 @@ class Batches:
         found = loader or () if batches is None else batches
         return prefetched(found if count is None else islice(found, count), self._move, self._device, ahead=ahead)
 
-    def windows(self) -> Iterator[Window]:
-        """Yield the windows from the position of the run to the end of the epoch, or of the run.
+    def windows(self) -> Iterable[Window]:
+        """Return the windows from the position of the run to the end of the epoch, or of the run.
 
         A window has `accumulate` batches; the last one of an epoch, and of the run, may have fewer. Batches that are
-        left out are loaded and dropped. Call `fetch` for each batch.
+        left out are loaded and dropped. Call `fetch` for each batch, and then `end_epoch`.
+        """
+        progress, accumulate = self._progress, self._settings.accumulate
+        left_out = progress.left_out.get(progress.epoch, ())
+        trained: Sequence[int] = range(progress.batch_in_epoch, progress.epoch_length)
+        if left_out:
+            trained = [index for index in trained if index not in left_out]
+        trained = trained[: progress.max_iters - progress.iteration]
+        if accumulate == 1:
+            return zip(trained)  # without a Python frame in each iteration
+        return (trained[start : start + accumulate] for start in range(0, len(trained), accumulate))
+
+    def end_epoch(self) -> None:
+        """Drop the rest of the epoch. After the last batch, read the loader to its end, where workers end.
 
         Raises:
             UserError: the loader yields more batches than its length, from which windows are planned.
         """
-        progress, self._rest = self._progress, None
-        try:
-            yield from self._planned()
-            self._rest = self._rest or self._rest_of_epoch()
-            progress.skip_left_out()
-            if progress.batch_in_epoch == progress.epoch_length:
-                for index, _ in self._rest:  # to its end, where workers end
-                    if index >= progress.epoch_length:
-                        raise self._wrong_length("more")
-        finally:
-            self.end()
+        progress = self._progress
+        progress.skip_left_out()
+        if progress.batch_in_epoch == progress.epoch_length:
+            for index, _ in self._rest or self._rest_of_epoch():
+                if index >= progress.epoch_length:
+                    raise self._wrong_length("more")
+        self.end()
 
     def end(self) -> None:
-        """Drop the rest of the epoch, also after an error, whose traceback would keep it with its workers."""
+        """Drop the rest of the epoch; called also after an error, whose traceback would keep it with its workers."""
         self._rest = None
 
     def fetch(self, batch_idx: int) -> Any:
@@ -157,17 +166,6 @@ class Batches:
             return self._count(window[0], batch)
         return self._terms.pop(window[0], None)
 
-    def _planned(self) -> Iterator[Window]:
-        """Yield the indices of the batches in each window."""
-        progress, accumulate = self._progress, self._settings.accumulate
-        left_out = progress.left_out.get(progress.epoch, ())
-        trained: Sequence[int] = range(progress.batch_in_epoch, progress.epoch_length)
-        if left_out:
-            trained = [index for index in trained if index not in left_out]
-        trained = trained[: progress.max_iters - progress.iteration]
-        for start in range(0, len(trained), accumulate):
-            yield trained[start : start + accumulate]
-
     def _rest_of_epoch(self) -> Iterator[tuple[int, Any]]:
         """Return the batches from the position of the run on, on the device, with their indices in the epoch."""
         loader, progress = self.train_loader, self._progress
@@ -182,7 +180,7 @@ class Batches:
     def _counted(self, batches: Iterable[Any], first: int, count: Count) -> Iterator[Any]:
         """Yield the batches. Those of a window are held until all are there, and counted."""
         rest = enumerate(batches, start=first)
-        for indices in self._planned():
+        for indices in self.windows():
             held = list(islice(rest, indices[-1] + 1 - first))
             first = indices[-1] + 1
             counted = [count(index, batch) for index, batch in held if index in indices]

@@ -34,7 +34,7 @@ from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Parts, make_run
 from hydraloop.engine.settings import Settings
-from hydraloop.engine.steps.stepper import Stepper
+from hydraloop.engine.steps.task_steps import make_stepper
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import Best, Result
 
@@ -95,7 +95,7 @@ class Engine:
         self.checkpoints = Checkpoints(
             run, batches, progress, calls, self.messages, self.evaluator, self.loss_check, self.requests.wake
         )
-        self.stepper = Stepper(run, batches, progress, calls)
+        self.stepper = make_stepper(run, batches, progress, calls)
         self.outcome = Outcome(
             run, batches, progress, calls, self.messages, self.requests, self.evaluator, self.checkpoints,
             self.loss_check, lock, generators,
@@ -155,6 +155,7 @@ class Engine:
                 batch = batches.fetch(batch_idx)
                 calls.before_train_iter(batch_idx, batch)
                 outputs = stepper.iterate(window, batch_idx, batch)  # forward, backward; at its end, optimizer step
+                progress.complete_iteration(batch_idx, stepper.samples_of_all, stepped=stepper.stepped)
                 calls.after_train_iter(batch_idx, batch, outputs)
             if progress.batch_in_epoch == progress.epoch_length:
                 continue  # requests and validation wait for the end of the epoch
@@ -163,11 +164,13 @@ class Engine:
                 self.evaluator.validate_if_due()
             if requests.stop_reason is not None:
                 break
+        batches.end_epoch()
         requests.check_clock()
         progress.complete_epoch()
 
     def _go_back(self, checkpoint: Path) -> None:
         """Restore the state in a checkpoint. What belongs to the part that is given up is forgotten."""
+        self.batches.end()
         self.checkpoints.settle()
         self.requests.forget_checkpoints()
         self.evaluator.report_best(None)  # `checkpoint` reports that of the restored state

@@ -285,7 +285,7 @@ def _refuse_misspelt_mount_points(cls: type[Hook]) -> None:
             continue
         if name.startswith(_PREFIXES) or get_close_matches(name, _POINT_NAMES, cutoff=_ALMOST_EQUAL):
             raise UserError(
-                f"{cls.__module__}.{cls.__qualname__} has a method {name!r}, which is not a mount point",
-                key=name,
+                "there is no such mount point",
+                key=f"{cls.__module__}.{cls.__qualname__}.{name}",
                 remedy=f"{suggestion(name, _POINT_NAMES)} Begin the names of your own helpers with an underscore.",
             )

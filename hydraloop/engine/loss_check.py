@@ -76,6 +76,7 @@ class LossCheck:
         raise UserError(
             problem,
             key="engine.allow_nan",
-            remedy="Find its cause with debug=nan, or leave out the batch that causes it with hooks=rollback. To train "
-            "on, set engine.allow_nan=true.",
+            remedy="Find the operation that makes it with hooks=anomaly_detection, and the samples with "
+            "hooks=check_invalid_loss. Or leave out their batch with hooks=rollback. To train on, set "
+            "engine.allow_nan=true.",
         )

@@ -25,8 +25,9 @@ from hydraloop.engine.report.summary import Report
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError, interrupt
+from hydraloop.run_files.attempts import typed_overrides
 from hydraloop.run_files.checkpoint_files import newest_intact
-from hydraloop.run_files.environment import resume_command, versions
+from hydraloop.run_files.environment import command, resume_command, versions
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import PREEMPTED, Objective, Result, Status, describe, signal_of
 from hydraloop.run_files.run_directory import checkpoint_folders
@@ -197,7 +198,7 @@ class Outcome:
         """Call on_exception for the first error of the run, before any closing hook. Return the error to raise."""
         if self.error is not None:
             return error
-        self.error = error = failed_worker(error) or error
+        self.error = error = failed_worker(error) or self._mistake_in(error) or error
         self._run.ranks.abandon(error)  # before any hook, so that no hook waits for the other ranks
         for call in self._calls.one_by_one("on_exception"):
             try:
@@ -205,6 +206,14 @@ class Outcome:
             except BaseException as another:  # as in `closing`
                 log.error("in on_exception: %s", describe(another), exc_info=another)
         return error
+
+    def _mistake_in(self, error: BaseException) -> UserError | None:
+        """Return the mistake in the model or the data that made the task fail; None if it is not known."""
+        try:
+            mistake: UserError | None = self._run.task.mistake_in(error)
+        except Exception:  # a task of another class, or objects of the user that cannot be looked at
+            return None
+        return mistake
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
@@ -237,7 +246,8 @@ class Outcome:
             why, remedy = f"{unwritten} could not be written, and no later file was", "Make space"
         why += ": the end of training is lost"
         if newest_intact(*checkpoint_folders(run_dir)) is None:
-            remedy += ", then start the run again in another directory: it has no checkpoint."
+            again = shlex.join([*command(), *typed_overrides(run_dir)])
+            remedy += f", then start the run again in another directory, because it has no checkpoint: {again}"
         else:
             remedy += f", then train the rest again: {shlex.join(resume_command(run_dir))}"
         if by is not None and by in signal.Signals.__members__:

@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real images of 8x8 pixels, which scikit-learn contains."""
+"""Handwritten digits: 1,797 real images of 8x8 pixels, which this package contains."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Digits(InMemoryDataset):
 
     Args:
         split: `train`, `val` or `test`.
-        root: a folder with `digits.csv.gz`; None: the copy in scikit-learn.
+        root: a folder with `digits.csv.gz`; None: the copy in hydraloop.
         split_seed: of the split. It is not the run's seed, so that runs with different seeds are comparable.
 
     Raises:
-        UserError: the split is unknown, the folder does not have the file, or scikit-learn is not installed.
+        UserError: the split is unknown, or the folder does not have the file.
     """
 
     mean: float

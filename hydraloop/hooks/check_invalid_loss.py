@@ -12,14 +12,18 @@ from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
-from hydraloop.errors import PeerError
+from hydraloop.errors import PeerError, UserError
 from hydraloop.hooks.shared.kept_losses import KeptLoss, loss_in_backward, samples_of
 from hydraloop.option_checks import check_at_least
 
 _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
+_REMEDY = (
+    "Find the operation that makes it with hooks=anomaly_detection. Or train with a lower optimizer.lr, or with "
+    "default_hooks.grad_clip.max_norm=1."
+)
 
 
-class InvalidLossError(FloatingPointError):
+class InvalidLossError(UserError, FloatingPointError):
     """The loss is NaN or infinite; the message contains all that the attributes do."""
 
     iteration: int
@@ -118,17 +122,18 @@ class CheckInvalidLossHook(Hook):
         if culprit != ranks.rank:
             raise PeerError(f"rank {culprit}: {problem}")
         assert at is not None, "this rank has a loss that is not finite"
-        raise invalid_loss(engine, kept[at], problem, norms)
+        raise invalid_loss(engine, kept[at], problem, norms, self.key)
 
 
-def invalid_loss(engine: Engine, bad: KeptLoss, problem: str, norms: dict[str, float]) -> InvalidLossError:
+def invalid_loss(engine: Engine, bad: KeptLoss, problem: str, norms: dict[str, float], key: str) -> InvalidLossError:
     """Return the error of a run that the loss `bad` ends.
 
     Args:
         problem: the message.
         norms: of the parameters, by name.
+        key: of the hook.
     """
-    error = InvalidLossError(problem)
+    error = InvalidLossError(problem, key=key, remedy=_REMEDY)
     error.iteration, error.batch_idx = bad.iteration, bad.batch_idx
     error.samples, error.norms = samples_of(engine, bad.epoch, bad.batch_idx), norms
     return error

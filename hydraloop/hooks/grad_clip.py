@@ -81,17 +81,18 @@ class GradClipHook(Hook):
         Raises:
             RuntimeError: the norm is not finite, with `error_if_nonfinite`.
         """
-        parameters = self._parameters[engine.stepper.optimizer]
+        stepper = engine.stepper
+        parameters = self._parameters[stepper.optimizer]
         norm = total_norm(engine, parameters, self.norm_type, error_if_nonfinite=self.error_if_nonfinite)
         if self.max_norm is not None:
             clip_grads_with_norm_(parameters, self.max_norm, norm)
         elif self.clip_value is not None:
             clip_grad_value_(parameters, self.clip_value)
-        self._norms.append((engine.step, whole(norm), engine.precision.skipped))
+        self._norms.append((stepper.step, whole(norm), engine.run.precision.skipped))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Add the norm of each step that was taken to the record, which is known here without a host sync."""
-        skipped = [before for _, _, before in self._norms[1:]] + [engine.precision.skipped]
+        skipped = [before for _, _, before in self._norms[1:]] + [engine.run.precision.skipped]
         for (step, norm, before), after in zip(self._norms, skipped, strict=False):
             if before == after:
                 engine.messages.add(f"{step}/grad_norm" if step else "grad_norm", norm)
@@ -103,7 +104,7 @@ def total_norm(
 ) -> Tensor:
     """Return the norm of all gradients; of a sharded model, a DTensor. Called on every rank."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not (engine.distributed.sharded and math.isinf(norm_type)):
+    if not (engine.run.ranks.sharded and math.isinf(norm_type)):
         return get_total_norm(gradients, norm_type, error_if_nonfinite=error_if_nonfinite)
     norm = largest_entry(gradients)
     if error_if_nonfinite and not whole(norm).isfinite():

@@ -70,7 +70,7 @@ class ParamSchedulerHook(Hook):
         self._first = self._highest = self._lr()
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        if engine.stepped:
+        if engine.stepper.stepped:
             self._step(engine, by_epoch=False)
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:

@@ -198,7 +198,7 @@ class RollbackHook(Hook):
         obstacle = self._obstacle(engine, checkpoint)
         if checkpoint is None or obstacle is not None:
             engine.loss_check.end_diverged()
-            raise invalid_loss(engine, bad, f"the loss is {problem}, and {obstacle}", norms={})
+            raise invalid_loss(engine, bad, f"the loss is {problem}, and {obstacle}", norms={}, key=self.key)
         self._rollbacks += 1
         left_out = ""
         if self.skip_samples:

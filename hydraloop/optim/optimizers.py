@@ -158,9 +158,8 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
     own = _taken_own_options(node)
     if "fused" in node:
         node.fused = resolve_fused(node.fused, chosen, f"{key}.fused", optimizer=str(node._target_).rpartition(".")[2])
+    node._partial_ = True  # the parameters are missing
     factory = instantiate(node, key)
-    if not isinstance(factory, functools.partial):
-        raise UserError("needs the model's parameters", key=key, remedy=f"Set {key}._partial_=true.")
     _check_counts(factory, key)
     if own["params"] == "model":
         if len(chosen) < sum(parameter.requires_grad for parameter in places):
@@ -173,15 +172,19 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
     try:
         optimizer = factory(parameters)
     except (ValueError, TypeError, IndexError) as error:
-        if not str(node._target_).startswith("torch."):
+        mistake = refused(node, error, key, _remedy(error, factory, parameters, key))
+        if mistake is None:
             raise
-        raise refused(node, error, key, _remedy(error, factory, parameters, key)) from error
+        raise mistake from error
     if not isinstance(optimizer, optim.Optimizer):
         raise _not_an_optimizer(optimizer, f"{key}._target_")
     check_settings(own["groups"], optimizer.defaults, type(optimizer).__name__, f"{key}.groups")
     for group in optimizer.param_groups:
         if "lr_scale" in group:  # also in those of timm's factories, which leave it to timm's schedulers
             group["lr"] *= group.pop("lr_scale")
+        if not isinstance(group.get("lr", 0), float | int | Tensor):
+            problem = f"{group['lr']!r} is not a number"
+            raise UserError(problem, key=f"{key}.lr", remedy=f"Write one: ++{key}.lr=0.001")
     return optimizer
 
 
@@ -208,6 +211,8 @@ def _name_classes(factory: functools.partial[Any]) -> None:
 
 def _remedy(error: Exception, factory: functools.partial[Any], parameters: Any, key: str) -> str | None:
     """Return the remedy for an error of torch's optimizer; None: its options."""
+    if not factory.func.__module__.startswith("torch."):
+        return None
     if isinstance(parameters, nn.Module):
         return f"torch's optimizers take no model: {key}.params=tensors"
     if factory.func is optim.Muon:
@@ -235,7 +240,7 @@ def _check_counts(factory: functools.partial[Any], key: str) -> None:
             continue
         if not isinstance(value, list | tuple) or len(value) != len(default):
             example = ",".join("null" if number is None else f"{number:g}" for number in default)
-            remedy = f"Write {len(default)} numbers: {key}.{name}=[{example}]"
+            remedy = f"Write {len(default)} numbers: '{key}.{name}=[{example}]'"
             raise UserError(f"{value} is not {len(default)} numbers", key=f"{key}.{name}", remedy=remedy)
 
 

@@ -20,6 +20,7 @@ from hydra.core.utils import env_override
 
 from hydraloop.errors import UserError, interrupt
 from hydraloop.plan import RunPlan
+from hydraloop.platforms import signals
 from hydraloop.processes import rank_log
 from hydraloop.processes.failure import DONE, Ended, Failure, cause
 from hydraloop.processes.private import Private
@@ -27,24 +28,24 @@ from hydraloop.run_files.uncollected import uncollected
 
 log = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS = signals("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """The signals that torch's launcher handles. It does not restore the handlers."""
-_PREEMPTING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_PREEMPTING = signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 """The signals that preempt a job. They are passed on to its ranks: torch's launcher would kill these after 30 s."""
 
 
-def launch(plan: RunPlan, private: Private, *, processes: int, max_restarts: int = 0) -> Ended:
-    """Run a job on several ranks. When this returns, all of them have ended.
+def launch(plan: RunPlan) -> Ended:
+    """Run a job on the ranks that its config asks for. When this returns, all of them have ended.
 
-    Args:
-        plan: of the job.
-        private: what its text does not have.
-        processes: number of ranks.
-        max_restarts: how often all ranks are started again after one has failed. After a `UserError` they are not: a
-            restart would repeat it.
+    After the failure of a rank, all ranks are started again, at most `distributed.max_restarts` times. After a
+    `UserError` they are not: a restart would repeat it.
+
+    Raises:
+        UserError: an interpolation does not resolve.
     """
-    ended = _launch(plan, private, processes)
-    for restart in range(1, max_restarts + 1):
+    private = Private.of(plan)  # what the text of the plan does not have
+    ended = _launch(plan, private)
+    for restart in range(1, plan.cfg.distributed.max_restarts + 1):
         if ended.error is None or isinstance(ended.error, (UserError, KeyboardInterrupt)):
             break
         try:
@@ -52,12 +53,13 @@ def launch(plan: RunPlan, private: Private, *, processes: int, max_restarts: int
         except UserError as error:  # all checkpoints are damaged
             return replace(ended, error=error)
         log.warning("restart %d from %s, after: %s", restart, plan.checkpoint or "the beginning", ended.error)
-        ended = _launch(plan, private, processes)
+        ended = _launch(plan, private)
         ended = replace(ended, trained=ended.trained or trained)
     return ended
 
 
-def _launch(plan: RunPlan, private: Private, processes: int) -> Ended:
+def _launch(plan: RunPlan, private: Private) -> Ended:
+    processes = plan.cfg.distributed.nproc_per_node
     # Only the user can read the folder and the files in it. A rank removes it if this process is killed.
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

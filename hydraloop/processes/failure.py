@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from hydraloop.errors import PeerError, Terminated, UserError, interrupt
+from hydraloop.platforms import signals
 from hydraloop.run_files import atomic
 from hydraloop.run_files.result import Result, describe, signal_of
 from hydraloop.safety.secrets import mask_text
@@ -23,7 +24,7 @@ Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 left no error. signal: ended by a signal. follows: another rank has failed first."""
 _ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
 """The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
-_SENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_SENT = signals("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """Signals that users, terminals and schedulers send. A rank that one of them has ended has not crashed."""
 REQUEUE = 75
 """The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, which schedulers can be told to requeue."""
@@ -137,11 +138,8 @@ class Failure:
 
     def to_json(self) -> str:
         """Return one line of text, with secrets masked."""
-        texts = {name: None if text is None else mask_text(text) for name, text in self._texts().items()}
-        return json.dumps({**asdict(self), **texts})
-
-    def _texts(self) -> dict[str, str | None]:
-        return {"message": self.message, "remedy": self.remedy, "trace": self.trace}
+        shown = {name: mask_text(text) for name in ("message", "remedy", "trace") if (text := getattr(self, name))}
+        return json.dumps({**asdict(self), **shown})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

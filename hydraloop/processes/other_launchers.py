@@ -14,7 +14,7 @@ from hydraloop.cli import hydra_run
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft, plan_job
 from hydraloop.processes import checks as launch_checks
-from hydraloop.processes.jobs import Jobs
+from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import Result
 from hydraloop.run_files.run_directory import holds_run
@@ -27,11 +27,13 @@ ACCEPT_NAN = ("hydra_plugins.hydra_nevergrad_sweeper.nevergrad_sweeper.Nevergrad
 """Sweepers of Hydra to which a diverged job returns NaN. For others it raises its error: Optuna's ends at a NaN."""
 
 
-def run_sweep(jobs: Jobs, draft: Draft, trackers: SweepTrackers, flags: list[str], folder: Path, name: str) -> None:
+def run_sweep(
+    starter: RunStarter, draft: Draft, trackers: SweepTrackers, flags: list[str], folder: Path, name: str
+) -> None:
     """Train the jobs of a sweep, as Hydra's sweeper and launcher run them. An error has been reported.
 
     Args:
-        jobs: trains.
+        starter: trains.
         trackers: of the sweep.
         flags: the arguments that are not overrides.
         folder: with the config files; `name` is that of the primary config.
@@ -48,11 +50,11 @@ def run_sweep(jobs: Jobs, draft: Draft, trackers: SweepTrackers, flags: list[str
                 sweep, settings = hydra_run.sweep_dir(), HydraConfig.get()
                 plan = plan_job(cfg, settings, run_dir, sweep, lock, typed=typed, held=sweep)
             except UserError as error:
-                jobs.reports.start_job()
-                jobs.reports.end_job(error)
+                starter.reports.start_job()
+                starter.reports.end_job(error)
                 raise
             try:
-                return jobs.train(plan)
+                return starter.train(plan)
             except Exception:
                 result = Result.read(run_dir)
                 if settings.sweeper._target_ in ACCEPT_NAN and result is not None and result.has_diverged:
@@ -70,7 +72,7 @@ def run_sweep(jobs: Jobs, draft: Draft, trackers: SweepTrackers, flags: list[str
             raise
         finally:
             trackers.end(directory)
-            jobs.reports.print_sweep(interrupted=trackers.ended == "interrupted")
+            starter.reports.print_sweep(interrupted=trackers.ended == "interrupted")
 
 
 def _begin_process(folders: Sequence[str], packages: Sequence[str], overrides: Sequence[str]) -> None:

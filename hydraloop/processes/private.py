@@ -1,26 +1,27 @@
-"""Private: what the ranks on this machine get beside the plan. It must not be in a file. Does not import torch."""
+"""Private: what ranks and jobs get beside the plan. It must not be in a file. Does not import torch."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from hydraloop.plan import RunPlan
-from hydraloop.run_files.config_yaml import plain, resolved, without_secrets
+from hydraloop.run_files.config_yaml import differing, plain, resolved, without_secrets
 from hydraloop.run_files.environment import command
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 
 VARIABLE = "HYDRALOOP_PRIVATE"
-"""The environment variable, which each rank removes. `worker.py` reads it before it imports this file."""
+"""The environment variable, which each process removes. `worker.py` reads it before it imports this file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Private:
-    """What a rank needs of the process that has started it."""
+    """What a rank or a job needs of the process that has started it."""
 
     sys_path: Sequence[str] = ()
     """Where that process looks for modules."""
@@ -33,7 +34,7 @@ class Private:
     logging: dict[str, Any] | None = None
     """Hydra's `job_logging` of the plan, which is not in its text."""
     secrets: Sequence[tuple[Sequence[str | int], Any]] = ()
-    """The values of the config that the text of the plan does not have, each with its place in the config."""
+    """The values that the text of a plan or a request does not have, each with its place in it."""
 
     @classmethod
     def of(cls, plan: RunPlan) -> Self:
@@ -48,8 +49,13 @@ class Private:
             folders=ALLOWLIST.folders,
             trusted=ALLOWLIST.packages,
             logging=plain(plan.logging),
-            secrets=list(_differences(resolved(plan.cfg), without_secrets(plan.cfg))),
+            secrets=list(differing(resolved(plan.cfg), without_secrets(plan.cfg))),
         )
+
+    @classmethod
+    def received(cls) -> Self:
+        """Return what the environment of this process has."""
+        return cls(**json.loads(os.environ.pop(VARIABLE, "{}")))
 
     def variables(self) -> dict[str, str]:
         """Return the environment variable."""
@@ -61,23 +67,13 @@ class Private:
             ALLOWLIST.trust_folder(Path(folder))
         ALLOWLIST.trust(self.trusted)
         ALLOWLIST.advice = IN_MAIN
+        self.put_back(plan.cfg)
+        return replace(plan, logging=self.logging)
+
+    def put_back(self, content: Any) -> None:
+        """Give a config, or the content of a request, its secrets."""
         for (*parents, name), value in self.secrets:
-            node = plan.cfg
+            node = content
             for parent in parents:
                 node = node[parent]
             node[name] = value
-        return replace(plan, logging=self.logging)
-
-
-def _differences(
-    values: Any, shown: Any, place: tuple[str | int, ...] = ()
-) -> Iterator[tuple[Sequence[str | int], Any]]:
-    """Yield the place and the value of each entry that is not shown."""
-    if isinstance(shown, Mapping):
-        for name in shown:
-            yield from _differences(values[name], shown[name], (*place, name))
-    elif isinstance(shown, list):
-        for index, items in enumerate(zip(values, shown, strict=True)):
-            yield from _differences(*items, (*place, index))
-    elif values != shown:
-        yield place, values

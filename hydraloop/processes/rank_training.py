@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from signal import SIGINT
 from typing import Any
 
+from hydraloop.cli.error_reports import log_cause
 from hydraloop.plan import RunPlan
 from hydraloop.processes.failure import Failure
 from hydraloop.processes.termination_signals import TerminationHandler
@@ -55,6 +56,8 @@ def train(plan: RunPlan, rank: int, handler: TerminationHandler) -> Failure | No
         failure = _failure(training, error, rank, handler.received)
         if rank > 0:
             log.error("%s", describe(error), exc_info=None if failure.kind == "mistake" else error)
+        if rank == 0 or failure.kind == "mistake":
+            log_cause(error)
         handler.end_within_grace()
         return failure
     training.is_over = True

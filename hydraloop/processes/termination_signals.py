@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from hydraloop.errors import Terminated, interrupt
+from hydraloop.platforms import signals
 
 GRACE = 15.0
 """Seconds from the signal to the end of the process: enough to close trackers and to write `result.json`, and half of
@@ -33,7 +34,7 @@ _AGAIN = 2.0
 """Seconds from a signal until it is raised again: an exception reaches the end of the run sooner."""
 _POLL = 0.5
 """Seconds between two checks of the launching process and of the grace period."""
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = signals("SIGTERM", "SIGHUP")
 """Signals that end a process without a message unless it handles them."""
 
 
@@ -204,4 +205,5 @@ def _reset() -> None:
     _unblock()
 
 
-os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_reset)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_reset)

@@ -124,7 +124,10 @@ def check_no_secret(cfg: DictConfig) -> None:
     """
     written: Any = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)
     written.pop("hydra", None)
-    for key in _secrets(written, masked(written), ""):
+    for place, value in differing(written, masked(written)):
+        if _is_interpolated(value):
+            continue
+        key = ".".join(map(str, place))
         variable = re.sub(r"\W+", "_", key).upper()
         raise UserError(
             "its value is a secret, and others on the network can read what torchrun's ranks are sent",
@@ -133,16 +136,13 @@ def check_no_secret(cfg: DictConfig) -> None:
         )
 
 
-def _secrets(written: Any, hidden: Any, key: str) -> Iterator[str]:
-    """Yield the keys of secrets, where `hidden` differs from what is `written`, except for interpolations."""
-    if isinstance(written, Mapping):
-        for name, value in written.items():
-            yield from _secrets(value, hidden[name], f"{key}.{name!s}".lstrip("."))
-    elif isinstance(written, list):
-        for index, value in enumerate(written):
-            yield from _secrets(value, hidden[index], f"{key}.{index}")
-    elif written != hidden and not _is_interpolated(written):
-        yield key
+def differing(values: Any, shown: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the place in a config, and the value, of each entry that `shown` has with another value."""
+    if isinstance(shown, Mapping | list):
+        for name in shown if isinstance(shown, Mapping) else range(len(shown)):
+            yield from differing(values[name], shown[name], (*place, name))
+    elif values is not shown and values != shown:
+        yield place, values
 
 
 def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:

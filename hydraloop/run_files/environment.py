@@ -91,6 +91,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def script() -> list[str]:
     """Return how this process was started, without arguments: `python train.py`."""
     main = sys.modules["__main__"]
+    if "hydraloop.__main__" in sys.modules:  # imported by the command `hydraloop`
+        return ["python", "-m", "hydraloop"]
     if main.__spec__ is not None and main.__spec__.name != "__main__":  # that of a folder
         return ["python", "-m", main.__spec__.name.removesuffix(".__main__")]
     file = getattr(main, "__file__", None)

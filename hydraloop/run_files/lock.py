@@ -13,7 +13,6 @@ acquire the lock. The file names one of them, and the other one is killed at its
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -278,7 +277,7 @@ def join(folder: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path, flags: int = os.O_RDWR, operation: int = fcntl.LOCK_EX) -> Iterator[int]:
+def _opened(path: Path, flags: int = os.O_RDWR, operation: str = "LOCK_EX") -> Iterator[int]:
     """Open the file and lock it with flock. Repeat if it was removed while this process waited for it."""
     while True:
         handle = os.open(path, flags, 0o666)
@@ -292,18 +291,20 @@ def _opened(path: Path, flags: int = os.O_RDWR, operation: int = fcntl.LOCK_EX) 
                 yield handle
                 return
         finally:
-            _flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep the flock
+            _flock(handle, "LOCK_UN")  # a process that was forked meanwhile would keep the flock
             os.close(handle)
 
 
 def _opened_to_read(path: Path) -> AbstractContextManager[int]:
     """Open the file for a process that may not be permitted to write it."""
-    return _opened(path, os.O_RDONLY, fcntl.LOCK_SH)
+    return _opened(path, os.O_RDONLY, "LOCK_SH")
 
 
-def _flock(handle: int, operation: int) -> None:
+def _flock(handle: int, operation: str) -> None:
+    import fcntl  # not on Windows
+
     with suppress(OSError):  # a file system without flock
-        fcntl.flock(handle, operation)
+        fcntl.flock(handle, getattr(fcntl, operation))
 
 
 def _read(handle: int) -> Holder | None:

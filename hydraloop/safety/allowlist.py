@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hydraloop.errors import UserError, suggestion
+from hydraloop.safety.known_packages import to_install
 from hydraloop.safety.projects import RUN_FOLDERS
 from hydraloop.safety.public_targets import PACKAGES, REFUSED, is_offered, is_public, needs_no_object, within
 
@@ -117,7 +118,14 @@ class Allowlist:
         top_level = module.split(".")[0]
         if not module.replace(".", "a").isidentifier() or top_level == _OURSELVES:
             return False
-        return self._is_project_file(_file_of(top_level)) and self._is_project_file(_file_of(module))
+        return self.is_project_file(_file_of(top_level)) and self.is_project_file(_file_of(module))
+
+    def is_own(self, found: Any) -> bool:
+        """Return whether an object was defined in the project, not in a package."""
+        origin = _origin(found) or ""
+        if within(origin, (*PACKAGES, _OURSELVES)):
+            return False
+        return origin == "__main__" or self.is_project_file(getattr(sys.modules.get(origin), "__file__", None))
 
     @property
     def _advice(self) -> Advice:
@@ -176,7 +184,7 @@ class Allowlist:
         if within(target, (*PACKAGES, _OURSELVES)):
             return False
         top_level = target.split(".")[0]
-        return top_level == "__main__" or self._is_project_file(_file_of(top_level))
+        return top_level == "__main__" or self.is_project_file(_file_of(top_level))
 
     def _object_allowed(self, found: Any, origin: str | None) -> bool:
         """`origin` is the module in which the object was defined."""
@@ -194,9 +202,9 @@ class Allowlist:
         main = sys.modules["__main__"]
         if origin == "__main__" and not hasattr(main, "__file__"):
             return True  # the cells of a notebook
-        return self._is_project_file(getattr(sys.modules.get(origin), "__file__", None))
+        return self.is_project_file(getattr(sys.modules.get(origin), "__file__", None))
 
-    def _is_project_file(self, file: str | None) -> bool:
+    def is_project_file(self, file: str | None) -> bool:
         if file is None:
             return False
         path = Path(file).resolve()
@@ -225,22 +233,27 @@ class Allowlist:
             if file is None:
                 raise _missing(target, f"{'.'.join(parts[:index])} has no {part!r}", _public(found), key, part)
             allowed = target in self._trusted or within(path, (*self._trusted, *PACKAGES))
-            if not allowed and not self._is_project_file(file):  # a link or an environment in the project
+            if not allowed and not self.is_project_file(file):  # a link or an environment in the project
                 raise self._refused(target, key, f" (it comes from {file})")
             found, owner = importlib.import_module(path), found
         return found, owner
 
     def _refused(self, target: str, key: str, where: str = "", package: str | None = None) -> UserError:
         """Make the error. `package` is what has to be trusted, by default that of the target."""
-        package = package or _package(target, target)
+        package = _package(target, target) if package is None else package
         remedy = f"If you trust it, {self.remedy(package)} Classes in {self._advice.folder} are always allowed."
+        if not package:
+            remedy = f"Name a function of your own that does what you need, in {self._advice.folder}."
         if self._is_untrusted(target):
             remedy = "A run directory is never trusted. If you trust this file, copy it to another folder."
         return UserError(f"a config may not instantiate {target}{where}", key=f"{key}._target_", remedy=remedy)
 
     def _no_module(self, target: str, key: str) -> UserError:
         problem = f"{target} does not exist: there is no module {target.split('.')[0]!r}"
-        return UserError(problem, key=f"{key}._target_", remedy=self._advice.missing)
+        package, remedy = target.split(".")[0], self._advice.missing
+        if command := to_install(package):
+            remedy = command if package in self._trusted else f"{command} Then {self.remedy(package)}"
+        return UserError(problem, key=f"{key}._target_", remedy=remedy)
 
     def _is_untrusted(self, target: str) -> bool:
         """Return whether a module of this name would come from an untrusted folder; imports nothing."""
@@ -260,12 +273,16 @@ def _is_path(target: str) -> bool:
 
 
 def _package(module: str, target: str) -> str:
-    """Return what to trust for a target in a module: the package, or the target itself."""
+    """Return what to trust for a target in a module: the package, or the target itself; empty for Python's own.
+
+    Python's own modules have functions that execute what they are given, or write it to any file.
+    """
     package, *rest = module.split(".")
     if package == "hydra_plugins" and rest:  # a folder that all plugins share
         return f"{package}.{rest[0]}"
-    # Never a whole one of these: they have functions that execute what they are given, or write it to any file.
-    return target if package in ("torch", _OURSELVES) or package in sys.stdlib_module_names else package
+    if package in sys.stdlib_module_names:
+        return ""
+    return target if package in ("torch", _OURSELVES) else package  # they have such functions, too
 
 
 def _in_environment(path: Path, folder: Path) -> bool:

@@ -72,6 +72,15 @@ def allowing() -> AbstractContextManager[Any]:
     return nullcontext() if IS_1_3 else cast(Any, hydra.utils).execution_whitelist([*HARMLESS, *_CHECKED])
 
 
+def prepared(node: Any) -> Any:
+    """Return a copy of a node for `instantiate`, which may be changed."""
+    node = copy.deepcopy(node)  # keeps the parent, for interpolations
+    OmegaConf.set_readonly(node, False)
+    OmegaConf.set_struct(node, False)
+    node._convert_ = "all"  # with it as an argument, 1.3 is slower, and 1.4 takes the node without our changes
+    return node
+
+
 def instantiate(node: Any, allowed: Sequence[str]) -> Any:
     """Call `hydra.utils.instantiate`, with plain lists and dicts as arguments.
 
@@ -79,10 +88,7 @@ def instantiate(node: Any, allowed: Sequence[str]) -> Any:
         allowed: the targets in `node`, which have passed the allowlist. 1.4 allows no others.
     """
     if node.get("_convert_") != "all":
-        node = copy.deepcopy(node)  # keeps the parent, for interpolations
-        OmegaConf.set_readonly(node, False)
-        OmegaConf.set_struct(node, False)
-        node._convert_ = "all"  # with it as an argument, 1.3 is slower, and 1.4 takes the node without our changes
+        node = prepared(node)
     return hydra_instantiate(node, **({} if IS_1_3 else {"_execution_whitelist_": list(allowed)}))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -15,6 +17,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from hydraloop.errors import UserError, suggestion
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.argument_types import CALL, add_check
+from hydraloop.safety.known_packages import to_install
 
 _SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
@@ -30,21 +34,33 @@ def instantiate(node: Any, key: str) -> Any:
         UserError: a target is refused or unknown, or does not take the arguments.
     """
     require_target(node, key)
-    allowed: list[str] = []
+    allowed, own = [CALL], set()
     for where, target_node in _targets(node, key):
         name = target_node._target_
         if not isinstance(name, str):
             raise UserError(f"_target_ is {_shown(name)}, not the path of a class", key=f"{where}._target_")
-        target = _locate(name, where)
+        target = locate(name, where)
         _check_arguments(target, target_node, where)
         allowed += [name, f"{target.__module__}.{target.__qualname__}"]
+        if ALLOWLIST.is_own(target) and not target_node.keys() <= _SPECIAL:
+            own.add(where)
     try:
-        return hydra_versions.instantiate(node, allowed)
+        return hydra_versions.instantiate(_with_checks(node, key, own) if own else node, allowed)
     except Exception as error:
-        mistake = _mistake_in(error, node, hydra_versions.failed_at(error) or key, key)
+        where = hydra_versions.failed_at(error) or key
+        mistake = _mistake_in(error, node, where if where.startswith(key) else f"{key}.{where}", key)
         if mistake is None:
             raise
         raise mistake from error
+
+
+def _with_checks(node: DictConfig, key: str, own: set[str]) -> DictConfig:
+    """Return a copy of a node in which the arguments at the keys `own` are checked."""
+    node = hydra_versions.prepared(node)
+    for where, target_node in list(_targets(node, key)):
+        if where in own:
+            add_check(target_node, where)
+    return node
 
 
 def instantiate_callable(node: Any, key: str) -> Any:
@@ -58,7 +74,7 @@ def instantiate_callable(node: Any, key: str) -> Any:
 def as_callable(node: Any, key: str) -> Any:
     """Return a config node with `_partial_: true` if it names a function and does not say otherwise."""
     require_target(node, key)
-    if "_partial_" not in node and isinstance(node._target_, str) and not inspect.isclass(_locate(node._target_, key)):
+    if "_partial_" not in node and isinstance(node._target_, str) and not inspect.isclass(locate(node._target_, key)):
         node = copy.deepcopy(node)  # keeps the parent, for interpolations
         with open_dict(node):
             node._partial_ = True
@@ -75,13 +91,16 @@ def require_target(node: Any, key: str) -> None:
         )
 
 
-def _locate(name: str, key: str) -> Any:
+def locate(name: str, key: str) -> Any:
+    """Return the object that a `_target_` names, as `Allowlist.locate`. A missing package is the user's mistake."""
     try:
         return ALLOWLIST.locate(name, key)
     except UserError as error:
-        if error.key is not None and error.key.startswith(key):
+        if error.key is not None:  # also that of an error in the imported module
             raise
-        raise UserError(error.problem, key=key, remedy=error.remedy) from error  # raised by the imported module
+        raise UserError(error.problem, key=key, remedy=error.remedy) from error
+    except ModuleNotFoundError as error:
+        raise _not_installed(error, f"{key}._target_") from error
 
 
 def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
@@ -154,8 +173,8 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
 def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
     """Return the user's mistake that made a constructor fail; None if it may be a bug.
 
-    A file or a package that does not exist is a mistake, and so is a value that a class of torch, torchmetrics or
-    hydraloop refuses. Another error may be a bug.
+    A file or a package that does not exist is a mistake, and so is a value that the class refuses (`refused`). Another
+    error may be a bug.
 
     Args:
         where: the key of the node whose constructor failed.
@@ -165,30 +184,55 @@ def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) ->
     while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__
     if isinstance(cause, UserError):
-        return UserError(cause.problem, key=f"{where}.{cause.key}" if cause.key else where, remedy=cause.remedy)
+        inner_key = cause.key or ""
+        full = inner_key if inner_key.startswith(where) else f"{where}.{inner_key}".rstrip(".")
+        return UserError(cause.problem, key=full, remedy=cause.remedy)
     if isinstance(cause, FileNotFoundError) and cause.filename is not None:
         return UserError(f"there is no file {cause.filename}", key=where, remedy="Create it, or name another one.")
     if isinstance(cause, ModuleNotFoundError):
-        return UserError(str(cause).rstrip("."), key=where, remedy="Install the package.")
+        return _not_installed(cause, where)
     inner = OmegaConf.select(node, where.removeprefix(key).lstrip(".")) if where != key else node
-    target = str(inner._target_) if isinstance(inner, DictConfig) and "_target_" in inner else ""
-    of_value = isinstance(cause, ValueError | TypeError | IndexError) and not isinstance(cause, OmegaConfBaseException)
-    if of_value and target.startswith(("torch.", "torchmetrics.", "hydraloop.")):
-        return refused(inner, cause, where)
-    return None
+    return refused(inner, cause, where) if isinstance(inner, DictConfig) and "_target_" in inner else None
 
 
-def refused(node: DictConfig, cause: BaseException, key: str, remedy: str | None = None) -> UserError:
-    """Return the error of a class that refuses its options; the default remedy is the options that `cause` names."""
+def refused(node: DictConfig, cause: BaseException, key: str, remedy: str | None = None) -> UserError | None:
+    """Return the error of a class that refuses its options; None if it may be a bug.
+
+    A `ValueError` is about the options. A `TypeError` of a project's class is about the options if it names the type of
+    one. The default remedy is the options that `cause` names.
+    """
     options = {str(name): value for name, value in node.items() if name not in _SPECIAL}
     words = set(re.findall(r"[\w.+-]+", str(cause)))
     named = [name for name, value in options.items() if words & {name, str(value)}]
+    ours = str(node._target_).startswith(("torch.", "torchmetrics.", "hydraloop."))
+    if not ours and isinstance(cause, TypeError):
+        named = named or [name for name, value in options.items() if words & {_type_name(value)}]
+    known = isinstance(cause, ValueError | TypeError | IndexError) if ours else isinstance(cause, ValueError) or named
+    if not known or isinstance(cause, OmegaConfBaseException):
+        return None
     change = ", ".join(f"{key}.{name}" for name in named or options)
     return UserError(
-        f"{str(node._target_).rpartition('.')[2]} refuses its options: {cause}",
+        f"{str(node._target_).rpartition('.')[2]} refuses its options: {cause}{'' if ours else _place(cause)}",
         key=key,
-        remedy=remedy or f"Change {change or '_target_'}.",
+        remedy=remedy or f"Change {change or f'{key}._target_, or add an option: +{key}.NAME=…'}.",
     )
+
+
+def _not_installed(error: ModuleNotFoundError, key: str) -> UserError:
+    remedy = to_install(error.name) or "Check the spelling, or install the package."
+    return UserError(f"{str(error).rstrip('.')}{_place(error)}", key=key, remedy=remedy)
+
+
+def _type_name(value: Any) -> str:
+    if isinstance(value, DictConfig | ListConfig):
+        return "dict" if isinstance(value, DictConfig) else "list"
+    return type(value).__name__
+
+
+def _place(error: BaseException) -> str:
+    """Return the last line of the project that led to an error."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if ALLOWLIST.is_project_file(frame.filename)]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def _shown(value: Any) -> str:

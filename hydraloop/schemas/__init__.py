@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import is_dataclass
 from functools import cached_property
 from importlib import import_module
+from inspect import isfunction
 from typing import Any, Dict, Iterator, Optional, Tuple
 
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -35,7 +36,7 @@ class _Schema:
     """Becomes a config when Hydra copies it to read it, because creating the configs of all options takes 70 ms.
 
     Args:
-        schema: the dataclass, or a mapping.
+        schema: the dataclass, a mapping, or a function that returns the config.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -44,7 +45,8 @@ class _Schema:
     @cached_property
     def config(self) -> DictConfig:
         """The config, created once: a copy takes a third of the time."""
-        created: DictConfig = OmegaConf.structured(self.schema)
+        schema = self.schema() if isfunction(self.schema) else self.schema
+        created: DictConfig = OmegaConf.structured(schema)
         return created
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> DictConfig:

@@ -20,7 +20,7 @@ class DigitsConf:
     split: str = "train"
     """`train` (1,259 images), `val` (179) or `test` (359)."""
     root: Optional[str] = None
-    """Folder with digits.csv.gz. Null: the copy in scikit-learn, so that nothing is downloaded."""
+    """Folder with digits.csv.gz. Null: the copy in hydraloop, so that nothing is downloaded."""
     split_seed: int = 0
     """Seed of the split. Separate from `seed`, so that runs with different seeds are measured on the same images."""
 

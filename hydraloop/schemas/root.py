@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 from hydraloop.schemas.distributed import DistributedConf
 from hydraloop.schemas.engine import EngineConf
@@ -77,6 +77,13 @@ class Config:
     it."""
 
 
+def _open_root() -> Any:
+    """Return the options with their types, in a root that also takes keys of the user's own from config files."""
+    created = OmegaConf.structured(Config)
+    created._metadata.object_type = dict  # merged with `struct` off, a dataclass would still refuse them
+    return created
+
+
 DEFAULT_HOOKS = [
     "runtime_info",
     "timer",
@@ -88,6 +95,18 @@ DEFAULT_HOOKS = [
     "progress",
 ]
 """In the order of registration, which decides between equal priorities."""
+
+_CHOICES: List[Dict[str, Any]] = [
+    {"/data": "base"},
+    {"/task": "classification"},
+    {"/model": None},
+    {"/optimizer": "adamw"},
+    {"/scheduler": "cosine"},
+    {"/precision": "fp32"},
+    {"/default_hooks": DEFAULT_HOOKS},
+    {"/hooks": []},
+]
+"""What `hydraloop/project` selects in each group. A project names its data and its model."""
 
 # ${run_id:} is random and fixed within one start, so that runs of the same second have different directories.
 HYDRA_SETTINGS: Dict[str, Any] = {
@@ -140,8 +159,8 @@ def _logging(**handlers: Dict[str, str]) -> Dict[str, Any]:
 
 
 def register(store: ConfigStore) -> None:
-    """Store `hydraloop`, the first entry of the defaults list in a config.yaml."""
-    store.store(group="hydraloop", name="schema", package="_global_", node=Config)
+    """Store `hydraloop` and `hydraloop/project`, one of which begins the defaults list in a config.yaml."""
+    store.store(group="hydraloop", name="schema", package="_global_", node=_open_root)
     sections = {"hydra_logging": _logging(console=_CONSOLE), "job_logging": _logging(console=_CONSOLE, file=_FILE)}
     for section, node in sections.items():
         store.store(group=f"hydra/{section}", name="hydraloop", package=f"hydra.{section}", node=node)
@@ -160,4 +179,10 @@ def register(store: ConfigStore) -> None:
             ],
             "hydra": HYDRA_SETTINGS,
         },
+    )
+    store.store(
+        group="hydraloop",
+        name="project",
+        package="_global_",
+        node={"defaults": ["/hydraloop", *_CHOICES, "_self_"], "experiment_name": "project"},
     )

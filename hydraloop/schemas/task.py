@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import II, MISSING
+
+from hydraloop.errors import UserError
 
 
 @dataclass
@@ -88,12 +90,76 @@ class RegressionConf:
 
 
 @dataclass
+class SegmentationConf:
+    """`task=segmentation`: one class per pixel; pixels of `ignore_index` do not count."""
+
+    _target_: str = "hydraloop.tasks.Segmentation"
+    model: Any = MISSING
+    """Returns logits `[N, C, H, W]` for images, in the size of the classes `[N, H, W]`; the group `model`."""
+    num_classes: int = II(".model.num_classes")
+    """C. Write a number if the option of your model has another name."""
+    loss: Any = field(  # as above
+        default_factory=lambda: {
+            "_target_": "torch.nn.CrossEntropyLoss",
+            "ignore_index": II("..ignore_index"),
+            "label_smoothing": 0.0,
+        }
+    )
+    """Called with (logits, classes); the mean over the pixels that are not ignored. No smoothing: the loss is the
+    negative log-likelihood."""
+    metrics: Dict[str, Any] = field(
+        default_factory=lambda: {
+            "miou": _of_torchmetrics("MulticlassJaccardIndex"),
+            "dice": _of_torchmetrics("MulticlassF1Score", average="macro"),
+        }
+    )
+    """Metrics over all pixels of the data set by name: the mean over the classes of intersection over union, and of
+    Dice. A class that is neither in the data nor predicted is left out. `save_best=auto` uses the first. Null removes
+    a metric."""
+    ignore_index: int = 255
+    """Pixels of this class do not count. 255 is their value in the masks of Pascal VOC, Cityscapes and ADE20K."""
+
+
+def _of_torchmetrics(name: str, **options: Any) -> Dict[str, Any]:
+    """Return the config of a metric of classes. Its checks of all values would wait for the device."""
+    of_task = {"num_classes": II("...num_classes"), "ignore_index": II("...ignore_index")}
+    return {"_target_": f"torchmetrics.classification.{name}", **of_task, **options, "validate_args": False}
+
+
+@dataclass
+class MultiLabelConf:
+    """`task=multilabel`: any number of classes per sample."""
+
+    _target_: str = "hydraloop.tasks.MultiLabel"
+    model: Any = MISSING
+    """Returns logits `[N, C]`; the group `model`."""
+    num_classes: int = II(".model.num_classes")
+    """C. Write a number if the option of your model has another name."""
+    loss: Any = field(default_factory=lambda: {"_target_": "torch.nn.BCEWithLogitsLoss"})  # as above
+    """Called with (logits, labels), both float `[N, C]`; the mean over the batch. The binary cross entropy is the
+    negative log-likelihood."""
+    metrics: Dict[str, Any] = field(
+        default_factory=lambda: {
+            "f1": {
+                "_target_": "torchmetrics.classification.MultilabelF1Score",
+                "num_labels": II("...num_classes"),
+                "average": "macro",
+                "validate_args": False,
+            }
+        }
+    )
+    """Metrics by name, updated with probabilities: the mean of F1 over the classes, at a probability of 0.5.
+    `save_best=auto` uses the first. Null removes a metric."""
+
+
+@dataclass
 class LanguageModelingConf:
     """`task=language_modeling`: the next token at every position; the loss is always the cross entropy."""
 
     _target_: str = "hydraloop.tasks.LanguageModeling"
     model: Any = MISSING
-    """Returns logits `[N, T, V]` for tokens `[N, T]`; the group `model`."""
+    """Returns logits `[N, T, V]` for tokens `[N, T]`; the group `model`. Batches are (tokens, targets), or tokens
+    `[N, T + 1]` alone: each token is then the target of the one before it."""
     metrics: Dict[str, Any] = field(
         default_factory=lambda: {"bits_per_byte": BitsPerByteConf(), "accuracy": TokenAccuracyConf()}
     )
@@ -119,9 +185,17 @@ class HuggingFaceConf:
     encoder. The model does not say it. Set it for custom classes."""
 
 
+def no_model() -> UserError:
+    """Return the error of a task without a model."""
+    remedy = "Select one: model=small_cnn. Or name a class: +task.model._target_=model.Net, in Python task=model."
+    return UserError("there is no model", key="task.model", remedy=remedy)
+
+
 def register(store: ConfigStore) -> None:
     """Store the options of `task`."""
     store.store(group="task", name="classification", package="task", node=ClassificationConf)
     store.store(group="task", name="regression", package="task", node=RegressionConf)
+    store.store(group="task", name="segmentation", package="task", node=SegmentationConf)
+    store.store(group="task", name="multilabel", package="task", node=MultiLabelConf)
     store.store(group="task", name="language_modeling", package="task", node=LanguageModelingConf)
     store.store(group="task", name="huggingface", package="task", node=HuggingFaceConf)

@@ -222,7 +222,6 @@ class Controller:
             self.directory.controller,
             None if slots is None else slots.take(number),
             self.shares.threads,
-            job.environment,
         )
         try:
             self.executor.submit(request)

@@ -10,8 +10,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -24,9 +24,9 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from hydraloop.cli.command import explained
 from hydraloop.cli.hydra_job import as_job
 from hydraloop.errors import UserError
-from hydraloop.plan import Draft, RunPlan, plan_job
+from hydraloop.plan import Draft, plan_job
 from hydraloop.processes import checks as launch_checks
-from hydraloop.processes.jobs import Jobs
+from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
 from hydraloop.run_files.lock import RunLock
@@ -57,12 +57,15 @@ class SweepJob(Worker):
     """Runs jobs of a sweep.
 
     Args:
-        draft: of the sweep, with its first job.
-        jobs: trains.
+        draft: of the sweep, with its first job; without a grid, of the only job.
+        starter: trains.
+        grid: composes the jobs.
     """
 
-    def __init__(self, directory: SweepDirectory, draft: Draft, jobs: Jobs, grid: GridComposer) -> None:
-        self._directory, self._draft, self._jobs, self._grid = directory, draft, jobs, grid
+    def __init__(
+        self, directory: SweepDirectory, draft: Draft, starter: RunStarter, grid: GridComposer | None = None
+    ) -> None:
+        self._directory, self._draft, self._starter, self._grid = directory, draft, starter, grid
 
     def prepare(self) -> None:
         """Import torch, and the parts of hydraloop that the first job names. The user's modules are not imported."""
@@ -70,7 +73,8 @@ class SweepJob(Worker):
             import_module(name)
         environment.versions()  # is cached, as the next
         machine()
-        self._grid.prepare()
+        if self._grid is not None:
+            self._grid.prepare()
         config = str(OmegaConf.to_container(self._draft.cfg, resolve=False))
         for target in re.findall(r"'_target_': '([\w.]+)'", config):
             module, _, name = target.rpartition(".")
@@ -113,10 +117,21 @@ class SweepJob(Worker):
 
         try:
             with ExitStack() as locks:
-                cfg = self._composed(request.lines, request.number)
+                cfg = self._config(request)
+                with read_write(cfg.hydra):
+                    cfg.hydra.sweep.dir = str(self._directory.path)
                 locks.enter_context(hydra_config(cfg))
                 launch_checks.check(cfg)
-                plan = self._plan(cfg, request.lines, state, locks)
+                plan = plan_job(
+                    self._config(request),  # twice as fast as a copy
+                    cfg.hydra,
+                    Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir),
+                    self._directory.path,
+                    locks,
+                    typed=self._draft.typed,
+                    held=folder,
+                    continues=state.attempts > 1,
+                )
                 run_dir = plan.run_dir
                 directory = os.path.relpath(run_dir, self._directory.path)
                 if directory != state.directory:
@@ -125,12 +140,12 @@ class SweepJob(Worker):
                     if state.attempts > 1 and told is not None and told.is_over:  # its state was damaged
                         states.write(folder, told, flush=True)
                         return 0
-                self._jobs.on_build = lambda iterations: note(total=iterations)
+                self._starter.on_build = lambda iterations: note(total=iterations)
                 with as_job(cfg, plan) as job:
-                    job.return_value = self._jobs.train(plan)
+                    job.return_value = self._starter.train(plan)
         except BaseException as raised:
             error = raised
-            self._jobs.reports.show(error)
+            self._starter.reports.show(error)
         if not lock.is_held:  # this machine stalled, and another one continues the job
             return LEFT
         run_dir = self._directory.run_dir(state)
@@ -138,24 +153,10 @@ class SweepJob(Worker):
         states.write(folder, _ended(state, run_dir, error), flush=not is_told)
         return _exit_code(error)
 
-    def _composed(self, lines: Sequence[str], number: int) -> DictConfig:
-        cfg = explained(partial(self._grid.compose, number=number), lines, self._grid.composer)
-        with read_write(cfg.hydra):
-            cfg.hydra.sweep.dir = str(self._directory.path)
-        return cfg
-
-    def _plan(self, cfg: DictConfig, lines: Sequence[str], state: JobState, locks: ExitStack) -> RunPlan:
-        """Return the plan of the job, whose directory is locked until `locks` closes."""
-        return plan_job(
-            self._grid.compose(lines, number=state.number),  # twice as fast as a copy of `cfg`
-            cfg.hydra,
-            Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir),
-            self._directory.path,
-            locks,
-            typed=self._draft.typed,
-            held=self._directory.folder(state.number),
-            continues=state.attempts > 1,
-        )
+    def _config(self, request: Request) -> DictConfig:
+        if self._grid is None:
+            return deepcopy(self._draft.cfg)
+        return explained(partial(self._grid.compose, number=request.number), request.lines, self._grid.composer)
 
 
 def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobState:

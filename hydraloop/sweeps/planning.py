@@ -1,12 +1,12 @@
-"""Check a command line, and plan the jobs of a sweep, before anything is written or started."""
+"""Plan the jobs of a sweep, and check them, before anything is written or started."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,13 @@ from hydraloop.cli.config_file_limits import check_submitit
 from hydraloop.cli.explain import COMPOSING_ERRORS
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
+from hydraloop.processes.checks import check_options
 from hydraloop.run_files.changes import differences
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_overrides, masked
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.selection import select
 from hydraloop.validate import check_sweep_options, hydra_config
@@ -33,29 +35,30 @@ ALL_CHECKED = 100
 the smallest and the largest; of the others, only key and type are checked."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The jobs of a sweep. All values have been checked, but not all combinations."""
+@dataclass(frozen=True, kw_only=True)
+class SweepDraft(Draft):
+    """A sweep that has passed all checks, before it has a directory. Not all combinations of values are checked."""
 
     axes: Axes
     master: DictConfig
     """What Hydra composes for the sweep itself, without what is swept: for the nodes `sweep` and `hydra`."""
     grid: GridComposer
-    ranks: int = 1
+    is_ours: bool
+    """Whether hydraloop runs the jobs, and not another sweeper or launcher of Hydra."""
+    ranks: int
     """The most processes that a job needs."""
-    device: str = "cpu"
+    device: str
     """`engine.device`; `cpu` only if it is that of all jobs."""
+
+    @property
+    def swept(self) -> list[str]:
+        """The keys that are swept."""
+        return [key.partition("@")[0] for axis in self.axes.swept for key in axis.keys]
 
     @property
     def options(self) -> DictConfig:
         """The options `sweep.*`."""
         return self.master.sweep  # type: ignore[no-any-return]
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether hydraloop runs the jobs, and not another sweeper or launcher of Hydra."""
-        choices = self.master.hydra.runtime.choices
-        return (choices["hydra/sweeper"], choices["hydra/launcher"]) == ("hydraloop", "pool")
 
     @property
     def subdir(self) -> str:
@@ -72,7 +75,7 @@ class Plan:
         only a combination selects: `defaults: [schedule: ${model}_${data}]`.
 
         Args:
-            axes: of this plan; or these widened, in which the jobs of the earlier sweep have the same numbers.
+            axes: of this draft; or these widened, in which the jobs of the earlier sweep have the same numbers.
         """
         chosen: dict[tuple[str, ...], int] = {(): 0}
         for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
@@ -85,23 +88,22 @@ class Plan:
                 configs[" ".join(mask_overrides(choice))] = {change.key: change.new for change in changes}
         return configs
 
-    def environments(self, axes: Axes, configs: Mapping[str, Mapping[str, Any]]) -> Callable[[int], dict[str, str]]:
-        """Return a function from the number of a job to its `hydra.job.env_set`; empty if the job's config is wrong.
+    def environment(self, request: Request) -> dict[str, str]:
+        """Return the `hydra.job.env_set` of a job; empty if its config is wrong, which the job reports."""
+        with suppress(*COMPOSING_ERRORS):
+            cfg = self.grid.compose(request.lines, number=request.number)
+            with hydra_config(cfg):
+                return {str(name): str(value) for name, value in cfg.hydra.job.env_set.items()}
+        return {}
+
+    def sets_variables(self, configs: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Return whether a job sets `hydra.job.env_set`.
 
         Args:
-            configs: of these axes. If they set no variable, jobs are not composed to look for one.
+            configs: as `configs` returns them.
         """
         keys = [key for config in configs.values() for key in config]
-        any_set = configs[""]["hydra"]["job"]["env_set"] or any(key.startswith("hydra.job.env_set") for key in keys)
-
-        def environment(number: int) -> dict[str, str]:
-            with suppress(*COMPOSING_ERRORS):  # the job reports them
-                cfg = self.grid.compose(axes.lines(number), number=number)
-                with hydra_config(cfg):
-                    return {str(name): str(value) for name, value in cfg.hydra.job.env_set.items()}
-            return {}
-
-        return environment if any_set else lambda number: {}
+        return bool(configs[""]["hydra"]["job"]["env_set"]) or any(key.startswith("hydra.job.env_set") for key in keys)
 
     def _compared(self, lines: Sequence[str]) -> dict[str, Any]:
         """Return what determines the results and the directory of a job, masked and not resolved."""
@@ -113,57 +115,16 @@ class Plan:
         return compared
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepDraft(Draft):
-    """A sweep that has passed all checks, before it has a directory."""
-
-    plan: Plan
-
-    @property
-    def axes(self) -> list[str]:
-        """The keys that are swept."""
-        return [key.partition("@")[0] for axis in self.plan.axes.swept for key in axis.keys]
-
-
-def check_command(
-    args: argparse.Namespace,
-    composer: Composer,
-    *,
-    trains: bool = True,
-    check_job: Callable[[DictConfig], None] = lambda cfg: None,
-) -> Draft:
-    """Compose and check the config of the run, or each value of each axis of the sweep.
+def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
+    """Plan a sweep, and check each value of each axis in the first job that has it.
 
     Args:
         args: Hydra's flags and the overrides.
-        trains: whether training data is needed.
-        check_job: called with each config that has passed all other checks.
 
     Raises:
         UserError: a mistake in the overrides or in the config files.
     """
-    lines, is_sweep = command_line.read(args, composer)
-    if is_sweep:
-        draft: Draft = check(lines, composer, trains=trains, check_job=check_job)
-        return replace(draft, follows_links=args.trusted_links)
-    typed = arguments.typed_keys(lines)
-    cfg = command_line.compose_job(lines, composer, typed, trains=trains)
-    check_job(cfg)
-    return Draft(overrides=lines, cfg=cfg, typed=typed, follows_links=args.trusted_links)
-
-
-def check(
-    lines: list[str],
-    composer: Composer,
-    *,
-    trains: bool = True,
-    check_job: Callable[[DictConfig], None] = lambda cfg: None,
-) -> SweepDraft:
-    """Plan a sweep, and check each value of each axis in the first job that has it. The arguments are as above.
-
-    Raises:
-        UserError: a mistake in the overrides or in the config files.
-    """
+    lines = arguments.with_hook_options_swept(args.overrides)
     typed = arguments.typed_keys(lines)
     master = command_line.compose_sweep(lines, composer, typed)
     check_sweep_options(master)
@@ -175,14 +136,17 @@ def check(
         arguments.parse([f"{key}={value}" for key, value in params.items()]),
         master.get("sweep") or {},
     )
-    plan = Plan(axes, master, GridComposer(composer, master))
-    _check_options(plan)
+    grid, choices = GridComposer(composer, master), master.hydra.runtime.choices
+    is_ours = (choices["hydra/sweeper"], choices["hydra/launcher"]) == ("hydraloop", "pool")
+    if not is_ours:
+        _check_options(master)
     first: DictConfig | None = None
+    ranks, devices = 1, ["cpu"]
     for number in _checked(axes):
         job = axes.lines(number)
         with _in_job(job):
-            cfg = command_line.compose_job(job, composer, typed, trains=trains, compose=plan.grid.compose)
-            check_job(cfg)
+            cfg = command_line.compose_job(job, composer, typed, trains=args.cfg is None, compose=grid.compose)
+            check_options(cfg)
         if cfg.resume is not None:
             raise UserError(
                 "the jobs of a sweep would continue in one directory",
@@ -190,22 +154,28 @@ def check(
                 remedy="Leave resume out. To start from weights, use load_from=<checkpoint>.",
             )
         first = first or cfg
-        plan = replace(
-            plan,
-            ranks=max(plan.ranks, int(cfg.distributed.nproc_per_node)),
-            device=cfg.engine.device if plan.device == "cpu" else plan.device,
-        )
+        ranks = max(ranks, int(cfg.distributed.nproc_per_node))
+        devices += [cfg.engine.device] if devices == ["cpu"] and cfg.engine.device != "cpu" else []
     assert first is not None, "a sweep has a job"
-    _check_types(axes, plan.grid, composer)
-    return SweepDraft(overrides=lines, cfg=first, typed=typed, plan=plan)
+    _check_types(axes, grid, composer)
+    return SweepDraft(
+        overrides=lines,
+        cfg=first,
+        typed=typed,
+        follows_links=args.trusted_links,
+        axes=axes,
+        master=master,
+        grid=grid,
+        is_ours=is_ours,
+        ranks=ranks,
+        device=devices[-1],
+    )
 
 
-def _check_options(plan: Plan) -> None:
+def _check_options(master: DictConfig) -> None:
     """Refuse options that another sweeper or launcher would ignore."""
-    if plan.is_ours:
-        return
     defaults: Any = OmegaConf.to_container(OmegaConf.structured({"sweep": SweepConf, "detach": False}))
-    chosen: Any = OmegaConf.to_container(OmegaConf.masked_copy(plan.master, list(defaults)), resolve=True)
+    chosen: Any = OmegaConf.to_container(OmegaConf.masked_copy(master, list(defaults)), resolve=True)
     for change in differences(defaults, chosen):
         raise UserError(
             "the launcher or the sweeper that is selected does not have this option",

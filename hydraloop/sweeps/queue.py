@@ -17,6 +17,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hydraloop.platforms import signals
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files import atomic, lock
 from hydraloop.run_files.processes import machine
@@ -27,7 +28,7 @@ from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
-_ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ENDINGS = signals("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 """Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
 
 
@@ -97,7 +98,7 @@ def end(directory: SweepDirectory, number: int, code: int | None, attempt: int |
         else:  # its process has ended before it could write that it runs
             lost = _lost(replace(state, attempts=state.attempts + 1, controller=directory.controller), code)
             state = replace(lost, ended=ended)
-            (folder / states.REQUEST).unlink(missing_ok=True)  # it may have secrets
+            (folder / states.REQUEST).unlink(missing_ok=True)
         states.write(folder, state, flush=True)
     finally:
         held.release()

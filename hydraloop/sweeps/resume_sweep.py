@@ -14,9 +14,10 @@ from hydraloop.run_files.changes import differences
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.run_directory import check_links
 from hydraloop.sweeps.axes import Axes
-from hydraloop.sweeps.planning import Plan
+from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.validate import hydra_config
 
 MULTIRUN = Path("multirun")
 """Sweeps, as `multirun/<date>/<time>-<id>`."""
@@ -27,25 +28,22 @@ _PATIENCE = 10.0
 """Seconds that a controller waits for another one that widens the same sweep."""
 
 
-def settle(
-    path: Path, description: Description, plan: Plan, *, named: bool, follows_links: bool = False
-) -> tuple[SweepDirectory, Axes]:
+def settle(description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes]:
     """Return the directory of a sweep, a new one or the one that `sweep.resume` names, and its jobs, not masked.
 
     Args:
-        path: `hydra.sweep.dir`.
         description: of a new sweep.
-        named: whether the command line names the directory.
-        follows_links: whether a resumed sweep may have links that lead out of its directory.
 
     Raises:
         UserError: there is nothing to resume, or it is another sweep; or a new directory is in use.
     """
-    wanted = plan.options.resume
+    with hydra_config(draft.cfg):
+        path = Path(draft.cfg.hydra.sweep.dir).absolute()
+    wanted, named = draft.options.resume, "hydra.sweep.dir" in draft.typed
     if wanted is None:
-        return SweepDirectory.create(path, description), plan.axes
-    if wanted == "auto" and not (named or is_constant(plan.master.hydra.sweep)):
-        return _continued(_newest(description, plan), description, plan, follows_links=follows_links)
+        return SweepDirectory.create(path, description), draft.axes
+    if wanted == "auto" and not (named or is_constant(draft.master.hydra.sweep)):
+        return _continued(_newest(description, draft), description, draft)
     if wanted == "auto":
         try:
             directory = SweepDirectory.create(path, description)
@@ -54,35 +52,35 @@ def settle(
                 raise
         else:
             print(f"{path} had no sweep: a new one starts there", file=sys.stderr)
-            return directory, plan.axes
+            return directory, draft.axes
     found = path if wanted == "auto" else Path(wanted)
     if named and found.resolve() != path.resolve():
         remedy = f"Leave hydra.sweep.dir out: {_KEY}={found}"
         raise UserError(f"a resumed sweep continues in its directory, {found}", key="hydra.sweep.dir", remedy=remedy)
-    return _continued(found, description, plan, follows_links=follows_links)
+    return _continued(found, description, draft)
 
 
-def _continued(path: Path, description: Description, plan: Plan, *, follows_links: bool) -> tuple[SweepDirectory, Axes]:
+def _continued(path: Path, description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes]:
     """Return a sweep with the jobs of this command line, which it gets if they are new."""
     SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
-    if not follows_links:
+    if not draft.follows_links:
         check_links(path, key=_KEY)
     with RunLock(path, key=_KEY, patience=_PATIENCE):
         directory = SweepDirectory.load(path, key=_KEY)
-        old, new = directory.description, _same_jobs(directory.description, description, plan)
+        old, new = directory.description, _same_jobs(directory.description, description, draft)
         if new.axes.count > old.axes.count or new.average != old.average:
             directory.widen(new)
     return directory, new.axes
 
 
-def _same_jobs(old: Description, new: Description, plan: Plan) -> Description:
+def _same_jobs(old: Description, new: Description, draft: SweepDraft) -> Description:
     """Return the description of a sweep with the jobs that this command line adds.
 
     Raises:
         UserError: the command line has another config, or not all jobs of the sweep.
     """
-    axes = plan.axes.widened(old.axes)
-    now = plan.configs(axes)
+    axes = draft.axes.widened(old.axes)
+    now = draft.configs(axes)
     changes = [
         f"{choice}: {change}" if choice else str(change)
         for choice, config in old.configs.items()
@@ -95,11 +93,11 @@ def _same_jobs(old: Description, new: Description, plan: Plan) -> Description:
     return replace(new, axes=axes, configs=now)
 
 
-def _newest(new: Description, plan: Plan) -> Path:
+def _newest(new: Description, draft: SweepDraft) -> Path:
     """Return the newest sweep with the config of this command line, and no other jobs."""
     for directory in sorted(_all(), key=lambda found: found.description.created, reverse=True):
         with suppress(UserError):
-            _same_jobs(directory.description, new, plan)
+            _same_jobs(directory.description, new, draft)
             return directory.path
     raise UserError(
         f"no sweep in {MULTIRUN}/ has this config and no other jobs",

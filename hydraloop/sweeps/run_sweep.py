@@ -7,84 +7,79 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
+from omegaconf import DictConfig
 
-from hydraloop.cli import command as command_line
+from hydraloop.cli import command
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.plan import Draft
 from hydraloop.processes import checks as launch_checks
-from hydraloop.processes.jobs import Jobs
+from hydraloop.processes.detach import CONTROLLER_LOG, detached
+from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import code_patch, environment
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps import resume_sweep
 from hydraloop.sweeps.controller import Controller
-from hydraloop.sweeps.detach import CONTROLLER_LOG, detached
 from hydraloop.sweeps.executors import gpus, spawned, submitit_executor
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
-from hydraloop.sweeps.planning import Plan, SweepDraft
+from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
 from hydraloop.sweeps.source import Grid
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.sweep_trackers import SweepTrackers
-from hydraloop.validate import hydra_config
 
 
-def run(draft: SweepDraft, jobs: Jobs, name: str) -> NoReturn:
+def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     """Run a sweep with our own executors, and exit. A composer has to be open.
 
     Args:
         draft: of the sweep.
-        jobs: trains.
+        starter: trains.
         name: of the primary config.
 
     Raises:
         UserError: the sweep cannot be started.
     """
-    plan = draft.plan
+    options, settings = draft.options, draft.master.hydra
     launch_checks.check_single_run()
-    shares = gpus.shares(plan.options, ranks=plan.ranks, device=plan.device)
-    if plan.options.executor == "submitit":
-        submitit_executor.check(plan.options.submitit)
-    background = detached() if plan.master.detach else None
-    hydra_versions.configure_log(plan.master.hydra.hydra_logging, plan.master.hydra.verbose)
+    shares = gpus.shares(options, ranks=draft.ranks, device=draft.device)
+    if options.executor == "submitit":
+        submitit_executor.check(options.submitit)
+    background = detached() if draft.master.detach else None
+    hydra_versions.configure_log(settings.hydra_logging, settings.verbose)
     prepare_handlers()
-    named = "hydra.sweep.dir" in draft.typed
-    directory, axes = resume_sweep.settle(
-        _path(draft), _description(draft, plan), plan, named=named, follows_links=draft.follows_links
-    )
+    directory, axes = resume_sweep.settle(_description(draft), draft)
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
-    options, lines = plan.options, Lines(directory)
-    trackers = SweepTrackers(axes=draft.axes, jobs=directory.description.axes.count)
+    lines = Lines(directory)
+    trackers = SweepTrackers(axes=draft.swept, jobs=directory.description.axes.count)
     if options.executor != "submitit":  # Slurm ends what a job has started
         trackers.share_senders()
-    executor = _executor(
-        SweepJob(directory, draft, jobs, plan.grid), plan, spawned.Spawn(directory.path, draft.overrides)
-    )
     controller = Controller(
         directory,
-        executor,
-        Grid(axes, plan.environments(axes, directory.description.configs)),
+        _executor(draft, directory, starter),
+        Grid(axes),
         shares,
         lines,
         max_retries=options.max_retries,
         stop_on_failure=options.on_failure == "stop",
         retry_failed=options.retry_failed,
     )
-    with _shown_to_others(controller, trackers, plan, name), watching(lines) as controller.watcher:
+    with _shown_to_others(controller, trackers, draft.master, name), watching(lines) as controller.watcher:
         if controller.left:
-            executor.wait_ready()
+            controller.executor.wait_ready()
         if background is not None:
             background.ready(directory.path)
         controller.run()
@@ -92,31 +87,34 @@ def run(draft: SweepDraft, jobs: Jobs, name: str) -> NoReturn:
     sys.exit(controller.code)
 
 
-def run_received(composer: Composer, jobs: Jobs) -> NoReturn:
+def run_received(composer: Composer, starter: RunStarter) -> NoReturn:
     """Run the job for which this process was started, and exit. A composer has to be open."""
     path, overrides, request = spawned.received()
-    lines = list(request.lines)
-    remember_overrides([*overrides, *lines])
+    remember_overrides([*overrides, *request.lines])
     typed = typed_keys(overrides)
-    grid = GridComposer(composer, command_line.compose_sweep(overrides, composer, typed))
-    cfg = command_line.compose_job(lines, composer, typed, trains=True, compose=grid.compose)
+    compose = partial(
+        GridComposer(composer, command.compose_sweep(overrides, composer, typed)).compose, number=request.number
+    )
+    cfg = command.compose_job(request.lines, composer, typed, trains=True, compose=compose)
     directory = SweepDirectory.load(path)
     spawned.take(request)
-    sys.exit(SweepJob(directory, Draft(overrides=overrides, cfg=cfg, typed=typed), jobs, grid).run(request))
+    sys.exit(SweepJob(directory, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request))
 
 
-def _executor(worker: SweepJob, plan: Plan, spawn: spawned.Spawn) -> Executor:
-    if plan.options.executor == "submitit":
-        return submitit_executor.SubmititExecutor(spawn, plan.options.submitit)
-    return PoolExecutor(worker, spawn)
+def _executor(draft: SweepDraft, directory: SweepDirectory, starter: RunStarter) -> Executor:
+    spawn = spawned.Spawn(directory.path, draft.overrides, draft.environment)
+    if draft.options.executor == "submitit":
+        return submitit_executor.SubmititExecutor(spawn, draft.options.submitit)
+    forks = not draft.sets_variables(directory.description.configs)
+    return PoolExecutor(SweepJob(directory, draft, starter, draft.grid), spawn, forks=forks)
 
 
 @contextmanager
-def _shown_to_others(controller: Controller, trackers: SweepTrackers, plan: Plan, name: str) -> Iterator[None]:
+def _shown_to_others(controller: Controller, trackers: SweepTrackers, master: DictConfig, name: str) -> Iterator[None]:
     """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
     directory = controller.directory
-    callbacks = Callbacks(plan.master)
-    callbacks.on_multirun_start(config=plan.master, config_name=name)
+    callbacks = Callbacks(master)
+    callbacks.on_multirun_start(config=master, config_name=name)
     try:
         directory.announce()
         trackers.begin(directory.path)
@@ -131,23 +129,18 @@ def _shown_to_others(controller: Controller, trackers: SweepTrackers, plan: Plan
         elif controller.failed:
             trackers.ended = "failed"
         trackers.end(directory.path)
-        callbacks.on_multirun_end(config=plan.master, config_name=name)
+        callbacks.on_multirun_end(config=master, config_name=name)
 
 
-def _path(draft: SweepDraft) -> Path:
-    with hydra_config(draft.cfg):
-        return Path(draft.cfg.hydra.sweep.dir).absolute()
-
-
-def _description(draft: SweepDraft, plan: Plan) -> Description:
+def _description(draft: SweepDraft) -> Description:
     return Description(
         uid=secrets.token_hex(8),
         created=time.time(),
         command=(*environment.command(), "-m"),
         overrides=tuple(draft.overrides),
-        configs=plan.configs(plan.axes),
-        subdir=plan.subdir,
-        axes=plan.axes,
-        average=plan.options.average,
+        configs=draft.configs(draft.axes),
+        subdir=draft.subdir,
+        axes=draft.axes,
+        average=draft.options.average,
         git=code_patch.prepare(Path.cwd()),
     )

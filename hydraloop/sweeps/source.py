@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from hydraloop.sweeps.axes import Axes
@@ -17,8 +16,6 @@ class Job:
     number: int
     lines: tuple[str, ...]
     """Its overrides, not masked."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """`hydra.job.env_set`."""
 
 
 class Source(Protocol):
@@ -32,14 +29,10 @@ class Source(Protocol):
 
 
 class Grid(Source):
-    """Gives the jobs of axes in the order of their numbers.
+    """Gives the jobs of axes in the order of their numbers."""
 
-    Args:
-        environment: returns `hydra.job.env_set` of a job.
-    """
-
-    def __init__(self, axes: Axes, environment: Callable[[int], Mapping[str, str]] = lambda number: {}) -> None:
-        self._axes, self._environment = axes, environment
+    def __init__(self, axes: Axes) -> None:
+        self._axes = axes
         self._next = 0
         self._over = set[int]()
 
@@ -51,7 +44,7 @@ class Grid(Source):
             return None
         number = self._next
         self._next += 1
-        return Job(number, self._axes.lines(number), self._environment(number))
+        return Job(number, self._axes.lines(number))
 
     def ended(self, state: JobState) -> None:
         """Note that a job is over."""

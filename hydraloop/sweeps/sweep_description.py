@@ -29,7 +29,7 @@ class Description:
     overrides: tuple[str, ...]
     """As typed, with axes."""
     configs: Mapping[str, Mapping[str, Any]]
-    """What must not change when the sweep is resumed, see `Plan.configs`."""
+    """What must not change when the sweep is resumed, see `SweepDraft.configs`."""
     subdir: str
     """`hydra.sweep.subdir`, not resolved."""
     axes: Axes

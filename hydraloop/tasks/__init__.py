@@ -15,7 +15,9 @@ from hydraloop.tasks.metrics import (
     SumMetric,
     TokenAccuracy,
 )
+from hydraloop.tasks.multilabel import MultiLabel
 from hydraloop.tasks.regression import Regression
+from hydraloop.tasks.segmentation import Segmentation
 from hydraloop.tasks.task import Task
 
 __all__ = [
@@ -26,9 +28,11 @@ __all__ = [
     "LanguageModeling",
     "MeanAbsoluteError",
     "Metric",
+    "MultiLabel",
     "R2Score",
     "Regression",
     "RootMeanSquaredError",
+    "Segmentation",
     "SumMetric",
     "Task",
     "TokenAccuracy",

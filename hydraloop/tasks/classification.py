@@ -29,9 +29,12 @@ class Classification(Task):
         Raises:
             UserError: the model's output is not a tensor `[N, C]`, or has one class, whose cross-entropy is always 0.
         """
-        logits = self.model(inputs)
+        logits: Tensor = self.model(inputs)
+        classes = logits.size(1) if isinstance(logits, Tensor) and logits.ndim == 2 else 0
+        if classes > 1:
+            return logits
         least = 2 if isinstance(self.loss, nn.CrossEntropyLoss) else 1
-        if isinstance(logits, Tensor) and logits.ndim == 2 and logits.size(1) >= least:
+        if classes >= least:
             return logits
         raise UserError(
             f"{type(self.model).__name__} returned {shown(logits)}, but a classification needs logits [N, C], "

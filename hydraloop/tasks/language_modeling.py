@@ -16,6 +16,10 @@ from hydraloop.tasks.values import shown
 class LanguageModeling(Task):
     """Batches `(tokens int64 [N, T], targets int64 [N, T])`; the model returns logits `[N, T, V]`.
 
+    A batch may also be the tokens alone, int64 `[N, T + 1]`, or a list or tuple with only them. Each token is then the
+    target of the one before it: the model gets all tokens except the last one, and the targets are all except the first
+    one. `predict` passes all of them to the model.
+
     The loss is the negative log-likelihood in nats, as a sum and a number of targets, so that every target has the same
     weight, no matter how many a batch, a rank or a window has. Targets of -100 (torch's default `ignore_index`) are
     ignored.
@@ -25,6 +29,8 @@ class LanguageModeling(Task):
         metrics: as in `Task`. They are updated with the logits `[N, T, V]` and the targets `[N, T]`.
     """
 
+    batch_form = "(tokens, targets), or tokens alone"
+
     def __init__(self, model: nn.Module, metrics: Mapping[str, Metric | None] | None = None) -> None:
         super().__init__(model, nn.CrossEntropyLoss(ignore_index=IGNORED, reduction="sum"), metrics)
 
@@ -33,20 +39,19 @@ class LanguageModeling(Task):
 
         In eval mode also `outputs`, the logits `[N, T, V]`, and `targets` `[N, T]`.
         """
-        tokens, targets = batch
+        tokens, targets = _tokens_and_targets(batch)
         logits = self.call_model(tokens, targets)
         loss = self._total(logits, targets)
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits, TARGETS: targets}
 
     def count(self, batch: Any) -> Tensor:
         """Return the number of targets that are not ignored, a scalar tensor. No host sync."""
-        targets: Tensor = batch[1]
-        return (targets != IGNORED).sum()
+        return (_tokens_and_targets(batch)[1] != IGNORED).sum()
 
     def flops(self, batch: Any) -> int | None:
         """Return what the model's `flops(shape of tokens [N, T])` returns; None if it has none. No host sync."""
         flops = getattr(self.model, "flops", None)
-        return None if flops is None else int(flops(batch[0].shape))
+        return None if flops is None else int(flops(_tokens_and_targets(batch)[0].shape))
 
     def call_model(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the logits `[N, T, V]` of tokens `[N, T]`.
@@ -67,3 +72,13 @@ class LanguageModeling(Task):
     def _total(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, in float32 because bf16 would lose most of them, and their number."""
         return self.loss(logits.flatten(0, 1).float(), targets.flatten()), (targets != IGNORED).sum()
+
+
+def _tokens_and_targets(batch: Any) -> tuple[Tensor, Tensor]:
+    """Return both, also of a batch of tokens alone."""
+    if isinstance(batch, tuple | list) and len(batch) == 1:
+        (batch,) = batch
+    if isinstance(batch, Tensor):
+        return batch[:, :-1], batch[:, 1:]
+    tokens, targets = batch
+    return tokens, targets

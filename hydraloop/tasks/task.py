@@ -15,6 +15,7 @@ from hydraloop.engine.steps.loss_errors import no_loss_error, wrong_loss_error
 from hydraloop.engine.steps.loss_weighting import SumAndCount, mean_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import Metric, SumMetric, agree_on_list_states
+from hydraloop.tasks.mistakes import mistake_in
 from hydraloop.tasks.values import Averages, numbers_and_matrices, samples_in, shown
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Task(nn.Module):
     steps: ClassVar[tuple[str, ...]] = ()
     """The names of the steps of an iteration, in order, for a task with several losses (a GAN). Each is the name of an
     optimizer. `forward(batch, step=name)` is called for each in training, and `forward(batch)` in evaluation."""
+    batch_form: ClassVar[str] = "(inputs, targets)"
+    """The batches that `forward` takes, for errors; empty if the class checks them. No effect on a custom `forward`."""
     engine: Engine
     """The engine that runs this task, set by the engine: `forward` may call `self.engine.log_image(...)`."""
 
@@ -86,6 +89,8 @@ class Task(nn.Module):
         self.metrics = {name: metric for name, metric in (metrics or {}).items() if metric is not None}
         self.logged: dict[str, float | Tensor] = {}
         """Values of the current batch given to `log`, by name. Consumed after the batch."""
+        self.options: Mapping[str, Any] = {}
+        """The config that the task was built from, as plain values, for errors. Empty without a config."""
         self._averages = Averages(LOSS)
         self._found: tuple[str, ...] = ()
         self.pictures: dict[str, Tensor] = {}
@@ -187,6 +192,13 @@ class Task(nn.Module):
         `mfu` in the records is computed from it. No host sync.
         """
         return None
+
+    def mistake_in(self, error: BaseException) -> UserError | None:
+        """Return the mistake in the model or the data that made this task fail; None if it is not known.
+
+        Called with the error that ends a run.
+        """
+        return mistake_in(self, error)
 
     # Evaluation, in eval mode and without gradients. ------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.distributed.mean_over_ranks import SumsByName
 from hydraloop.engine.records.entries import as_tensor
 from hydraloop.errors import UserError
+from hydraloop.tasks.layer_inputs import described
 from hydraloop.tasks.metrics import sums_dtype
 
 _CPU = torch.device("cpu")
@@ -167,14 +168,14 @@ def samples_in(batch: Any, task: str) -> int:
         if isinstance(leaf, PackedSequence):
             return int(leaf.batch_sizes[0])  # always on the CPU
     raise UserError(
-        f"a batch ({_contents(batch)}) has no tensor that shows its number of samples",
+        f"a batch ({contents(batch)}) has no tensor that shows its number of samples",
         key="task",
         remedy=f"Override num_samples(batch) in {task} and return their number.",
     )
 
 
-def _contents(batch: Any) -> str:
-    """Return the type of a batch and of its entries: "dict with ids: list, text: list"."""
+def contents(batch: Any) -> str:
+    """Return the type of a batch and of its entries: "dict with ids: list, labels: int64 [64]"."""
     items = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, list | tuple) else ()
-    entries = ", ".join(f"{name}: {type(item).__name__}" for name, item in list(items)[:10])
-    return f"{type(batch).__name__} with {entries}" if entries else type(batch).__name__
+    entries = ", ".join(f"{name}: {described(item)}" for name, item in list(items)[:10])
+    return f"{type(batch).__name__} with {entries}" if entries else described(batch)

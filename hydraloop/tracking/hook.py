@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, not_installed
 from hydraloop.option_checks import check_at_least
 from hydraloop.run_files.processes import is_ancestor
 from hydraloop.run_files.record_log import FILENAME, count
@@ -109,10 +109,10 @@ class TrackerHook(Hook):
         if self._is_installed():
             self._link.start()
             return
-        problem, remedy = f"the package {self.library} is not installed", f"pip install {self.library}"
+        mistake = not_installed(self.library or "", key=self.key)
         if on_error == "raise":
-            raise UserError(problem, key=self.key, remedy=f"Install it: {remedy}")
-        self._link.refuse(f"{problem}: {remedy}")
+            raise mistake
+        self._link.refuse(f"{mistake.problem}: {mistake.remedy}")
 
     def before_train(self, engine: Engine) -> None:
         """Let the sender begin. The log has been cut to the iteration at which the run resumes.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from hydraloop.app import check_command
 from hydraloop.cli import arguments
 from hydraloop.errors import UserError
 from hydraloop.sweeps import planning
@@ -93,7 +94,7 @@ def test_a_masked_secret_is_not_a_value(line: str) -> None:
 
 def test_flags_that_say_where_the_config_is() -> None:
     args = arguments.read(["-cn", "other", "seed=1", "--config-dir", "my configs", "-m"])
-    assert arguments.config_flags(args) == ["--config-name=other", "--config-dir=my configs"]
+    assert args.config_flags == ["--config-name=other", "--config-dir=my configs"]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +108,9 @@ def test_flags_that_say_where_the_config_is() -> None:
 )
 def test_with_a_sweep_a_comma_sweeps(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with composer() as opened:
-        checked = planning.check_command(arguments.read(line.split()), opened)
+        checked = check_command(arguments.read(line.split()), opened)
     assert isinstance(checked, planning.SweepDraft)
-    assert checked.axes[0] == "hooks"
+    assert checked.swept[0] == "hooks"
     assert "read as a list" not in capsys.readouterr().err
 
 

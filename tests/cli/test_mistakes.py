@@ -13,11 +13,11 @@ import pytest
 from omegaconf import DictConfig
 
 import hydraloop
+from hydraloop.app import check_command
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
 from hydraloop.processes import checks as launch_checks
-from hydraloop.sweeps import planning
 from tests.config.composed import REPOSITORY
 
 MISTAKES: dict[str, tuple[str, str]] = {
@@ -92,6 +92,12 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "optimizer=sgd,adamw": ("optimizer", "a single run takes one of them."),
     "optimizer.lr=${nope}": ("optimizer.lr", "Name a key that exists"),
     "foo": ("'foo'", "Write key=value"),
+    "-m optimizer.lr=1e-3, 1e-2": ("'optimizer.lr=1e-3,'", "Leave out the spaces: optimizer.lr=1e-3,1e-2"),
+    "hooks=[ema, profiler]": ("'hooks=[ema,'", "Leave out the spaces: 'hooks=[ema,profiler]'"),
+    "optimizer.lr = 0.1 seed=1": ("'optimizer.lr'", "Leave out the spaces: optimizer.lr=0.1"),
+    "optimizer.lr= 0.1": ("'0.1'", "Leave out the spaces: optimizer.lr=0.1"),
+    "+optimizer.lr=0.1": ("optimizer.lr", "Leave the + out: optimizer.lr=0.1"),
+    "+optimizer.betas=0.9": ("optimizer.betas", "It takes a list: 'optimizer.betas=[0.9,0.999]'"),
     "=1": ("'=1'", "Write key=value"),
     "-m hooks=[profiler],[] hooks.profiler.priority=10,20": ("hooks.profiler", "hooks=[profiler]"),
     "-m hooks=ema,profiler hooks.ema.momentum=0.1,0.2": ("hooks.ema", "Use 'hooks="),
@@ -197,7 +203,7 @@ DIGITS = "{_target_:hydraloop.examples.Digits,split:train}"
 BUILDING: dict[str, tuple[str, str]] = {
     # found in building, or before the first iteration
     "+hooks.mine._target_=my_project.hooks.MyHok": ("hooks.mine._target_", "Did you mean MyHook"),
-    "+hooks.mine._target_=os.system": ("hooks.mine._target_", 'hydraloop.compose(…, trusted=["os.system"])'),
+    "+hooks.mine._target_=os.system": ("hooks.mine._target_", "Name a function of your own"),
     "+hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.digts=3": ("hooks.mine.digts", "Did you mean digits?"),
     "+hooks.mine._target_=my_project.model.SpiralNet": (
         "hooks.mine._target_",
@@ -225,13 +231,13 @@ BUILDING: dict[str, tuple[str, str]] = {
     "task=huggingface": ("task", "Let the data set return dicts"),
     "task=regression": ("task.model", "one value for each target"),
     "optimizer.lr=-1": ("optimizer", "Invalid learning rate"),
-    "optimizer.betas=[0.9,0.9,0.9]": ("optimizer.betas", "Write 2 numbers: optimizer.betas=[0.9,0.999]"),
+    "optimizer.betas=[0.9,0.9,0.9]": ("optimizer.betas", "Write 2 numbers: 'optimizer.betas=[0.9,0.999]'"),
     "~optimizer +optimizer={_target_:torch.optim.NAdam,_partial_:true,betas:0.9}": ("optimizer.betas", "Write 2"),
-    "optimizer.betas=[]": ("optimizer.betas", "Write 2 numbers: optimizer.betas=[0.9,0.999]"),
+    "optimizer.betas=[]": ("optimizer.betas", "Write 2 numbers: 'optimizer.betas=[0.9,0.999]'"),
     "~optimizer +optimizer={_target_:torch.optim.NAdam,_partial_:true,betas:{a:1}}": ("optimizer.betas", "Write 2"),
     "~optimizer +optimizer={_target_:torch.optim.Rprop,_partial_:true,step_sizes:0.5}": (
         "optimizer.step_sizes",
-        "Write 2 numbers: optimizer.step_sizes=[1e-06,50]",
+        "Write 2 numbers: 'optimizer.step_sizes=[1e-06,50]'",
     ),
     "+optimizer.foo=1": ("optimizer.foo", "lr, maximize"),
     "default_hooks.checkpoint.save_best=acc": ("default_hooks.checkpoint.save_best", "Did you mean accuracy?"),
@@ -302,7 +308,7 @@ def mistake(line: str, extra_folder: Path | None = None) -> UserError:
     with opened(REPOSITORY / "conf", "config", extra_folder) as composer:
         composer._last = {(): composed}
         with pytest.raises(UserError) as caught:
-            planning.check_command(args, composer, check_job=launch_checks.check)
+            launch_checks.check(check_command(args, composer).cfg)
     return caught.value
 
 
@@ -336,7 +342,7 @@ def test_what_a_mapping_does_not_have_is_named_with_the_command_that_adds_it(lin
     kept = line.split()[:-1]  # the last one is the mistake
     assert [*kept, *(word for word in pasted if word != "+:")] == works.split()
     with opened(REPOSITORY / "conf", "config") as composer:
-        planning.check_command(arguments.read(works.split()), composer)
+        check_command(arguments.read(works.split()), composer)
 
 
 FILES: dict[str, tuple[str, str, str, str]] = {
@@ -347,12 +353,14 @@ FILES: dict[str, tuple[str, str, str, str]] = {
         "To replace the option, write in the defaults of experiment/mine.yaml: - override /model: null",
         "defaults:\n  - override /model: null\ntask: {model: {_target_: my_project.model.Net, depth: 3}}",
     ),
-    "my_key: 3": (
-        "my_key",
-        "experiment/mine.yaml is merged into the options, which have no my_key",
-        "+my_key=…",
-        "{}",
+    "sed: 3": (
+        "sed",
+        "experiment/mine.yaml is merged into the options, which have no sed",
+        "Did you mean seed? To keep a key of your own with this name, use it: ${sed}.",
+        "sed: 3\nseed: ${sed}",
     ),
+    "lr: 3": ("lr", "which have no lr", "Did you mean optimizer.lr?", "optimizer: {lr: 3}"),
+    "model: {width: 3}": ("model", "which have no model", "Did you mean task.model?", "task: {model: {width: 3}}"),
     "task: {model: {widht: 3}}": (
         "task.model.widht",
         "which has no widht",
@@ -398,14 +406,14 @@ def test_a_file_that_is_merged_into_an_option_is_named_with_what_replaces_the_op
     assert remedy in str(error.remedy)
     file.write_text(f"# @package _global_\n{works}\n")
     with opened(REPOSITORY / "conf", "config", tmp_path) as composer:
-        planning.check_command(arguments.read(["experiment=mine"]), composer)
+        check_command(arguments.read(["experiment=mine"]), composer)
 
 
 def test_a_file_may_set_an_entry_that_another_option_does_not_have(tmp_path: Path) -> None:
     defaults = "[hydraloop, data: digits, model: small_cnn, optimizer@optimizer.g: sgd, _self_]"
     (tmp_path / "config.yaml").write_text(f"defaults: {defaults}\noptimizer: {{g: {{momentum: 0.5}}}}\n")
     with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
-        planning.check_command(arguments.read(["optimizer@optimizer.g=lbfgs"]), composer)
+        check_command(arguments.read(["optimizer@optimizer.g=lbfgs"]), composer)
     assert str(caught.value).startswith("optimizer.g.momentum: config.yaml is merged into the selected option, which")
     assert caught.value.remedy == "Remove it from config.yaml, or select an option that has it."
 
@@ -413,8 +421,23 @@ def test_a_file_may_set_an_entry_that_another_option_does_not_have(tmp_path: Pat
 def test_a_group_that_is_not_in_the_defaults_list_needs_a_plus(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw]\n")
     with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
-        planning.check_command(arguments.read(["hooks=[ema]"]), composer)
-    assert str(caught.value) == "hooks: it is not in the defaults list\n  To add it, write a +: +hooks=[ema]"
+        check_command(arguments.read(["hooks=[ema]"]), composer)
+    assert str(caught.value) == (
+        "hooks: it is not in the defaults list\n  To add it, write a +: '+hooks=[ema]'\n"
+        "  For all runs, add to the defaults of config.yaml, before _self_: - hooks: [ema]"
+    )
+
+
+def test_a_group_that_each_run_needs_is_added_to_the_defaults_list(tmp_path: Path) -> None:
+    text = "defaults: [hydraloop, data: digits, task: classification, model: small_cnn, optimizer: adamw, _self_]\n"
+    (tmp_path / "config.yaml").write_text(text)
+    with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
+        check_command(arguments.read([]), composer)
+    assert caught.value.key == "precision"
+    line = str(caught.value.remedy).partition("before _self_: - ")[2]
+    (tmp_path / "config.yaml").write_text(text.replace("_self_", f"{line}, _self_"))
+    with opened(tmp_path, "config") as composer:
+        check_command(arguments.read([]), composer)
 
 
 def test_a_config_file_that_is_not_yaml(tmp_path: Path) -> None:

@@ -93,30 +93,3 @@ def test_the_order_is_not_checked_where_the_user_says_so() -> None:
         command.compose_job(["default_hooks.checkpoint.priority=20", "engine.check_order=false"], opened)
         with pytest.raises(hydraloop.UserError, match="must run after"):
             command.compose_job(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)
-
-
-def test_help_names_groups_options_flags_examples_and_commands() -> None:
-    from hydraloop.cli.help import format_help
-    from hydraloop.commands.parser import COMMANDS, listing
-
-    with composer() as opened:
-        text = format_help(opened, "python train.py", listing())
-    for part in (
-        "usage: python train.py",
-        "--dry-run",
-        "-m, --multirun",
-        "HYDRA_FULL_ERROR=1",
-        "\n  hooks\n",
-        "\n    ema                  Averages the weights",
-        "weight_norm          from the config folder",
-        "max_epochs=20",
-        "  layer_decay=null",
-        "  optimizer=null",
-        "resume=auto",
-        "hooks=ema,profiler",
-        *(f"\n  python -m hydraloop {name} " for name in COMMANDS),
-    ):
-        assert part in text, part
-    groups = {line.strip() for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")}
-    assert {"data", "default_hooks", "experiment", "model", "optimizer", "precision", "scheduler", "task"} <= groups
-    assert max(map(len, text.splitlines())) <= 120

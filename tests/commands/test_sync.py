@@ -165,6 +165,20 @@ def test_a_custom_tracker_gets_no_masked_option(tmp_path: Path, capsys: pytest.C
     assert (stored.sent, stored.options["token"]) == (3, "***")
 
 
+def test_a_missing_library_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(tmp_path / "a")
+    monkeypatch.delitem(sys.modules, "hydraloop.tracking.tensorboard")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "site-packages" not in entry])
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    assert command(["sync", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "not all: ValueError: the package tensorboard is not installed: pip install tensorboard\n" in printed
+
+
 def test_again_with_an_option_sends_to_that_tracker_only(tmp_path: Path) -> None:
     run_dir = _run(tmp_path / "a")
     Result("finished").write(run_dir)

@@ -48,7 +48,8 @@ def stored() -> dict[tuple[str, type], None]:
             found[group, schema] = None
         if OmegaConf.is_config(node):
             for key in node if OmegaConf.is_dict(node) else range(len(node)):
-                if not OmegaConf.is_missing(node, key) and OmegaConf.is_config(node[key]):
+                has_value = not (OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key))
+                if has_value and OmegaConf.is_config(node[key]):
                     visit(group, node[key])
 
     for group, options in ConfigStore.instance().repo.items():
@@ -133,7 +134,10 @@ def test_our_classes_have_the_same_defaults(entry: tuple[str, type]) -> None:
 def _plain(value: Any) -> Any:
     """Tuples as lists, and objects that only the config adds (metrics, the loss) as None."""
     if isinstance(value, Mapping):
-        built = "_target_" in value or all(dataclasses.is_dataclass(item) for item in value.values())
+        built = "_target_" in value or all(
+            dataclasses.is_dataclass(item) or (isinstance(item, Mapping) and "_target_" in item)
+            for item in value.values()
+        )
         return None if built else dict(value)
     return list(value) if isinstance(value, tuple | list) else value
 

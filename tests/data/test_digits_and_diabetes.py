@@ -94,10 +94,11 @@ def test_a_missing_file_names_option_and_path(dataset: type, tmp_path: Path) -> 
     assert str(tmp_path / "nowhere") in caught.value.problem
 
 
-def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_diabetes_data_needs_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert len(Digits("train")) == 1259
     with pytest.raises(UserError, match="pip install scikit-learn"):
-        Digits("train")
+        Diabetes("train")
 
 
 def test_an_unknown_split_lists_the_known_ones() -> None:

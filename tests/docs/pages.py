@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.e2e.projects import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-LANGUAGES = {"bash", "python", "yaml", "text", "{toctree}"}
-"""Of fenced blocks. `text` is output or a picture; the others are commands, code, files, and the docs' own contents."""
+LANGUAGES = {"bash", "python", "yaml", "text", "{toctree}", "{eval-rst}"}
+"""Of fenced blocks. `text` is output or a picture; the others are commands, code, files, contents and docstrings."""
 _BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.M | re.S)
 _FILE = re.compile(r"# ([\w/.-]+\.(?:py|yaml|txt))$")
 

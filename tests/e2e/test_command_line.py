@@ -299,30 +299,13 @@ def test_other_configs_and_folders(project: Project) -> None:
             ["--cfg", "job", "-cp", "second"],
             ["--cfg", "job", "-cd", "more", "experiment=mine"],
             ["--cfg", "job", "--config-name=other", "hooks=ema,profiler"],
-            ["--help", "-cd", "more"],
+            ["--help", "experiment", "-cd", "more"],
         ]
     )
     assert [one.code for one in done] == [0] * 5, done
     assert ["seed: 5" in done[0].out, "seed: 6" in done[1].out, "seed: 7" in done[2].out] == [True] * 3
     assert "profiler:" in done[3].out
     assert "mine " in done[4].out
-
-
-def test_tab_completion(project: Project) -> None:
-    project.write("probe.py", PROBE)
-    done = project.python(
-        "probe.py",
-        "-sc",
-        "query=bash",
-        COMP_LINE="python probe.py optimizer=",
-        COMP_POINT="26",
-        _HYDRA_OLD_COMP="0",
-        stdin="",
-    )
-    assert done.code == 0, done.text
-    assert "optimizer=adamw" in done.out
-    assert "torch" not in json.loads((project.path / "modules.json").read_text())
-    assert "complete" in project.train("-sc", "install=bash").out
 
 
 @pytest.mark.slow

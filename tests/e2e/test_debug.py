@@ -128,7 +128,7 @@ def test_the_run_fails_and_says_what_to_do(project: Project, ranks: tuple[str, .
     done = project.train(*DIVERGES, *SHORT, "default_hooks.checkpoint.save_best=loss", *ranks)
     assert done.code == 1, done.text
     assert done.text.count("engine.allow_nan: the loss is nan at iteration 10 or shortly before") == 1
-    assert "debug=nan" in done.text
+    assert "hooks=anomaly_detection" in done.text
     assert "hooks=rollback" in done.text
     assert "Traceback" not in done.text
     result = project.run.result

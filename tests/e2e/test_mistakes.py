@@ -21,14 +21,28 @@ COMPOSING: dict[str, tuple[str, str]] = {
     "resume=auto": ("resume", "Leave resume out to start a new run"),
     "resume=outputs/none": ("resume", "Use auto for the newest run"),
     "resume=conf": ("resume", "Name another run"),
+    "--lr 0.1": ("--lr", "Write it without dashes: optimizer.lr=0.1"),
+    "--epochs=5": ("--epochs", "Write it without dashes: engine.max_epochs=5"),
+    "--dryrun": ("--dryrun", "Write --dry-run"),
+    "--foo": ("--foo", "Options are written without dashes"),
+    "--cfg jb": ("--cfg/-c", "choose from"),
 }
 """Those of the command line as a whole, before a run directory exists. Others are in tests/cli/test_mistakes.py."""
 BUILDING: dict[str, tuple[str, str]] = {
-    "+hooks.mine._target_=misspelt.Misspelt": ("hooks.mine", "Did you mean after_train_iter"),
+    "~model +task.model._target_=misspelt.Net": ("misspelt.Misspelt.after_trian_iter", "Did you mean after_train_iter"),
+    "~model +task.model._target_=needing.Net": (
+        "task.model._target_",
+        "(needing.py, line 1)\n  Install it: pip install timm.",
+    ),
+    "+hooks.mine._target_=options.Mine +hooks.mine.every=abc": (
+        "hooks.mine.every",
+        "It takes int: ++hooks.mine.every=1",
+    ),
     "task.model={_target_:lossless.Lossless} task={_target_:lossless.NoLoss}": ("task", "loss"),
 }
 """The mistakes for which a run directory exists. Others are in tests/cli/test_mistakes.py."""
 MISSPELT = "from hydraloop import Hook\nclass Misspelt(Hook):\n    def after_trian_iter(self, engine): ...\n"
+OPTIONS = "from hydraloop import Hook\nclass Mine(Hook):\n    def __init__(self, every: int = 1): ...\n"
 LOSSLESS = """
 from torch import nn
 from hydraloop import Task
@@ -58,6 +72,8 @@ def building(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, 
     project = Project.make(tmp_path_factory.mktemp("building") / "project")
     project.write("misspelt.py", MISSPELT)
     project.write("lossless.py", LOSSLESS)
+    project.write("needing.py", "import timm\n")
+    project.write("options.py", OPTIONS)
     fast = ["engine.max_epochs=1"]
     done = project.many(
         [[*fast, *line.split(), f"hydra.run.dir=runs/{number}"] for number, line in enumerate(BUILDING)]
@@ -173,9 +189,27 @@ def test_a_bug_in_a_custom_hook_keeps_its_whole_traceback(where: str, bugs: dict
         assert "1 / 0  # the user's line" in text
         assert "ZeroDivisionError: division by zero" in text
     assert done.text.count("1 / 0  # the user's line") == 1
+    assert "in _train_alone" in run.log
+    assert "in _train_alone" not in done.text, "the terminal has the frames of the user's code"
+    assert "frames of hydraloop and packages" in done.text
     assert "Error executing job" not in done.text
     assert run.result["status"] == "failed"
     assert "ZeroDivisionError" in run.result["error"]
+
+
+def test_a_mistake_in_the_data_leaves_the_original_error_in_the_log(project: Project) -> None:
+    done = project.train("task.model.num_classes=7", "hydra.run.dir=runs/one")
+    assert done.code == 1
+    message = (
+        "task.model.num_classes: the model has 7 classes, 0 to 6, but the labels in data.val are "
+        "0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n  Use task.model.num_classes=10."
+    )
+    assert done.err == f"error: {message}\n"
+    run = Run(project.path / "runs" / "one")
+    assert run.result["error"] == message
+    assert message in run.log
+    assert "Traceback (most recent call last)" in run.log
+    assert "IndexError: Target 7 is out of bounds." in run.log or "IndexError: Target 8 is out" in run.log
 
 
 def test_one_failing_job_does_not_stop_the_others(project: Project) -> None:
@@ -195,13 +229,6 @@ def test_a_directory_that_holds_a_run_is_refused_before_anything_is_written(proj
     assert done.code == 2
     check_message(done.err, "hydra.run.dir: runs/one holds a run already", "resume=runs/one")
     assert before == {path: path.stat().st_mtime_ns for path in (project.path / "runs").rglob("*") if path.is_file()}
-
-
-def test_hydras_own_flags_are_checked_by_argparse(project: Project) -> None:
-    done = project.train("--foo")
-    assert done.code == 2
-    assert "unrecognized arguments: --foo" in done.err
-    assert "Traceback" not in done.text
 
 
 def test_a_section_that_pythons_logging_refuses(project: Project) -> None:

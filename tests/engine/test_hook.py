@@ -97,7 +97,7 @@ def _method(self: Any, engine: Engine, *arguments: Any) -> None:
     ],
 )
 def test_a_misspelt_mount_point_is_refused_when_the_class_is_created(name: str, close: str) -> None:
-    with pytest.raises(UserError, match="is not a mount point") as caught:
+    with pytest.raises(UserError, match="there is no such mount point") as caught:
         type("MyHook", (Hook,), {name: _method})
     message = str(caught.value)
     assert name in message

@@ -11,11 +11,11 @@ from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import RunPlan
 from hydraloop.processes import elastic
 from hydraloop.processes.failure import Ended, RankError
-from hydraloop.processes.private import Private
 
 
-def plan_in(run_dir: Path) -> RunPlan:
-    return RunPlan(cfg=OmegaConf.create(), run_dir=run_dir)
+def plan_in(run_dir: Path, max_restarts: int = 0) -> RunPlan:
+    distributed = {"nproc_per_node": 2, "max_restarts": max_restarts}
+    return RunPlan(cfg=OmegaConf.create({"distributed": distributed}), run_dir=run_dir)
 
 
 FAILED = Ended(error=RankError("rank 1: ValueError: x"), trained=False)
@@ -26,8 +26,8 @@ def launch(
 ) -> tuple[Ended, int]:
     """Return how a job ends whose attempts end as given, and the number of attempts that were not made."""
     left = list(attempts)
-    monkeypatch.setattr(elastic, "_launch", lambda plan, private, processes: left.pop(0))
-    return elastic.launch(plan_in(tmp_path), Private(), processes=2, max_restarts=max_restarts), len(left)
+    monkeypatch.setattr(elastic, "_launch", lambda plan, private: left.pop(0))
+    return elastic.launch(plan_in(tmp_path, max_restarts)), len(left)
 
 
 def test_a_failure_is_restarted_until_an_attempt_succeeds(
@@ -60,7 +60,7 @@ def test_a_rank_that_ends_with_exit_code_0_before_it_is_done_has_failed(
     (tmp_path / "worker.py").write_text("import os\nos._exit(0)\n", encoding="utf-8")
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch's launcher sets it
     monkeypatch.setattr(elastic, "__file__", str(tmp_path / "elastic.py"))
-    ended = elastic.launch(plan_in(tmp_path), Private(), processes=2)
+    ended = elastic.launch(plan_in(tmp_path))
     assert isinstance(ended.error, RankError)
     assert str(ended.error).startswith("rank 0 ended with exit code 0 and left no error, see ")
     assert str(ended.error).endswith("train.log")

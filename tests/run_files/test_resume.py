@@ -265,7 +265,10 @@ def test_a_run_from_python() -> None:
     assert planned(config(), Path("empty")) == (Path("empty"), None)
     first, _ = plan_build(config(resume=None), Path("x"), (), Distributed())
     again, _ = plan_build(config(), run_dir, (), Distributed())
-    assert (first.unwritten, again.unwritten) == (Path("x/.hydra"), run_dir / ".hydra" / "resume_1")
+    assert [(plan.is_recorded, plan.attempt) for plan in (first, again)] == [
+        (False, None),
+        (False, run_dir / ".hydra" / "resume_1"),
+    ]
 
 
 @pytest.mark.parametrize("resume", [None, "alone.pth"])

@@ -145,7 +145,7 @@ def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: M
             if self.given > len(self.told) - 1 or self.given == 3:
                 return None
             self.given += 1
-            return Job(self.given, (f"seed={self.given}",), {"A": "b"})
+            return Job(self.given, (f"seed={self.given}",))
 
         def ended(self, state: JobState) -> None:
             self.told.append((state.number, state.state))
@@ -159,7 +159,7 @@ def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: M
     assert [(request.number, request.lines) for request in played.requests] == [
         (number, (f"seed={number}",)) for number in (1, 2, 3)
     ]
-    assert (played.most, played.requests[0].environment) == (1, {"A": "b"})
+    assert played.most == 1
 
 
 def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: Make) -> None:

@@ -29,7 +29,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 from hydraloop.processes.termination_signals import terminable
-from hydraloop.sweeps.detach import detached
+from hydraloop.processes.detach import detached
 
 with terminable():
     background = detached()

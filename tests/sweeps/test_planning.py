@@ -7,43 +7,46 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from hydraloop.app import check_command
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps import planning
-from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.executors.executor import Request
 from tests.config.composed import composer
 
 OURS = "hydra/launcher=pool hydra/sweeper=hydraloop"
 
 
-def planned(line: str, composing: Composer) -> tuple[planning.SweepDraft, planning.Plan, list[DictConfig]]:
-    """The command, its plan, and the configs that were checked."""
+def planned(line: str, composing: Composer) -> tuple[planning.SweepDraft, list[DictConfig]]:
+    """The draft of a sweep, and the configs that were checked."""
     checked: list[DictConfig] = []
-    command = planning.check_command(arguments.read(line.split()), composing, check_job=checked.append)
-    assert isinstance(command, planning.SweepDraft)
-    return command, command.plan, checked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "check_options", checked.append)
+        draft = check_command(arguments.read(line.split()), composing)
+    assert isinstance(draft, planning.SweepDraft)
+    return draft, checked
 
 
 def test_each_value_is_checked_once_not_each_combination() -> None:
     with composer() as opened:
-        command, plan, checked = planned(f"-m seed=1,2,3 engine.max_epochs=4,5,6 sweep.max_workers=2 {OURS}", opened)
+        plan, checked = planned(f"-m seed=1,2,3 engine.max_epochs=4,5,6 sweep.max_workers=2 {OURS}", opened)
     assert [(cfg.seed, cfg.engine.max_epochs) for cfg in checked] == [(1, 4), (1, 5), (1, 6), (2, 4), (3, 4)]
-    assert command.axes == ["seed", "engine.max_epochs"]
-    assert (command.cfg.seed, plan.axes.count, plan.options.max_workers) == (1, 9, 2)
+    assert plan.swept == ["seed", "engine.max_epochs"]
+    assert (plan.cfg.seed, plan.axes.count, plan.options.max_workers) == (1, 9, 2)
     assert plan.subdir == "${hydra.job.num}"
 
 
 def test_a_single_run_has_no_plan() -> None:
     with composer() as opened:
-        assert not isinstance(planning.check_command(arguments.read(["seed=1"]), opened), planning.SweepDraft)
+        assert not isinstance(check_command(arguments.read(["seed=1"]), opened), planning.SweepDraft)
 
 
 def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:
     with composer() as opened:
-        _, old, _ = planned("-m seed=1,2", opened)
-        _, wider, _ = planned(f"-m seed=0,1,2 sweep.max_workers=2 {OURS}", opened)
+        old, _ = planned("-m seed=1,2", opened)
+        wider, _ = planned(f"-m seed=0,1,2 sweep.max_workers=2 {OURS}", opened)
         stored = old.configs(old.axes)
         assert stored[""]["seed"] == 1
         assert stored[""]["hydra"]["job"]["env_set"] == {}
@@ -57,7 +60,7 @@ def test_the_compared_configs_are_one_for_each_choice_of_options() -> None:
     """Their number is the sum over the axes. A choice of the first job is in its config."""
     with composer() as opened:
         line = "-m hooks=[],[ema] seed=1,2 data=digits,spirals default_hooks.timer=null optimizer=adamw"
-        _, plan, _ = planned(line, opened)
+        plan, _ = planned(line, opened)
         configs = plan.configs(plan.axes)
     assert list(configs) == ["", "hooks=[ema]", "data=spirals"]
     assert list(configs["hooks=[ema]"]) == ["hooks.ema"]
@@ -69,7 +72,7 @@ def test_options_of_another_search_path_are_compared_too(tmp_path: Path) -> None
     for name in ("a", "b"):
         (tmp_path / "more" / f"{name}.yaml").write_text(f"# @package engine\nthreads: {ord(name)}\n")
     with composer() as opened:
-        _, plan, _ = planned(f"-m +more=a,b hydra.searchpath=[file://{tmp_path}]", opened)
+        plan, _ = planned(f"-m +more=a,b hydra.searchpath=[file://{tmp_path}]", opened)
         assert plan.configs(plan.axes)["+more=b"] == {"engine.threads": 98}
 
 
@@ -82,7 +85,7 @@ def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
     )
     with composer() as opened:
         monkeypatch.setattr(planning, "ALL_CHECKED", 4)
-        _, plan, _ = planned(f"-m sweep.jobs=jobs.txt seed=1,2 sweep.max_workers=2 {OURS}", opened)
+        plan, _ = planned(f"-m sweep.jobs=jobs.txt seed=1,2 sweep.max_workers=2 {OURS}", opened)
         assert list(plan.configs(plan.axes)) == ["", "hooks=[profiler]"]
 
 
@@ -128,21 +131,25 @@ def experiments(tmp_path: Path) -> Iterator[Composer]:
 
 
 def test_a_job_has_its_own_environment(experiments: Composer) -> None:
-    _, plan, _ = planned("-m experiment=a,b seed=4,5", experiments)
-    environment = plan.environments(plan.axes, plan.configs(plan.axes))
-    assert [environment(number) for number in range(4)] == [
+    plan, _ = planned("-m experiment=a,b seed=4,5", experiments)
+    assert [plan.environment(Request(number, plan.axes.lines(number), "")) for number in range(4)] == [
         {},
         {},
         {"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "2"},
         {"OMP_NUM_THREADS": "5", "NCCL_DEBUG": "3"},
     ]
-    wrong = Axes.product([Axis(("experiment", "seed"), (("experiment=b", "seed=x"),))])
-    assert plan.environments(wrong, plan.configs(plan.axes))(0) == {}  # the job reports the mistake
+    assert plan.sets_variables(plan.configs(plan.axes))
+    assert plan.environment(Request(0, ("experiment=b", "seed=x"), "")) == {}  # the job reports the mistake
+
+
+def test_a_sweep_without_variables_is_forked(experiments: Composer) -> None:
+    plan, _ = planned("-m experiment=a seed=4,5", experiments)
+    assert not plan.sets_variables(plan.configs(plan.axes))
 
 
 def test_what_any_job_needs_of_the_machine_all_get(experiments: Composer) -> None:
     def needs(line: str) -> tuple[int, str]:
-        _, plan, _ = planned(line, experiments)
+        plan, _ = planned(line, experiments)
         return plan.ranks, plan.device
 
     assert needs("-m engine.device=cpu seed=1,2") == (1, "cpu")
@@ -151,7 +158,7 @@ def test_what_any_job_needs_of_the_machine_all_get(experiments: Composer) -> Non
 
 def test_an_interpolation_is_left_to_the_jobs() -> None:
     with composer() as opened:
-        _, plan, _ = planned("-m seed=1,2 experiment_name=number-${hydra:job.num}", opened)
+        plan, _ = planned("-m seed=1,2 experiment_name=number-${hydra:job.num}", opened)
     assert plan.axes.lines(1) == ("seed=2", "experiment_name=number-${hydra:job.num}")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.sweeps import planning, resume_sweep
@@ -33,18 +36,21 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def planned(*lines: str) -> planning.Plan:
+def planned(*lines: str) -> planning.SweepDraft:
     """Planning takes half a second. A composer has to be open, any one: all are of equal files until `edit`."""
-    return planning.check([*OURS, *lines], Composer("config")).plan
+    return planning.check(arguments.read([*OURS, *lines]), Composer("config"))
 
 
 def start(
     composer: Composer, *lines: str, path: str = "new", created: float = 1.0, named: bool = False
 ) -> tuple[SweepDirectory, Axes]:
     plan = planned(*lines)
+    cfg = copy.deepcopy(plan.cfg)
+    cfg.hydra.sweep.dir = path
+    plan = replace(plan, cfg=cfg, typed=[*plan.typed, *(["hydra.sweep.dir"] if named else [])])
     uid = f"{path} {created}"
     description = Description(uid, created, ("python",), lines, plan.configs(plan.axes), plan.subdir, plan.axes, "", {})
-    return resume_sweep.settle(Path(path), description, plan, named=named)
+    return resume_sweep.settle(description, plan)
 
 
 def test_the_same_sweep_continues(composer: Composer, tmp_path: Path) -> None:
@@ -161,4 +167,4 @@ def test_no_link_leads_a_resumed_sweep_to_other_files(composer: Composer, tmp_pa
     with pytest.raises(UserError, match=r"^sweep.resume: .*new/0/job.log is a link to .*profile, outside of "):
         start(composer, *LINES, "sweep.resume=new")
     plan = planned(*LINES, "sweep.resume=new")
-    resume_sweep.settle(tmp_path / "new", begun.description, plan, named=False, follows_links=True)
+    resume_sweep.settle(begun.description, replace(plan, follows_links=True))

@@ -134,6 +134,17 @@ def test_flops_are_the_models() -> None:
     assert task().flops((given, given)) is None
 
 
+def test_tokens_alone_are_their_own_targets() -> None:
+    made, pair = task(), task()
+    text = torch.randint(5, (2, 7), generator=torch.Generator().manual_seed(0))
+    expected = pair((text[:, :-1], text[:, 1:]))["loss"]
+    for given in (text, [text]):
+        assert made(given)["loss"] == expected
+        assert (made.count(given), made.num_samples(given)) == (12, 2)
+    model = GPT(context=6, layers=1, width=16, heads=2)
+    assert LanguageModeling(model).flops(text) == model.flops((2, 6))
+
+
 # Evaluation. ---------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from hydraloop.run_files.record_log import FILENAME, read_all
 from tests.docs.pages import blocks
 from tests.e2e.projects import REPOSITORY, Project
 
-pytest.importorskip("aim", reason="Aim is not installed: pip install 'hydraloop[aim]'")
+pytest.importorskip("aim", reason="Aim is not installed: pip install aim")
 READ = """
 import json, sys
 from aim.sdk.run import Run

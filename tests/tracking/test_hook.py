@@ -383,7 +383,7 @@ def test_a_missing_library_ends_a_run_that_needs_it(tmp_path: Path) -> None:
     engine = training(tmp_path, tracker=Uninstalled, on_error="raise")
     with pytest.raises(UserError, match="the package not_there is not installed") as raised:
         engine.train()
-    assert raised.value.remedy == "Install it: pip install not_there"
+    assert raised.value.remedy == "pip install not_there"
     assert engine.progress.iteration == 0
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydraloop.cli import arguments
+from hydraloop.cli import arguments, command
 from hydraloop.cli.compose import opened
 from hydraloop.commands.parser import PLACE
 from hydraloop.errors import UserError
@@ -19,7 +19,6 @@ from hydraloop.plan import Draft
 from hydraloop.run_files import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps.planning import SweepDraft, check_command
 
 SCRIPT = "train.py"
 _CALL = re.compile(r"\bhydraloop\b(?s:.*)\bmain\(")
@@ -61,8 +60,8 @@ def composed(args: argparse.Namespace) -> Iterator[Draft | None]:
     configs, name = project / called.get("config_path", "conf"), called.get("config_name", "config")
     configs = configs if read.config_path is None else configs.parent / read.config_path
     with opened(configs, read.config_name or name, read.config_dir) as composer:
-        draft = check_command(read, composer)
-        if isinstance(draft, SweepDraft):
+        draft = command.read(read, composer)
+        if draft is None:
             raise UserError("a sweep has several configs", remedy="Leave -m out, and give one value to each option.")
         yield draft
 

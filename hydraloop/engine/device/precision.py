@@ -49,9 +49,8 @@ class Precision:
         """Return the task's `forward` or `evaluate` as this precision calls it; in fp32, unchanged."""
         return function
 
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate a scalar `loss`, scaled if the precision needs it. No host sync."""
-        torch.autograd.backward(loss)
+    backward: Callable[[Tensor], None] = staticmethod(torch.autograd.backward)
+    """Backpropagate a scalar loss, scaled if the precision needs it. No host sync."""
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         """Bring gradients back to their true size, once before each `step`. No host sync."""
@@ -202,7 +201,7 @@ class FP16(Autocast):
 
     def backward(self, loss: Tensor) -> None:
         """Backpropagate the loss times the scale. No host sync."""
-        super().backward(self._scaler.scale(loss))
+        torch.autograd.backward(self._scaler.scale(loss))
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         """Divide the gradients by the scale and look for overflows, once before each `step`. No host sync.

@@ -50,7 +50,7 @@ def _samples(loader: Any) -> Iterator[Any]:
         except Exception:  # of a class of the user
             return
     if isinstance(loader, DataLoader) and loader.batch_sampler is None:  # the data set yields batches
-        yield from _items(dataset)
+        yield from _items(dataset, loader)
         return
     # A sampler of batches may not know its batch size. Then 2, because some models fail with a batch of 1.
     size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 2
@@ -59,15 +59,22 @@ def _samples(loader: Any) -> Iterator[Any]:
         for first in range(0, len(dataset), size):
             yield fetch(list(range(first, min(first + size, len(dataset)))))
         return
-    items = _items(dataset)
+    items = _items(dataset, loader)
     while batch := list(islice(items, size)):
         yield batch
 
 
-def _items(dataset: Any) -> Iterator[Any]:
+def _items(dataset: Any, loader: Any) -> Iterator[Any]:
     if isinstance(dataset, IterableDataset):
-        return iter(dataset)
-    return (dataset[index] for index in range(len(dataset)))
+        yield from dataset
+        return
+    for index in range(len(dataset)):
+        try:
+            item = dataset[index]
+        except Exception as error:
+            error.add_note(f"{getattr(loader, 'key', 'data')}: sample {index}")
+            raise
+        yield item
 
 
 def _copy_of(data: Any) -> Any:

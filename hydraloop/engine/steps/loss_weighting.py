@@ -40,15 +40,13 @@ def mean_of(pair: SumAndCount) -> Tensor:
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 
 
-def mean_and_weight(loss: Tensor | SumAndCount, samples: int) -> tuple[Tensor, float | Tensor]:
+def mean_and_weight(loss: SumAndCount, samples: int) -> tuple[Tensor, float | Tensor]:
     """Return the mean loss of a batch and its weight in a mean over batches and ranks. No host sync.
 
     Args:
-        loss: the mean over the samples, or the sum and number of losses.
+        loss: the sum and number of losses.
         samples: of this rank in the batch; 0 for a filler, whose weight is 0.
     """
-    if isinstance(loss, Tensor):
-        return loss, samples
     mean, count = mean_of(loss), loss[1]
     if not samples:
         return mean, 0

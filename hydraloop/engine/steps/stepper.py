@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, optim
@@ -10,12 +10,10 @@ from torch import Tensor, optim
 from hydraloop.engine.batches import Batches, Window
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.loaders import share_of
-from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.closure import Closure, closure_of
 from hydraloop.engine.steps.loss_errors import no_gradient_error, no_loss_error
 from hydraloop.engine.steps.loss_weighting import LossWeighting, SumAndCount, mean_and_weight, mean_of
-from hydraloop.engine.steps.task_steps import TaskSteps, steps_of, without_gradients
 
 Outputs = dict[str, Any]
 
@@ -26,17 +24,18 @@ class Stepper:
     Args:
         run: the parts of the run.
         batches: of training, which know the terms of their losses.
-        progress: of the run.
         calls: after_backward and before_optimizer_step are called.
     """
 
-    def __init__(self, run: Run, batches: Batches, progress: Progress, calls: CallTable) -> None:
+    wraps: ClassVar[bool] = True
+    """Whether DDP wraps the task to average its gradients."""
+
+    def __init__(self, run: Run, batches: Batches, calls: CallTable) -> None:
         self._task, self._ranks, self._precision = run.task, run.ranks, run.precision
-        self._progress, self._calls = progress, calls
+        self._calls = calls
         self.accumulate = run.settings.accumulate
         """Iterations in an optimizer step."""
-        self._steps: TaskSteps | None = steps_of(run)
-        self._is_wrapped = run.trained_by is not None and self._steps is None
+        self._is_wrapped = self.wraps and run.trained_by is not None
         if not (self._is_wrapped or self._ranks.sharded):
             self._ranks.start_equal(self._task)
         self._forward = self._precision.forward(self._ranks.wrap(self._task) if self._is_wrapped else self._task)
@@ -48,7 +47,6 @@ class Stepper:
         self.optimizer = self._all
         """The optimizer whose gradients are computed; outside of the steps of a task, all of them as one."""
         self._batches = batches
-        self._closes = True  # whether the batch is the last of its window
         self._has_iterated = False
         self.step = ""
         """The name of the task's step that is being done; empty outside of steps."""
@@ -58,6 +56,8 @@ class Stepper:
         """Whether the accumulation window is closed, so that there are no gradients before an optimizer step."""
         self.batch_samples = 0
         """This rank's samples in the current batch; 0 for a filler batch, which only other ranks count."""
+        self.samples_of_all = 0
+        """The samples of all ranks in the current batch."""
         self.loss_weights: dict[str, float | Tensor] = {}
         """By name in the outputs (`loss`, `<step>/loss`), the weight of this rank's loss in a mean over iterations and
         ranks: the samples of the batch, or the number of losses that the task returned with their sum; 0 for a
@@ -89,89 +89,61 @@ class Stepper:
         No host sync of its own.
 
         Returns:
-            What the task returned, with `loss` detached. With steps of the task, `<step>/<name>` of each step, and as
-            `loss` the sum of the losses.
+            What the task returned, with `loss` detached.
         """
-        weighting = self._weighting
-        if self._steps is not None:
-            outputs = self._do_steps(self._steps, batch_idx, batch)
-        else:
-            if weighting is not None and batch_idx == window[0]:
-                weighting.begin_window(window, self._batches.terms_of(window, batch))
-            self._closes = batch_idx == window[-1]
-            outputs = self._forward_backward(batch_idx, batch)
-            self._calls.after_backward(batch_idx, batch, outputs)
-            self.stepped = self._closes and self._step(batch_idx, batch, outputs)
-            self.window_closed = self._closes
-        samples = self.batch_samples if weighting is None else weighting.samples_of_all
-        self._progress.complete_iteration(batch_idx, samples, stepped=self.stepped)
+        weighting, calls, optimizer, closes = self._weighting, self._calls, self.optimizer, batch_idx == window[-1]
+        if weighting is not None and batch_idx == window[0]:
+            weighting.begin_window(window, self._batches.terms_of(window, batch))
+        outputs = self._forward_backward(batch_idx, batch, closes=closes)
+        loss = outputs["loss"]  # held to the end: an iteration takes 10 µs longer if its graph is freed before the step
+        outputs["loss"] = loss.detach()
+        calls.after_backward(batch_idx, batch, outputs)
+        self.stepped = False
+        if closes:
+            self._precision.unscale(optimizer)
+            if weighting is not None:
+                weighting.correct(optimizer)
+            calls.before_optimizer_step(batch_idx, batch, outputs)
+            if self._closure is None:
+                self.stepped = self._precision.step(optimizer)
+            else:
+                self.stepped = self._step_with_closure(self._closure, batch_idx, batch, outputs)
+            for group in optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
+                for parameter in group["params"]:
+                    parameter.grad = None
+        self.window_closed = closes
         if not self._has_iterated:
             self._has_iterated = True
             self._ranks.first_step_done()
         return outputs
 
-    def _do_steps(self, steps: TaskSteps, batch_idx: int, batch: Any) -> Outputs:
-        """Do the steps of the task that run in this iteration: for each, forward, backward and the optimizer step."""
-        outputs: Outputs = {}
-        total: Any = 0.0
-        self.stepped, self.batch_samples = False, self._task.num_samples(batch)
-        for step in steps.due(self._progress.iteration + 1):
-            self.step, self.optimizer = step.name, step.optimizer
-            if self._weighting is not None:
-                self._weighting.begin_window((batch_idx,))
-            # The forward pass must not see that the others require gradients, or its backward would compute them.
-            with without_gradients(step.others):
-                of_step = self._forward_backward(batch_idx, batch)
-            if self._weighting is not None:
-                self._ranks.average(step.trained, step.name)
-            self._calls.after_backward(batch_idx, batch, of_step)
-            self.stepped |= self._step(batch_idx, batch, of_step)
-            outputs.update((f"{step.name}/{name}", value) for name, value in of_step.items())
-            total = total + of_step["loss"]
-        self.step, self.optimizer = "", self._all
-        outputs["loss"], self.loss_weights["loss"] = total, self.batch_samples
-        return outputs
-
-    def _forward_backward(self, batch_idx: int, batch: Any) -> Outputs:
-        """Add the gradients of a batch to those of its window."""
+    def _forward_backward(self, batch_idx: int, batch: Any, *, closes: bool) -> Outputs:
+        """Add the gradients of a batch to those of its window. `closes`: it is the last one of the window."""
         weighting, step = self._weighting, self.step
-        self.batch_samples = self._task.num_samples(batch)
+        self.batch_samples = self.samples_of_all = samples = self._task.num_samples(batch)
         if weighting is not None:
-            weighting.begin_batch(batch_idx, self.batch_samples)
-            self.batch_samples = weighting.samples
-            self._ranks.sync_gradients(self._closes)
+            weighting.begin_batch(batch_idx, samples)
+            self.batch_samples, self.samples_of_all = weighting.samples, weighting.samples_of_all
+            self._ranks.sync_gradients(closes)
         outputs: Outputs = self._forward(batch, step=step) if step else self._forward(batch)
         try:
             loss: Tensor | SumAndCount = outputs["loss"]
         except (KeyError, TypeError, IndexError):
             raise no_loss_error(self._task, outputs, step) from None
-        mean, self.loss_weights[f"{step}/loss" if step else "loss"] = mean_and_weight(loss, self.batch_samples)
+        samples = self.batch_samples
+        mean, weight = (loss, samples) if isinstance(loss, Tensor) else mean_and_weight(loss, samples)
+        self.loss_weights[f"{step}/loss" if step else "loss"] = weight
         if step and not mean.requires_grad:
             raise no_gradient_error(step)
         if weighting is None:
             self._precision.backward(mean)
         else:
             weighted = weighting.weigh(loss)
-            if self._closes:
+            if closes:
                 weighting.close_window()
             self._precision.backward(weighted)
-        outputs["loss"] = mean.detach()
+        outputs["loss"] = mean
         return outputs
-
-    def _step(self, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
-        """Close the window: unscale, weight, clip (a hook), step. Return whether the step was taken."""
-        self._precision.unscale(self.optimizer)
-        if self._weighting is not None:
-            self._weighting.correct(self.optimizer)
-        self._calls.before_optimizer_step(batch_idx, batch, outputs)
-        if self._closure is None:
-            taken = self._precision.step(self.optimizer)
-        else:
-            taken = self._step_with_closure(self._closure, batch_idx, batch, outputs)
-        for group in self.optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
-            for parameter in group["params"]:
-                parameter.grad = None
-        return taken
 
     def _step_with_closure(self, closure: Closure, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
         """Take a step of an optimizer that computes losses and gradients itself. It always takes the step."""
@@ -181,7 +153,8 @@ class Stepper:
             optimizer.zero_grad()
             if self._weighting is not None:
                 self._weighting.begin_window((batch_idx,), self._batches.terms_of((batch_idx,), batch))
-            repeated = self._forward_backward(batch_idx, batch)
+            repeated = self._forward_backward(batch_idx, batch, closes=True)
+            repeated["loss"] = repeated["loss"].detach()
             if self._weighting is not None:
                 self._weighting.correct(optimizer)
             self._calls.before_optimizer_step(batch_idx, batch, repeated)

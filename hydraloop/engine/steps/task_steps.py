@@ -8,8 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import nn, optim
 
+from hydraloop.engine.batches import Batches, Window
+from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Run
+from hydraloop.engine.steps.stepper import Outputs, Stepper
 from hydraloop.errors import UserError
 from hydraloop.option_checks import check_at_least
 
@@ -32,15 +36,19 @@ class TaskStep(NamedTuple):
         return {name: parameter for name, parameter in self.own.items() if parameter.requires_grad}
 
 
-class TaskSteps:
-    """The steps of the task of a run with several optimizers.
+class TaskStepper(Stepper):
+    """Trains a task with steps: for each, forward, backward and the step of its optimizer.
 
     Raises:
         UserError: the steps are not those of the optimizers, or the run has an option that steps do not allow.
     """
 
-    def __init__(self, run: Run) -> None:
+    wraps = False
+
+    def __init__(self, run: Run, batches: Batches, progress: Progress, calls: CallTable) -> None:
         _check(run)
+        super().__init__(run, batches, calls)
+        self._progress = progress
         named = dict(run.task.named_parameters())
         self._steps = []
         for name in run.task.steps:
@@ -50,9 +58,35 @@ class TaskSteps:
             others = [parameter for parameter in named.values() if parameter not in held]
             self._steps.append(TaskStep(name, optimizer, run.settings.every.get(name, 1), own, others))
 
-    def due(self, iteration: int) -> Iterator[TaskStep]:
-        """Yield the steps that run in an iteration (from 1); not those whose parameters are all frozen."""
-        return (step for step in self._steps if iteration % step.every == 0 and step.trained)
+    def iterate(self, window: Window, batch_idx: int, batch: Any) -> Outputs:
+        """Do the steps that run in this iteration; not those whose parameters are all frozen.
+
+        Returns:
+            `<step>/<name>` of what each step returned, and as `loss` the sum of the losses.
+        """
+        outputs: Outputs = {}
+        total: Any = 0.0
+        stepped, iteration = False, self._progress.iteration + 1
+        self.batch_samples = self._task.num_samples(batch)
+        for step in self._steps:
+            if iteration % step.every or not step.trained:
+                continue
+            self.step, self.optimizer, self._doing = step.name, step.optimizer, step
+            of_step = super().iterate(window, batch_idx, batch)
+            stepped |= self.stepped
+            outputs.update((f"{step.name}/{name}", value) for name, value in of_step.items())
+            total = total + of_step["loss"]
+        self.step, self.optimizer, self.stepped = "", self._all, stepped
+        outputs["loss"], self.loss_weights["loss"] = total, self.batch_samples
+        return outputs
+
+    def _forward_backward(self, batch_idx: int, batch: Any, *, closes: bool) -> Outputs:
+        step = self._doing
+        # The forward pass must not see that the others require gradients, or its backward would compute them.
+        with without_gradients(step.others):
+            outputs = super()._forward_backward(batch_idx, batch, closes=closes)
+        self._ranks.average(step.trained, step.name)
+        return outputs
 
 
 @contextmanager
@@ -68,16 +102,16 @@ def without_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def steps_of(run: Run) -> TaskSteps | None:
-    """Return the steps of the task; None if it has none, or nothing is trained.
+def make_stepper(run: Run, batches: Batches, progress: Progress, calls: CallTable) -> Stepper:
+    """Return what trains the task of a run, with its steps if it has some.
 
     Raises:
-        UserError: as in `TaskSteps`; or without steps, an optimizer has `every`.
+        UserError: as in `TaskStepper`; or without steps, an optimizer has `every`.
     """
     if run.trained_by is None:
-        return None
+        return Stepper(run, batches, calls)
     if getattr(run.task, "steps", ()):
-        return TaskSteps(run)
+        return TaskStepper(run, batches, progress, calls)
     for name in run.optimizers:
         if run.settings.every.get(name, 1) != 1:
             raise UserError(
@@ -85,7 +119,7 @@ def steps_of(run: Run) -> TaskSteps | None:
                 key=".".join(filter(None, ("optimizer", name, "every"))),
                 remedy="Use 1, or name the steps in the task: steps = (…), as docs/how-to/optimizers.md shows.",
             )
-    return None
+    return Stepper(run, batches, calls)
 
 
 def _check(run: Run) -> None:

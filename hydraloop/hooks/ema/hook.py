@@ -116,7 +116,7 @@ class EMAHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Update the average after an optimizer step."""
-        if engine.stepped and self._every is not None and self._every.due(engine.progress.optimizer_step):
+        if engine.stepper.stepped and self._every is not None and self._every.due(engine.progress.optimizer_step):
             self._update()
 
     def after_train_epoch(self, engine: Engine) -> None:

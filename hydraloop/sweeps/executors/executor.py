@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 # Codes that a user's program is unlikely to exit with. They only count if the process has not claimed its job.
@@ -16,7 +16,7 @@ NOT_RECORDED = 114
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A job to start."""
+    """A job to start. A fork gets it through a pipe. Another process gets it in a file, where secrets are masked."""
 
     number: int
     lines: tuple[str, ...]
@@ -32,8 +32,6 @@ class Request:
     """For CUDA_VISIBLE_DEVICES. None: unchanged."""
     threads: int | None = None
     """For tensor operations on a CPU. None: unchanged."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """`hydra.job.env_set`. A job that has any is spawned, not forked."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:

@@ -6,12 +6,13 @@ NVML counts the GPUs. torch is never asked: a process that has opened a GPU cann
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, not_installed
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SUBMITTED = 32
@@ -167,8 +168,12 @@ def _no_such_gpu(number: int, gpus: Sequence[str]) -> UserError:
 
 def _uuids() -> list[str]:
     """Return the UUIDs of the machine's GPUs in NVML's order. Only their number counts, and CUDA's order may differ."""
-    import pynvml  # type: ignore[import-untyped]  # 50 ms
-
+    try:
+        import pynvml  # type: ignore[import-untyped]  # 50 ms
+    except ModuleNotFoundError:
+        if shutil.which("nvidia-smi"):  # comes with NVML, which is a part of the driver
+            raise not_installed("nvidia-ml-py", key="sweep.gpus", use="lists the GPUs") from None
+        return []
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -1,7 +1,8 @@
 """Jobs that are new Python processes, not forks: `python train.py`, and a file with the request.
 
 They are for `hydra.job.env_set`, whose variables libraries read when they are imported; for programs that cannot be
-forked; and for other machines. The overrides are in the file, because everybody on a machine can see arguments.
+forked; and for other machines. The overrides are in the file, because everybody on a machine can see arguments. The
+secrets in them are in the environment of the process. The job composes its config: as text, a config has no types.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from hydraloop.errors import UserError
+from hydraloop.processes.private import Private
 from hydraloop.run_files import atomic, environment
+from hydraloop.run_files.config_yaml import differing
+from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps.executors.executor import LEFT, Request
 from hydraloop.sweeps.states import LOG, REQUEST
 
@@ -25,11 +30,11 @@ class Spawn:
     Args:
         sweep: its directory.
         overrides: of the sweep, as typed.
+        environment: returns the `hydra.job.env_set` of a job.
     """
 
-    def __init__(self, sweep: Path, overrides: Sequence[str]) -> None:
-        self.sweep = sweep
-        self._overrides = list(overrides)
+    def __init__(self, sweep: Path, overrides: Sequence[str], environment: Callable[[Request], dict[str, str]]) -> None:
+        self.sweep, self._overrides, self._environment = sweep, overrides, environment
 
     def __call__(self, request: Request) -> subprocess.Popen[bytes]:
         """Start a job.
@@ -37,30 +42,30 @@ class Spawn:
         Raises:
             OSError: the process could not be started.
         """
-        variables = self.variables(request)
+        path, variables = self.write(request)
         with Path(request.folder, LOG).open("ab") as log:
             return subprocess.Popen(
                 command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **variables, **request.variables(), **request.environment},
+                env={**os.environ, **variables, environment.SWEEP_JOB: str(path)},
                 start_new_session=True,
             )
 
-    def variables(self, request: Request) -> dict[str, str]:
-        """Write the file with a request, and return the environment variables that `command` needs.
+    def write(self, request: Request) -> tuple[Path, dict[str, str]]:
+        """Write the file with a request. Return its path, and the environment variables of the job.
 
         Raises:
             OSError: the file cannot be written.
         """
         path = Path(request.folder, REQUEST)
+        given = {"sweep": str(self.sweep), "overrides": list(self._overrides), **asdict(request)}
+        shown = {**given, **{name: mask_overrides(given[name]) for name in ("overrides", "lines")}}
+        private = Private(secrets=list(differing({**given, "lines": list(request.lines)}, shown)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"sweep": str(self.sweep), "overrides": self._overrides, "request": asdict(request)}
-        with atomic.replacing(path, flush=False) as unfinished:
-            unfinished.touch(mode=0o600)
-            unfinished.write_text(json.dumps(content), encoding="utf-8")
-        return {environment.SWEEP_JOB: str(path)}
+        atomic.write_text(path, json.dumps({**shown, "has_secrets": bool(private.secrets)}), flush=False)
+        return path, {**request.variables(), **self._environment(request), **private.variables()}
 
 
 def command() -> list[str]:
@@ -73,15 +78,22 @@ def received() -> tuple[Path, list[str], Request]:
 
     Raises:
         SystemExit: another process has the job.
+        UserError: the secrets of the job are missing.
     """
-    path = Path(os.environ.pop(environment.SWEEP_JOB))  # not for processes that the job starts
+    path, private = Path(os.environ.pop(environment.SWEEP_JOB)), Private.received()  # not for processes of the job
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         sys.exit(LEFT)
-    request = Request.from_json(content["request"])
-    os.environ.update(request.environment)
-    return Path(content["sweep"]), content["overrides"], request
+    if content.pop("has_secrets") and not private.secrets:
+        raise UserError(
+            "the overrides have a secret, which the environment of this job does not have",
+            key="sweep.submitit",
+            remedy="Let sbatch export the environment. Or set a variable on each machine: '++key=${oc.env:VARIABLE}'",
+        )
+    private.put_back(content)
+    sweep, overrides = Path(content.pop("sweep")), content.pop("overrides")
+    return sweep, overrides, Request.from_json(content)
 
 
 def take(request: Request) -> None:

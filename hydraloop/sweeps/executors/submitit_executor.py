@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from hydra.core.utils import env_override
 
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, not_installed
+from hydraloop.platforms import signals
 from hydraloop.processes.failure import REQUEUE
+from hydraloop.run_files.environment import SWEEP_JOB
 from hydraloop.run_files.processes import kill_tree
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
@@ -33,7 +36,7 @@ log=$1; shift
 env "$@" >>"$log" 2>&1 </dev/null
 echo $?"""
 """The shell waits for the job, which gets the same signals as it does, and returns the exit code as its output."""
-_ENDINGS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_ENDINGS = signals("SIGHUP", "SIGINT", "SIGTERM")
 """Signals after which a job exits by itself, with 128 and their number."""
 
 
@@ -71,13 +74,10 @@ class SubmititExecutor(Executor):
     def submit(self, request: Request) -> None:
         """Submit a job, see `Executor`."""
         try:
-            variables = self._spawn.variables(request)
-            words = [
-                str(Path(request.folder, LOG)),
-                *(f"{key}={value}" for key, value in variables.items()),
-                *command(),
-            ]
-            self._jobs[request.number] = self._executor.submit(self._function(["sh", "-c", _SCRIPT, "sh", *words]))
+            path, variables = self._spawn.write(request)
+            words = [str(Path(request.folder, LOG)), f"{SWEEP_JOB}={path}", *command()]
+            with env_override(variables):  # which sbatch exports; submitit writes the words to files
+                self._jobs[request.number] = self._executor.submit(self._function(["sh", "-c", _SCRIPT, "sh", *words]))
         except Exception as error:  # of submitit, for any answer of sbatch
             raise UserError(
                 f"job {request.number} could not be submitted: {error}",
@@ -137,8 +137,7 @@ def check(options: Mapping[str, Any]) -> None:
         UserError: submitit is not installed, or an option is wrong or missing.
     """
     if find_spec("submitit") is None:
-        problem, remedy = "the package submitit is not installed", "pip install 'hydraloop[submitit]'"
-        raise UserError(problem, key="sweep.executor", remedy=remedy)
+        raise not_installed("submitit", key="sweep.executor")
     cluster = options.get("cluster", "slurm")
     if cluster not in ("slurm", "local"):
         raise UserError(f"{cluster!r} is unknown", key=f"{_KEY}.cluster", remedy="Use slurm or local.")

@@ -115,7 +115,8 @@ def _restore_streams() -> None:
         sys.stdout, sys.stderr = _streams_in_forks[0]
 
 
-os.register_at_fork(after_in_child=_restore_streams)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restore_streams)
 
 
 def watch(lines: Lines) -> None:

@@ -185,7 +185,8 @@ def rerun_command(directory: SweepDirectory, *jobs: int) -> str:
     sweep. Secrets are masked.
     """
     described = directory.description
-    words = [word for word in described.command if word not in ("-m", "--multirun")]
+    program, flags = described.command[:2], described.command[2:]  # python -m hydraloop
+    words = [*program, *(word for word in flags if word not in ("-m", "--multirun"))]
     typed = [(line.lstrip("+~"), line) for line in described.overrides]
     words += [line for text, line in typed if text.startswith(("hydra.", "hydra/")) and not text.startswith(_OF_SWEEP)]
     all_lines = described.axes.lines(jobs[0])

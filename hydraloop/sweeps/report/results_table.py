@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.report.formats import duration, number
-from hydraloop.errors import printable
+from hydraloop.errors import not_installed, printable
 from hydraloop.run_files.environment import shown
 from hydraloop.safety.secrets import MASK
 from hydraloop.sweeps.report import results, statistics
@@ -141,6 +141,9 @@ def _claim(found: Results) -> str:
         why = f"it takes two averages of {fewest} or more jobs"
     elif enough > most:
         why = f"there are more than {most}"
+    elif statistics.is_unavailable():
+        mistake = not_installed("scipy")
+        why = f"{mistake.problem}: {mistake.remedy}"
     else:
         why = "their jobs have equal or infinite results"
     return f"No claim is made about which averages differ: {why}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 FEWEST = 5
 """Results of a group that are needed to compare it. With fewer, the test finds only very large differences."""
@@ -24,17 +25,25 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
+def is_unavailable() -> bool:
+    """Return whether the package is missing that has the test."""
+    return find_spec("scipy") is None
+
+
 def compare(groups: Sequence[Sequence[float]]) -> list[list[float]] | None:
     """Return the p-values of all pairs by Welch's t-test, with Holm's correction for the number of pairs.
 
     A pair is NaN, and is not counted, if a group has fewer than FEWEST values or one that is not finite, or if neither
     group has any variance: then chance has no part in the results, or the seed has no effect. None: there is no pair,
-    or there are more than MOST groups.
+    there are more than MOST groups, or scipy is not installed.
     """
     able = [index for index, group in enumerate(groups) if len(group) >= FEWEST and all(map(math.isfinite, group))]
     if not 2 <= len(able) <= MOST:
         return None
     import numpy as np
+
+    if is_unavailable():
+        return None
     from scipy.stats import ttest_ind_from_stats  # 1.2 s
 
     means = np.array([statistics.fmean(groups[index]) for index in able])

@@ -109,9 +109,8 @@ def _start_as_told(text: str, epochs: int, project: Project, disk: Path) -> None
         path = "r"
     else:
         assert told.startswith("start the run again in another directory"), text
-        refused = project.train(*SPIRALS, f"hydra.run.dir='{disk}/r'")
-        assert refused.err.endswith("holds a run already\n  Name another directory\n")
-        words, path = ["python", "train.py", *SPIRALS, f"hydra.run.dir='{disk}/again'"], "again"
+        path = "again"
+        words = [*shlex.split(told.partition(": ")[2]), f"hydra.run.dir='{disk}/{path}'", "~hooks.fills"]
     done = project.python(*words[1:])
     assert done.code == 0, done.text
     assert Run(disk / path).result["status"] == "finished"

@@ -52,7 +52,7 @@ def test_a_run_ends_at_the_first_record_with_such_a_loss(value: float, tmp_path:
     engine = engine_of(tmp_path, hooks(checkpoint=saving), train=planted(7, value), max_epochs=1)
     error, result = failed(engine)
     assert error.splitlines()[0].startswith("engine.allow_nan: the loss is ")
-    for remedy in ("debug=nan", "hooks=rollback", "engine.allow_nan=true"):
+    for remedy in ("hooks=anomaly_detection", "hooks=rollback", "engine.allow_nan=true"):
         assert remedy in error
     assert engine.progress.iteration <= 10
     assert result["objective"] == {"metric": "loss", "rule": "less", "value": "nan", "iteration": 7}

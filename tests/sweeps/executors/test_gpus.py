@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -96,6 +98,15 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     assert divided() == Shares(1)
     with pytest.raises(UserError, match=r"sweep\.gpus_per_job: no GPU was found\n"):
         divided(gpus_per_job=2)
+
+
+def test_gpus_cannot_be_listed_without_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible() == [], "there is no driver either"
+    (tmp_path / "nvidia-smi").touch(mode=0o755)
+    with pytest.raises(UserError, match=r"sweep.gpus: the package nvidia-ml-py.*\n  pip install nvidia-ml-py$"):
+        visible()
 
 
 def test_one_job_for_each_gpu_and_equal_threads(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hydraloop.errors import UserError
+from hydraloop.processes.private import VARIABLE
 from hydraloop.run_files import environment
 from hydraloop.sweeps import states
 from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import LEFT, Request
+from hydraloop.sweeps.executors.spawned import Spawn
 from tests.e2e.projects import Project
 from tests.sweeps.executors import program
+
+SECRET = "hunter2-typed"
 
 
 @pytest.fixture
@@ -28,13 +32,15 @@ def about(folder: Path) -> Any:
     return json.loads((folder / "about.json").read_text())
 
 
+def spawn(sweep: Path, env_set: dict[str, str] | None = None) -> Spawn:
+    return Spawn(sweep, ["a=1,2", f"token={SECRET}"], lambda request: env_set or {})
+
+
 @pytest.mark.usefixtures("_command")
 def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
     folder = tmp_path / "sweep" / "3"
-    variables = {"OF_THE_JOB": "yes"}
-    lines = ("password=hunter2", "exit=7")
-    request = Request(3, lines, str(folder), gpus=("1", "3"), threads=2, environment=variables)
-    process = spawned.Spawn(tmp_path / "sweep", [])(request)
+    request = Request(3, (f"password={SECRET}", "exit=7"), str(folder), gpus=("1", "3"), threads=2)
+    process = spawn(tmp_path / "sweep", {"OF_THE_JOB": "yes"})(request)
     assert os.getsid(process.pid) == process.pid
     assert process.wait(60) == 7
     expected = {"CUDA_VISIBLE_DEVICES": "1,3", "OMP_NUM_THREADS": "2", "OF_THE_JOB": "yes"}
@@ -43,23 +49,23 @@ def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
         "variables": expected,
         "argv": ["--config-name=mine"],
     }
-    assert (folder / "job.log").read_text() == "lines: password=hunter2 exit=7\n"
+    assert (folder / "job.log").read_text() == f"lines: password={SECRET} exit=7\n"
     assert not (folder / "request.json").exists()
 
 
-def test_only_its_user_reads_a_request_and_only_one_process_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = Request(0, ("token=x",), str(tmp_path / "0"), attempts=2, environment={"OF_THE_JOB": "yes"})
-    (name, path), *_ = spawned.Spawn(tmp_path, ["a=1,2"]).variables(request).items()
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    monkeypatch.setenv(name, path)
-    monkeypatch.setenv("OF_THE_JOB", "no")
-    assert spawned.received() == (tmp_path, ["a=1,2"], request)
-    assert os.environ["OF_THE_JOB"] == "yes"
-    assert name not in os.environ
+def test_a_request_has_no_secret_and_only_one_process_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(0, (f"token={SECRET}", "a=1"), str(tmp_path / "0"), attempts=2)
+    path, variables = spawn(tmp_path).write(request)
+    assert SECRET not in path.read_text()
+    monkeypatch.setenv(environment.SWEEP_JOB, str(path))
+    with pytest.raises(UserError, match="the overrides have a secret, which the environment of this job does not have"):
+        spawned.received()  # sbatch --export=NONE
+    for name, value in {**variables, environment.SWEEP_JOB: str(path)}.items():
+        monkeypatch.setenv(name, value)
+    assert spawned.received() == (tmp_path, ["a=1,2", f"token={SECRET}"], request)
+    assert not {environment.SWEEP_JOB, VARIABLE} & os.environ.keys()
     spawned.take(request)
-    monkeypatch.setenv(name, path)
+    monkeypatch.setenv(environment.SWEEP_JOB, str(path))
     for begin in (spawned.received, lambda: spawned.take(request)):  # a second process, and one that was told to stop
         with pytest.raises(SystemExit) as left:
             begin()

@@ -14,10 +14,9 @@ from hydraloop.errors import UserError
 from hydraloop.run_files import environment
 from hydraloop.sweeps.executors import submitit_executor
 from hydraloop.sweeps.executors.executor import Ended, Request
-from hydraloop.sweeps.executors.spawned import Spawn
 from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor
 from tests.sweeps.executors import program
-from tests.sweeps.executors.test_spawned import about
+from tests.sweeps.executors.test_spawned import about, spawn
 from tests.tracking.training import until
 
 _SLURM = {
@@ -70,7 +69,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(executor: SubmititExecutor, sweep: Path, *lines: str) -> dict[int, int | None]:
     """Run jobs, of which one that sleeps is cancelled. Return their exit codes."""
     for number, line in enumerate(lines):
-        executor.submit(Request(number, (line,), str(sweep / str(number)), environment={"OF_THE_JOB": "yes"}))
+        executor.submit(Request(number, (line,), str(sweep / str(number))))
     codes: dict[int, int | None] = {}
     sleeping = [number for number, line in enumerate(lines) if line.startswith("sleep")]
     deadline = time.monotonic() + 60
@@ -86,7 +85,7 @@ def run(executor: SubmititExecutor, sweep: Path, *lines: str) -> dict[int, int |
 
 @pytest.mark.slow
 def test_local_jobs_end_with_their_exit_codes(tmp_path: Path) -> None:
-    executor = SubmititExecutor(Spawn(tmp_path, []), {"cluster": "local", "timeout_min": 5})
+    executor = SubmititExecutor(spawn(tmp_path, {"OF_THE_JOB": "yes"}), {"cluster": "local", "timeout_min": 5})
     codes = run(executor, tmp_path, "exit=0", "exit=75", f"kill={signal.SIGKILL}", "sleep=60")
     assert codes == {0: 0, 1: 75, 2: -signal.SIGKILL, 3: 143}
     assert about(tmp_path / "0")["variables"]["OF_THE_JOB"] == "yes"
@@ -95,7 +94,7 @@ def test_local_jobs_end_with_their_exit_codes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_local_job_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    executor = SubmititExecutor(Spawn(tmp_path, []), {"cluster": "local", "timeout_min": 5})
+    executor = SubmititExecutor(spawn(tmp_path), {"cluster": "local", "timeout_min": 5})
     executor.submit(Request(0, ("sleep=60",), str(tmp_path / "0")))
     until(lambda: (tmp_path / "0" / "about.json").exists())
     executor.cancel(0, signal.SIGKILL)
@@ -105,7 +104,7 @@ def test_a_local_job_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_slurm_runs_jobs_and_cancels_one(tmp_path: Path, slurm: Path) -> None:
     options = {"timeout_min": 5, "slurm_partition": "gpu", "slurm_additional_parameters": {"nice": 3}}
-    codes = run(SubmititExecutor(Spawn(tmp_path, []), options), tmp_path, "exit=0", "exit=1", "sleep=60")
+    codes = run(SubmititExecutor(spawn(tmp_path), options), tmp_path, "exit=0", "exit=1", "sleep=60")
     assert codes == {0: 0, 1: 1, 2: 143}
     script = (slurm / "1001.sh").read_text()
     for line in ("--partition=gpu", "--signal=TERM@90", "--nice=3", "--time=5", "--job-name=hydraloop"):
@@ -118,7 +117,7 @@ def test_a_job_that_a_user_has_cancelled_was_not_ended_by_slurm(tmp_path: Path, 
     for number, found in enumerate((["RUNNING"], ["COMPLETING", "CANCELLED"], [])):
         lines = [f"JobId={1001 + number} JobName=hydraloop JobState={state} Reason=None" for state in found]
         (slurm / f"{1001 + number}.states").write_text("\n".join(lines))
-    executor = SubmititExecutor(Spawn(tmp_path, []), {"timeout_min": 5})
+    executor = SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
     for number, line in enumerate(("exit=75", "exit=75", "exit=75", "exit=143")):
         executor.submit(Request(number, (line,), str(tmp_path / str(number))))
     ended: list[Ended] = []
@@ -141,18 +140,18 @@ def test_wrong_options_are_refused(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError) as caught:
-        SubmititExecutor(Spawn(tmp_path, []), options)
+        SubmititExecutor(spawn(tmp_path), options)
     assert str(caught.value).startswith(message)
 
 
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submitit_executor, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"sweep.executor: .*\n  pip install 'hydraloop\[submitit\]'"):
-        SubmititExecutor(Spawn(tmp_path, []), {"timeout_min": 5})
+    with pytest.raises(UserError, match=r"sweep.executor: .*\n  pip install submitit"):
+        SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
 
 
 def test_a_job_that_cannot_be_submitted_is_an_error(tmp_path: Path, slurm: Path) -> None:
     (slurm / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1\n")
-    executor = SubmititExecutor(Spawn(tmp_path, []), {"timeout_min": 5})
+    executor = SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
     with pytest.raises(UserError, match=r"job 0 could not be submitted: .*QOSMaxSubmit"):
         executor.submit(Request(0, (), str(tmp_path / "0")))

@@ -20,7 +20,7 @@ from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.plan import Draft, RunPlan
 from hydraloop.processes import torchrun
-from hydraloop.processes.jobs import Jobs
+from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import leave
 from hydraloop.run_files.result import Result
 from hydraloop.sweeps import queue, states
@@ -47,7 +47,7 @@ def write_or_die(folder: Path, state: states.JobState, *, flush: bool) -> None:
     sometimes_killed(0.1)
 
 
-class Played(Jobs):
+class Played(RunStarter):
     """Writes a file instead of training."""
 
     def train(self, plan: RunPlan) -> float | None:

@@ -26,7 +26,7 @@ from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.plan import Draft, RunPlan
 from hydraloop.processes import torchrun
-from hydraloop.processes.jobs import Jobs
+from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import leave
 from hydraloop.run_files import atomic, checkpoint_files
 from hydraloop.run_files.result import Result
@@ -70,9 +70,9 @@ def after_checkpoint(then: Callable[[], Any]) -> Callable[..., None]:
 
 
 def after_loss(train: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Jobs.train`, after another machine has taken over the job, as this one has stalled for a minute."""
+    """Return `RunStarter.train`, after another machine has taken over the job, as this one has stalled for a minute."""
 
-    def stalled(jobs: Jobs, plan: RunPlan) -> Any:
+    def stalled(jobs: RunStarter, plan: RunPlan) -> Any:
         run_dir = plan.run_dir
         content = json.loads((run_dir / ".lock").read_bytes())
         (run_dir / ".lock").write_text(json.dumps({**content, "token": "other", "machine": "node7", "host": "node7"}))
@@ -102,9 +102,9 @@ def prepare(when: str) -> None:
     elif when == "result":
         Result.write = after(Result.write, kill)  # type: ignore[method-assign]
     elif when == "start":
-        Jobs.train = kill  # type: ignore[method-assign]
+        RunStarter.train = kill  # type: ignore[method-assign]
     elif when == "stalled":
-        Jobs.train = after_loss(Jobs.train)  # type: ignore[method-assign]
+        RunStarter.train = after_loss(RunStarter.train)  # type: ignore[method-assign]
     elif when == "terminated":
         atomic.write_text = after_checkpoint(lambda: os.kill(os.getpid(), signal.SIGTERM))
     elif when == "torn":
@@ -128,7 +128,7 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
             description = Description("uid", 0.0, ("python",), (), {}, subdir, all_axes, "seed", {})
             directory = SweepDirectory.create(path, description)
         draft = Draft(overrides=lines, cfg=grid.compose(all_axes.lines(0)), typed=typed_keys(lines))
-        jobs = Jobs(Reports(with_traceback=False), torchrun.Leader())
+        jobs = RunStarter(Reports(with_traceback=False), torchrun.Leader())
         worker = SweepJob(directory, draft, jobs, grid)
         codes = []
         for number, attempts, *death in steps:

@@ -8,6 +8,7 @@ import math
 import resource
 import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +86,16 @@ def test_the_table_shows_all_that_the_files_have(directory: SweepDirectory, caps
         "best: optimizer.lr=1e-3, mean accuracy 0.9000 over 1 of 2 jobs; it runs again with",
         "  python train.py -m optimizer.lr=1e-3 seed=0,1 engine.max_epochs=3",
     ]
+
+
+def test_averages_are_not_compared_without_scipy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    made = sweep(tmp_path / "sweep", "a=1,2", "seed=0,1,2,3,4")
+    write(made, {job: finished(0.1 * job) for job in range(10)})
+    results_table.show(made)
+    assert "differ: the package scipy is not installed: pip install scipy." in capsys.readouterr().out
 
 
 def test_low_values_of_a_loss_are_the_best(tmp_path: Path) -> None:
@@ -197,6 +208,8 @@ def test_the_command_has_custom_flags_and_no_option_of_the_sweep(tmp_path: Path)
         *("hooks=[ema]", "~default_hooks.logger=", "+logger.api_key=x"),
     ]
     arguments.parse(shlex.split(text)[4:])
+    module = sweep(tmp_path / "module", "a=1,2", overrides=("a=1,2",), command=("python", "-m", "hydraloop", "-m"))
+    assert results.rerun_command(module, 1) == "python -m hydraloop a=2"
 
 
 def test_a_full_disk_still_shows_the_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -25,6 +26,11 @@ def test_pairs_are_those_of_scipy_with_the_steps_of_holm() -> None:
     for (a, b), value in expected.items():
         assert p[a][b] == p[b][a] == pytest.approx(value, rel=1e-12)
     assert all(math.isnan(p[a][a]) for a in range(3))
+
+
+def test_without_scipy_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert compare(GROUPS) is None
 
 
 def test_what_cannot_be_compared_is_not_counted() -> None:

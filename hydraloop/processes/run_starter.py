@@ -1,32 +1,54 @@
-"""Starts a run by its plan: in this process, or in several. Reports its error. A run imports torch."""
+"""Starts a run: makes its plan, and trains by it in this process, or in several. Reports its error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hydraloop.cli.error_reports import Reports
+from hydraloop.cli.hydra_job import as_job
 from hydraloop.errors import Terminated
-from hydraloop.plan import RunPlan
-from hydraloop.processes import checks as launch_checks
-from hydraloop.processes import elastic, torchrun
+from hydraloop.plan import Draft, RunPlan, plan_run
+from hydraloop.processes import checks, elastic, torchrun
+from hydraloop.processes.detach import detached
 from hydraloop.processes.failure import Ended, RankError, Requeue
-from hydraloop.processes.private import Private
 from hydraloop.processes.rank_training import Training
 from hydraloop.processes.termination_signals import TerminationHandler
 from hydraloop.run_files.result import ResultFile
 from hydraloop.run_files.uncollected import uncollected
+from hydraloop.validate import hydra_config
 
 
 @dataclass
-class Jobs:
-    """What the runs of a command line have in common."""
+class RunStarter:
+    """Starts the runs of a command line. A run imports torch."""
 
     reports: Reports
     leader: torchrun.Leader
     """Tells the other ranks of a torchrun what to train."""
     on_build: Callable[[int], None] = lambda iterations: None
     """Called before training with the iterations of the whole run, if one process trains."""
+
+    def run(self, draft: Draft, name: str) -> None:
+        """Choose the directory of a single run and lock it, make the plan, and train by it.
+
+        Args:
+            draft: of the run.
+            name: of the primary config.
+
+        Raises:
+            UserError: the run cannot be started here.
+            BaseException: as `train`.
+        """
+        background = detached() if draft.cfg.detach else None
+        checks.check(draft.cfg)
+        with ExitStack() as locks, hydra_config(draft.cfg):
+            plan = plan_run(draft, locks, torchrun.earlier(draft.cfg.resume))
+            with as_job(draft.cfg, plan, name) as job:
+                if background is not None:
+                    background.take_over(plan.run_dir)
+                job.return_value = self.train(plan)
 
     def train(self, plan: RunPlan) -> float | None:
         """Train in this process, or in several.
@@ -54,15 +76,13 @@ class Jobs:
             if not ended.trained:
                 result.put_back()
 
-        if launch_checks.several(plan.cfg):
+        if checks.several(plan.cfg):
             ended = self._train_ranks(plan, close)
             if isinstance(ended.error, RankError) and ended.error.was_killed and result.is_complete:
                 ended = Ended.with_result(plan.run_dir)  # the rank was killed after that
             close(ended)
         else:
             ended = _train_alone(plan, close, self.on_build)
-        if ended.error not in self.reports.shown:  # the run has finished; a signal may have come at its end
-            self.reports.end_job()
         if ended.error is not None:
             raise ended.error
         return ended.value
@@ -72,10 +92,7 @@ class Jobs:
         try:
             if torchrun.is_several():
                 return self.leader.lead(plan, close)
-            options = plan.cfg.distributed
-            return elastic.launch(
-                plan, Private.of(plan), processes=options.nproc_per_node, max_restarts=options.max_restarts
-            )
+            return elastic.launch(plan)
         except BaseException as error:
             return Ended(error=error, trained=False)
 
@@ -104,7 +121,8 @@ def _train_alone(plan: RunPlan, close: Callable[[Ended], None], on_build: Callab
             from hydraloop.builder import build  # imports torch
             from hydraloop.engine.distributed.comm import Distributed
 
-        torchrun.remember(plan)
+        if torchrun.is_launched():
+            torchrun.remember(plan)
         training.engine = build(plan, Distributed())
         on_build(training.engine.max_iters)
         training.engine.train()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydraloop.errors import UserError
+from hydraloop.platforms import signals
 from hydraloop.processes import torchrun
 from hydraloop.run_files.environment import shown
 
@@ -24,7 +25,7 @@ CONTROLLER_LOG = "controller.log"
 """What a detached controller has printed, in the directory of the sweep."""
 RUN_LOG = "output.log"
 """What a detached run has printed, in its directory."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = signals("SIGINT", "SIGTERM", "SIGHUP")
 
 
 @dataclass

@@ -1,0 +1,80 @@
+"""Keys of the user's own at the top of a config file: accepted, unless they look like a mistake. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.cli import arguments
+from hydraloop.cli.compose import Composer
+from hydraloop.cli.config_file_limits import leaves
+from hydraloop.errors import UserError, any_of, close_names
+from hydraloop.schemas.root import Config
+
+_OPTIONS = [entry.name for entry in dataclasses.fields(Config)]
+_SHORT = re.compile(r"(optimizer|engine|precision|distributed|data\.loader)\.(?:.*\.)?(?P<name>[^.\[]+)")
+"""Options whose last name alone, at the top of a file, is a mistake: `lr`, `max_epochs`, `batch_size`."""
+_ALIKE = 0.8
+"""Resemblance to an option. `sed` has 0.86 and `hoks` 0.89; `depth`, an own key, has 0.73 because of `detach`."""
+
+
+def check_own_keys(cfg: DictConfig, lines: Sequence[str], composer: Composer) -> None:
+    """Refuse a top-level key of a config file that no interpolation names, if it looks like an option or a group.
+
+    Args:
+        cfg: as composed from `lines`.
+        lines: the overrides. A key that they add with a + is not checked.
+
+    Raises:
+        UserError: names the file.
+    """
+    own = [str(name) for name in cfg if name not in (*_OPTIONS, "hydra")]
+    if not own:
+        return
+    parsed = arguments.parse(lines)
+    added = {one.key_or_group.partition(".")[0] for one in parsed if one.is_add() or one.is_force_add()}
+    written = dict(leaves(OmegaConf.to_container(cfg, resolve=False), ""))
+    texts = "\n".join(value for value in written.values() if isinstance(value, str) and "${" in value)
+    for name in own:
+        if name not in added and not re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", texts):
+            _check_unused(name, written, lines, composer)
+
+
+def _check_unused(name: str, written: dict[str, object], lines: Sequence[str], composer: Composer) -> None:
+    options = [key[1:] for key in written if (found := _SHORT.fullmatch(key[1:])) and found["name"] == name]
+    meant = options[:3] or close_names(name, _OPTIONS, most=1, cutoff=_ALIKE)
+    is_group = name in composer.groups()
+    if not (meant or is_group):
+        return
+    file = next(_files_with(name, lines, composer), composer.name)
+    if file.startswith(f"{name}/"):
+        package = "task.model" if name == "model" else "_global_"
+        raise UserError(
+            f"{file}.yaml sets the key {name}, which nothing uses",
+            key=name,
+            remedy=f"Begin the file with the line, before any comment: # @package {package}",
+        )
+    if is_group:
+        remedy = f"To select an option of this group, write it in the defaults list: - {name}: …"
+        meant = ["task.model"] if name == "model" else []
+    else:
+        remedy = f"To keep a key of your own with this name, use it: ${{{name}}}."
+    near = f"Did you mean {any_of(meant)}? " if meant else ""
+    problem = f"{file}.yaml is merged into the options, which have no {name}"
+    raise UserError(problem, key=name, remedy=f"{near}{remedy}")
+
+
+def _files_with(name: str, lines: Sequence[str], composer: Composer) -> Iterator[str]:
+    """Yield the config files that have a top-level key, the last one first, without `.yaml`."""
+    loader = GlobalHydra.instance().config_loader()
+    merged = loader.compute_defaults_list(composer.name, list(lines), RunMode.RUN).defaults
+    for path in [default.config_path or "" for default in reversed(merged)]:
+        source = next((source for source in loader.get_sources() if source.is_config(path)), None)
+        found = source and source.load_config(path)
+        if found and isinstance(found.config, DictConfig) and (name in found.config or path.startswith(f"{name}/")):
+            yield path

@@ -1,0 +1,191 @@
+"""`--help` names everything on one screen, and explains one group, option or key with its type, default and reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hydraloop.cli.compose import opened
+from hydraloop.cli.help import format_help
+from hydraloop.cli.help_topics import Topics
+from hydraloop.commands.parser import COMMANDS, listed_names, listing
+from hydraloop.errors import UserError
+from tests.e2e.projects import REPOSITORY, Project
+
+MINE = '''
+import parts.base
+raise RuntimeError("the help runs no code of a project")
+
+class Base:
+    """Not shown."""
+    def __init__(self, every: "int | None" = None, *, names: list[str], rate=0.5, **others) -> None:
+        """
+        Args:
+            every: iterations between
+                two calls.
+            rate (float): a share.
+
+        Raises:
+            ValueError: never
+        """
+'''
+Help = Callable[..., str]
+
+
+@pytest.fixture
+def help_of(tmp_path: Path) -> Help:
+    """Returns the help of the repository's project with an own hook, `hooks.mine`."""
+    project = Project.make(tmp_path / "project")
+    project.write("parts/base.py", MINE)
+    project.write("parts/__init__.py", "from .base import Base as Renamed\nfrom parts import Circle")
+    project.write(
+        "hook.py",
+        'import torch\nfrom parts import Renamed\nclass Mine(Renamed, Hook):\n    """First.\n\n    Second.\n    """\n',
+    )
+    project.write(
+        "conf/hooks/mine.yaml",
+        "# @package hooks.mine\n# hooks=mine: counts things. And more\n# of it.\n_target_: hook.Mine\nrate: 2\n",
+    )
+    project.write("conf/hooks/circle.yaml", "# @package hooks.circle\n_target_: parts.Circle\n")
+    project.write(
+        "conf/model/other.yaml",
+        "# @package task.model\n_target_: timm.create_model\nmodel_name: vit\napi_key: sesame\n",
+    )
+
+    def text(*names: str, overrides: tuple[str, ...] = ()) -> str:
+        with opened(project.path / "conf", "config") as composer:
+            return format_help(names, Topics(composer, project.path, overrides), "python train.py", listed_names())
+
+    return text
+
+
+def test_one_screen_names_all_groups_and_commands(help_of: Help) -> None:
+    text = help_of()
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 80
+    for group in ("data", "debug", "default_hooks", "hooks", "model", "optimizer", "precision", "scheduler", "task"):
+        assert f"\n  {group:<14} " in text
+    for part in ("usage: python train.py", "--dry-run", "--help all", "hooks.ema, optimizer.lr", *COMMANDS):
+        assert part in text, part
+
+
+def test_all_is_the_page_of_all_groups_options_flags_examples_and_commands() -> None:
+    with opened(REPOSITORY / "conf", "config") as composer:
+        text = format_help(["all"], Topics(composer, REPOSITORY), "python train.py", listing())
+    for part in (
+        "usage: python train.py",
+        "--dry-run",
+        "-m, --multirun",
+        "HYDRA_FULL_ERROR=1",
+        "\n  hooks\n",
+        "\n    ema                  Averages the weights",
+        "weight_norm          a custom hook\n",
+        "fast                 every part of a run in seconds\n",
+        "max_epochs=20",
+        "  layer_decay=null",
+        "  optimizer=null",
+        "resume=auto",
+        "hooks=ema,profiler",
+        *(f"\n  python -m hydraloop {name} " for name in COMMANDS),
+    ):
+        assert part in text, part
+    groups = {line.strip() for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")}
+    assert {"data", "default_hooks", "experiment", "model", "optimizer", "precision", "scheduler", "task"} <= groups
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "parts"),
+    [
+        ("hooks", (), ["\n  ema                  Averages the weights", "\n  mine                 counts things\n"]),
+        ("hooks.ema", (), ["hooks=ema: Averages", "\n  momentum=0.0002              float. Share of the new weights"]),
+        ("hooks.ema.momentum", (), ["hooks.ema.momentum=0.0002\n  float. Share of the new weights"]),
+        ("hooks.ema.momentum", ("hooks=[ema]", "hooks.ema.momentum=0.5"), ["=0.5\n  float, 0.0002 by default. Share"]),
+        ("optimizer.lr", (), ["optimizer.lr=0.001\n  float. Learning rate, above 0."]),
+        (
+            "optimizer.lr",
+            ("optimizer=sgd",),
+            ["optimizer.lr=0.05\n  float. Learning rate, above 0. 0.05 with momentum"],
+        ),
+        ("seed", (), ["seed=0\n  int. Seed of every random number generator."]),
+        ("engine", (), ["\n  max_epochs=20", "int. Epochs to train.", "\n  max_iters=null", "int or null. Iterations"]),
+        ("data.loader.batch_size", (), ["data.loader.batch_size=64\n  int. Samples per batch"]),
+        ("data.digits", (), ["data.train.<option>, options of hydraloop.examples.Digits\n", "split=train"]),
+        ("experiment.spirals", (), ["a custom model and a custom data set", "- override /data: spirals"]),
+        ("task.loss", (), ["options of torch.nn.CrossEntropyLoss\n  See: python -m pydoc torch.nn.CrossEntropyLoss\n"]),
+        ("model.other", (), ["See: python -m pydoc timm.create_model", "model_name=vit", "api_key=***"]),
+    ],
+)
+def test_one_thing_with_its_type_default_and_reason(
+    name: str, overrides: tuple[str, ...], parts: list[str], help_of: Help
+) -> None:
+    text = help_of(name, overrides=overrides)
+    for part in parts:
+        assert part in text, text
+    assert all(command in text for command in COMMANDS)
+
+
+def test_an_own_hook_has_its_signature_and_no_code_of_it_runs(help_of: Help) -> None:
+    """Through an import under another name and a base class in another file."""
+    text = help_of("hooks.mine")
+    assert "hooks=mine: counts things. And more of it.\n\nhooks.mine.<option>, options of hook.Mine\n  First.\n" in text
+    for row in (
+        "\n  every=null                   int or null. iterations between two calls.\n",
+        "\n  names=…                      list[str]\n",
+        "\n  rate=2                       0.5 by default. a share.\n",
+        "\n  priority=null                int or str or null. When the hook",
+    ):
+        assert row in text, text
+    assert "See: python -m pydoc parts.Circle" in help_of("hooks.circle")
+    assert help_of("hooks.mine.every").startswith(
+        "hooks.mine.every=null\n  int or null. iterations between two calls.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("hooks.emaa", "hooks.ema,"),
+        ("lr", "optimizer.lr,"),
+        ("optimizr", "optimizer"),
+        ("engine.max_epoch", "engine.max_"),
+    ],
+)
+def test_an_unknown_name_is_one_message_with_close_names(name: str, close: str, help_of: Help) -> None:
+    with pytest.raises(
+        UserError, match=f"^{name}: there is no group, option or key of this name\n  Did you mean {close}"
+    ):
+        help_of(name)
+    with pytest.raises(UserError, match="--help names the groups"):
+        help_of("qqqqqqqqq")
+
+
+def test_a_file_that_is_not_python_is_named(help_of: Help, tmp_path: Path) -> None:
+    (tmp_path / "project" / "hook.py").write_text("class Mine(:\n")
+    with pytest.raises(UserError, match=r"hook.py: it is not Python: invalid syntax"):
+        help_of("hooks.mine")
+
+
+def test_a_broken_file_is_listed_and_is_one_message(help_of: Help, tmp_path: Path) -> None:
+    for name, text in (("broken", "a: ["), ("listed", "[1]")):
+        (tmp_path / "project" / "conf" / "hooks" / f"{name}.yaml").write_text(text)
+    assert "\n  broken               from the config folder\n" in help_of("hooks")
+    with pytest.raises(UserError, match=r"broken\.yaml"):
+        help_of("hooks.broken")
+    with pytest.raises(UserError, match=r"^hooks/listed\.yaml: it is not a mapping"):
+        help_of("hooks.listed")
+
+
+def test_every_help_lists_the_commands(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    for line in (
+        "train.py -h hooks",
+        "-m hydraloop --help",
+        "-m hydraloop evaluate --help",
+        "-m hydraloop resume --help",
+    ):
+        done = project.python(*line.split())
+        assert done.code == 0, done.text
+        assert all(command in done.out for command in ("predict", "replay", "results", "sync")), line

@@ -1,0 +1,108 @@
+"""`hydraloop new`: what it writes trains, and it never changes a file that exists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hydraloop.commands.dispatch import run
+from hydraloop.commands.new import TEMPLATES, templates
+from tests.e2e.projects import REPOSITORY, Project
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*")
+        if path.is_file() and not {"__pycache__", "outputs", "multirun"}.intersection(path.relative_to(folder).parts)
+    }
+
+
+def test_a_project_has_its_own_name_and_a_config_of_eight_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["new", "demo"]) == 0
+    found = contents(tmp_path / "demo")
+    assert {"train.py", "conf/config.yaml", "model.py", "data.py", "hooks.py", "test_project.py", "README.md"} < set(
+        found
+    )
+    assert len(found["conf/config.yaml"].splitlines()) <= 8
+    assert "\nexperiment_name: demo\n" in found["conf/config.yaml"]
+    assert capsys.readouterr().out.endswith("Next:\n  cd demo\n  python train.py\n")
+
+
+def test_the_name_of_a_folder_is_not_read_as_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "null").mkdir()
+    monkeypatch.chdir(tmp_path / "null")
+    assert run(["new", "."]) == 0
+    assert "\nexperiment_name: starter\n" in contents(tmp_path / "null")["conf/config.yaml"]
+    assert run(["new", "."]) == 2
+
+
+@pytest.mark.parametrize("name", templates())
+def test_each_example_is_a_template(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["new", "a b", "--from", name]) == 0, "a name that needs quotes in YAML is not used"
+    assert contents(tmp_path / "a b") == contents(REPOSITORY / "examples" / name)
+
+
+def test_the_examples_are_those_of_the_repository() -> None:
+    assert TEMPLATES.resolve() == REPOSITORY / "examples"
+    assert templates()[0] == "starter"
+
+
+def test_files_that_exist_are_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("# mine\n")
+    assert run(["new", "--here"]) == 0
+    assert "Not changed, because they exist: train.py\n" in capsys.readouterr().out
+    first = contents(tmp_path)
+    assert first.pop("train.py") == "# mine\n"
+    assert list(first) == ["conf/config.yaml"]
+    (tmp_path / "conf" / "config.yaml").write_text("# mine, too\n")
+    assert run(["new", "--here"]) == 0
+    assert set(contents(tmp_path).values()) == {"# mine\n", "# mine, too\n"}
+
+
+def test_a_folder_with_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "notes").touch()
+    assert run(["new", "demo"]) == 2
+    assert run(["new"]) == 2
+    assert capsys.readouterr().err == (
+        "error: new: demo exists, and is not an empty folder\n  Name another one: hydraloop new demo_2\n"
+        "  To add train.py and conf/: hydraloop new --here demo\n"
+        "error: new: it needs the name of a folder\n  hydraloop new my_project\n"
+        "  To add train.py and conf/ to the working directory: hydraloop new --here\n"
+    )
+    assert list(contents(tmp_path)) == ["demo/notes"]
+
+
+def test_what_is_added_to_a_folder_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["new", "--here"]) == 0
+    project = Project(tmp_path)
+    done = project.train("engine.max_iters=2", "hooks=[ema]")
+    assert done.code == 0, done.text
+
+
+@pytest.mark.slow
+def test_a_project_trains_is_swept_and_its_tests_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["new", "demo"]) == 0
+    project = Project(tmp_path / "demo")
+    done = project.train("-m", "optimizer.lr=1e-3,1e-2")
+    assert "best: job 1, accuracy 0.9" in done.out, done.text
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest"], cwd=project.path, capture_output=True, text=True, check=False
+    )
+    assert "2 passed" in tested.stdout, tested.stdout

@@ -1,0 +1,137 @@
+"""`hydraloop/project` in a defaults list: a project's config file names only what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from hydraloop.cli import arguments
+from hydraloop.cli.compose import Composer, opened
+from hydraloop.errors import UserError
+from hydraloop.schemas.root import DEFAULT_HOOKS
+from hydraloop.sweeps import planning
+from tests.config.composed import job
+
+LONG = f"""
+defaults:
+  - hydraloop
+  - data: base
+  - task: classification
+  - model: null
+  - optimizer: adamw
+  - scheduler: cosine
+  - precision: fp32
+  - default_hooks: [{", ".join(DEFAULT_HOOKS)}]
+  - hooks: []
+  - _self_
+  - experiment: null
+experiment_name: project
+"""
+SHORT = "defaults: [hydraloop/project, _self_, experiment: null]\n"
+OWN = "task: {model: {_target_: torch.nn.Linear, in_features: 2, out_features: 3}}\n"
+
+
+@contextmanager
+def project(folder: Path, config: str, **files: str) -> Iterator[Composer]:
+    """A composer for a project with these files in its conf/: `experiment_mine` is experiment/mine.yaml."""
+    for name, text in {"config": config, **files}.items():
+        path = folder / f"{name.replace('_', '/')}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    with opened(folder, "config") as composer:
+        yield composer
+
+
+def composed(folder: Path, config: str, lines: Sequence[str] = (), **files: str) -> Any:
+    """The config of a run, as a plain container."""
+    with project(folder, config, **files) as composer:
+        return OmegaConf.to_container(job(arguments.with_hook_lists(list(lines))[0], composer))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["task=regression", "data=diabetes", "hooks=ema,freeze", "optimizer=sgd", "scheduler=[linear,cosine]"],
+        ["experiment=mine", "default_hooks=[logger]", "optimizer.lr=0.5"],
+    ],
+    ids=" ".join,
+)
+def test_every_group_has_the_default_that_a_long_list_names(lines: list[str], tmp_path: Path) -> None:
+    mine = "# @package _global_\ndefaults: [override /task: regression]\nengine: {max_epochs: 7}\n"
+    short, long = (composed(tmp_path, head + OWN, lines, experiment_mine=mine) for head in (SHORT, LONG))
+    assert short == long
+    assert short["task"]["model"]["_target_"] == "torch.nn.Linear"
+    assert not lines or short["task"]["_target_"].endswith("Regression")
+
+
+def test_a_file_names_what_differs(tmp_path: Path) -> None:
+    differs = "defaults: [hydraloop/project, _self_, override task: regression, override /model: mlp]\nseed: 3\n"
+    cfg = composed(tmp_path, differs)
+    assert cfg["task"]["model"]["_target_"] == "hydraloop.models.MLP"
+    assert [*cfg["task"]["metrics"]] == ["mae", "rmse", "r2"]
+    assert [*cfg["default_hooks"]] == DEFAULT_HOOKS
+    assert (cfg["seed"], cfg["hooks"]) == (3, {})
+
+
+NUMBERED = SHORT + OWN.replace("3", '"${num_classes}"') + "num_classes: 3\n"
+
+
+def test_own_keys_are_options_of_the_run(tmp_path: Path) -> None:
+    """For interpolation; they are changed and swept without a +, also by an experiment, and have no type."""
+    mine = "# @package _global_\nnum_classes: 5\n"
+    lines = {"": 3, "num_classes=20": 20, "experiment=mine": 5, "experiment=mine num_classes=7": 7}
+    for line, expected in lines.items():
+        cfg = composed(tmp_path, NUMBERED, line.split(), experiment_mine=mine)
+        assert cfg["num_classes"] == expected
+        assert cfg["task"]["model"]["out_features"] == "${num_classes}"
+    with project(tmp_path, NUMBERED) as composer:
+        sweep = planning.check(arguments.read(["-m", "num_classes=10,20", "data=digits"]), composer)
+        jobs = [sweep.grid.compose(sweep.axes.lines(number)) for number in range(2)]
+    assert [cfg.task.model.out_features for cfg in jobs] == [10, 20]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    {
+        "num_clases=20": "num_clases: there is no such key\n  Did you mean num_classes?",
+        "sed=1": "sed: there is no such key\n  Did you mean seed,",
+        "seed=abc": "seed: Value 'abc' of type 'str' could not be converted to Integer\n  It takes",
+        "other=1": "other: there is no such key\n",
+    }.items(),
+)
+def test_the_command_line_takes_the_keys_that_the_files_have(line: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        composed(tmp_path, NUMBERED, [line])
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    {
+        "sed: 1": "sed: config.yaml is merged into the options, which have no sed\n  Did you mean seed?",
+        "seed: abc": "Value 'abc' of type 'str' could not be converted to Integer",
+        "batch_size: 1": "batch_size: config.yaml is merged into the options, which have no batch_size\n  Did you mean "
+        "data.loader.batch_size?",
+        "experiment: mine": "experiment: config.yaml is merged into the options, which have no experiment\n  To select",
+        "defaults: [override /backbone: small]": "backbone: backbone/small.yaml sets the key backbone, which nothing "
+        "uses\n  Begin the file with the line, before any comment: # @package _global_",
+    }.items(),
+)
+def test_a_key_of_a_file_that_looks_like_a_mistake_is_one(config: str, message: str, tmp_path: Path) -> None:
+    head = SHORT.replace("]", ", backbone: null]")
+    text = head.replace("]", ", override /backbone: small]") if "defaults" in config else f"{head}{config}\n"
+    with pytest.raises(UserError) as caught:
+        composed(tmp_path, text, backbone_small="width: 3\n")
+    assert message in str(caught.value)
+
+
+def test_a_group_of_the_project_is_used_under_its_name(tmp_path: Path) -> None:
+    head = SHORT.replace("]", ", backbone: small]") + OWN.replace("3", '"${backbone.width}"')
+    cfg = composed(tmp_path, head, ["+tags=[a]", "+lr=3"], backbone_small="width: 3\n")
+    assert (cfg["backbone"], cfg["tags"], cfg["lr"]) == ({"width": 3}, ["a"], 3)
