@@ -39,8 +39,20 @@ data.loader.batch_size=32 engine.limit_val_batches=0.5
 load_from=null resume=null weights=raw
 """
 """Command lines that work."""
-_COSTLY = ("detach", "hydra", "distributed", "sweep", "num_workers", "threads", "experiment_name", "-m", "--", "-")
-"""Parts of words that are not run: they start processes, name directories, or run no training."""
+_COSTLY = (
+    "detach",
+    "hydra",
+    "distributed",
+    "sweep",
+    "workers",
+    "threads",
+    "compile",
+    "experiment_name",
+    "-m",
+    "--",
+    "-",
+)
+"""Parts of words that are not run: they start processes or compilers, name directories, or run no training."""
 _NAMES = st.text("abcdefghijklmnopqrstuvwxyz_.0123456789", min_size=1, max_size=12)
 _ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 
@@ -151,8 +163,12 @@ KINDS = {
     "valid, words changed": _with_words_changed(),
 }
 """Command lines of dry runs."""
+_SIMPLE = _NUMBER | st.sampled_from(["true", "false", "null", "auto", "0", "1", "2"])
 RUN_KINDS = {
-    "run, one override": KINDS["one override"].filter(_can_run),
+    "run, one value": st.tuples(st.sampled_from(_KEYS), _SIMPLE)
+    .map("=".join)
+    .map(lambda word: [word])
+    .filter(_can_run),
     "run, characters changed": KINDS["valid, characters changed"].filter(_can_run),
     "run, words changed": KINDS["valid, words changed"].filter(_can_run),
 }

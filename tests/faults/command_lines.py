@@ -54,7 +54,8 @@ def main(dry_runs: int = 9500, runs: int = 500, number: int = 0) -> int:
                         print(f"{kind}: {end}: {shlex.join(words)}", text[-2000:], sep="\n  ", file=sys.stderr)
     tables.head("kind of command line", "lines", *ENDS)
     total = sum(counts.values(), Counter[str]())
-    for kind, found in {**counts, "all": total}.items():
+    shown = {kind: found for kind, found in counts.items() if found}
+    for kind, found in {**shown, "all": total}.items():
         tables.row(kind, found.total(), *(found[end] for end in ENDS))
     print(f"\nSeed {number}. {(time.monotonic() - began) / 60:.0f} minutes.")
     return int(any(total[end] for end in ENDS if end not in GOOD))
