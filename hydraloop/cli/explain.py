@@ -184,7 +184,8 @@ def _not_in_the_defaults(case: _Case, found: re.Match[str]) -> UserError | None:
     remedy = f"To add it, write a +: {shlex.quote(f'+{case.line}')}"
     if value:
         place = "after" if key == "experiment" else "before"  # an experiment overrides the values of the file
-        remedy += f"\n  For all runs, add to the defaults of {case.composer.name}.yaml, {place} _self_: - {key}: {value}"
+        file = f"{case.composer.name}.yaml"
+        remedy += f"\n  For all runs, add to the defaults of {file}, {place} _self_: - {key}: {value}"
     return UserError("it is not in the defaults list", key=key, remedy=remedy)
 
 
