@@ -34,9 +34,8 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, UserError) as error:
-        Reports(with_traceback=False).show(
-            _of_disk(error, args.directory or Path()) if isinstance(error, OSError) else error
-        )
+        given = getattr(args, "directory", None) or Path()
+        Reports(with_traceback=False).show(_of_disk(error, given) if isinstance(error, OSError) else error)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -65,9 +65,21 @@ COMMANDS = {
         "print what makes the Tab key complete commands, options and runs",
         "Append it to ~/.bashrc or ~/.zshrc, or write it to ~/.config/fish/conf.d/hydraloop.fish.",
     ),
+    "doctor": Command(
+        "[key=value …]",
+        "test this machine, and the config of the project in this folder",
+        "It runs train.py until that calls hydraloop.main(). Exit code: 0 no problem, 1 a problem, 2 a mistake.",
+    ),
+    "check": Command(
+        "[key=value …]",
+        "test the data, the model and the task of the project in this folder",
+        "It trains some iterations in a temporary folder. Exit code: 0 no problem, 1 a problem, 2 a mistake.",
+    ),
 }
 ON_RANKS = ("evaluate", "predict", "export", "replay")
 """Commands that load a run, on as many processes as the run had."""
+PLACE = ("config-path", "config-name", "config-dir")
+"""Flags of Hydra that say where the config is."""
 _PROGRAM = "python -m hydraloop"
 _COLUMN = 39
 """Where the summaries begin in the list."""
@@ -122,6 +134,8 @@ def of(name: str) -> argparse.ArgumentParser:
         parser.add_argument("shell", choices=("bash", "zsh", "fish"))
     elif name == "new":
         _add_new(parser)
+    elif name in ("check", "doctor"):
+        _add_project(parser)
     else:
         _add_directory(parser, name)
     return parser
@@ -175,6 +189,13 @@ def _add_trackers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help=f"{what}one only")
     what = "a package or file with a custom tracker"
     parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGE", help=what)
+
+
+def _add_project(parser: argparse.ArgumentParser) -> None:
+    what = "as after `python train.py`"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])
+    for name in PLACE:
+        parser.add_argument(f"--{name}", help=what)
 
 
 def split(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:

@@ -100,11 +100,14 @@ MISTAKES = {
     "data.loader.multiprocessing_context=thread": ("data.loader.multiprocessing_context", "spawn"),
     "data.loader.sampler={_target_: torch.utils.data.SequentialSampler}": ("data.loader.sampler", "_partial_=true"),
     "data.loader.collate_fn=pad": ("data.loader.collate_fn", "_target_"),
-    "data.loader.collate_fn={_target_: os.system}": ("data.loader.collate_fn", "trust"),
-    "data.val_loader.sampler={_target_: shutil.rmtree}": ("data.val_loader.sampler", "trust"),
-    "data.loader.batch_sampler={_target_: builtins.eval}": ("data.loader.batch_sampler", "trust"),
-    "data.loader.worker_init_fn={_target_: os.kill}": ("data.loader.worker_init_fn", "trust"),
-    "data.loader.multiprocessing_context={_target_: os.fork}": ("data.loader.multiprocessing_context", "trust"),
+    "data.loader.collate_fn={_target_: os.system}": ("data.loader.collate_fn", "may not instantiate"),
+    "data.val_loader.sampler={_target_: shutil.rmtree}": ("data.val_loader.sampler", "may not instantiate"),
+    "data.loader.batch_sampler={_target_: builtins.eval}": ("data.loader.batch_sampler", "may not instantiate"),
+    "data.loader.worker_init_fn={_target_: os.kill}": ("data.loader.worker_init_fn", "may not instantiate"),
+    "data.loader.multiprocessing_context={_target_: os.fork}": (
+        "data.loader.multiprocessing_context",
+        "may not instantiate",
+    ),
     f"data.loader.collate_fn={{_target_: {PARTS}.pad, vlaue: 3}}": ("data.loader.collate_fn.vlaue", "value"),
 }
 

@@ -1,0 +1,32 @@
+"""`hydraloop check`: tests the data, the model and the task of the project in the working directory."""
+
+from __future__ import annotations
+
+import argparse
+
+from hydraloop.commands.check.project import composed
+from hydraloop.errors import UserError
+from hydraloop.plan import Draft
+from hydraloop.processes.termination_signals import terminable
+from hydraloop.validate import hydra_config
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each check. Return the exit code: 1 if there is a problem.
+
+    Raises:
+        UserError: there is no project, or a mistake in its config.
+    """
+    with terminable(), composed(args) as draft:
+        if draft is None:
+            remedy = "Run the command in the folder with train.py, or with conf/config.yaml."
+            raise UserError("there is no project in the working directory", remedy=remedy)
+        with hydra_config(draft.cfg):
+            return _check(draft)
+
+
+def _check(draft: Draft) -> int:
+    from hydraloop.commands.check.all_checks import check
+    from hydraloop.commands.check.short_runs import Project
+
+    return check(Project.of(draft))

@@ -1,0 +1,185 @@
+"""Checks of the data sets: samples that are in two splits, and labels that the model has no output for."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hydraloop.commands.check.findings import Finding
+from hydraloop.commands.check.short_runs import digest, leaf_bytes
+from hydraloop.data.map_style_loader import MapStyleLoader
+from hydraloop.data.sampler import BatchRequest
+from hydraloop.data.seeded_fetcher import SeededFetcher
+from hydraloop.engine.device.batch_transfer import leaves_of
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.evaluation.first_batches import first_batches
+
+MOST = 20_000
+"""Samples of a data set that are read."""
+_SECONDS = 20.0
+"""Time for reading one data set."""
+_FEW = 0.01
+"""Part of a split that may be in the training data, in addition to the part of the training data that has copies."""
+
+
+@dataclass
+class Read:
+    """What is known of the samples of a data set."""
+
+    samples: int
+    """In the whole data set."""
+    hashes: list[bytes] = field(default_factory=list)
+    """Of the largest part of each sample that was read, its inputs."""
+    labels: set[int] = field(default_factory=set)
+    """All integer labels that were read, if a sample is `(inputs, label)`."""
+    draws: bool = False
+    """Whether samples differ between epochs, so that their hashes say nothing."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all samples were read."""
+        return len(self.hashes) == self.samples
+
+
+def read(loader: MapStyleLoader) -> Read:
+    """Read up to MOST samples, without the draws of augmentations if a data set wraps another one."""
+    seeded, samples = loader.seeded, len(loader.dataset)
+    indices = range(samples) if samples <= MOST else random.Random(0).sample(range(samples), MOST)
+    inner = _without_draws(seeded, indices[:8])
+    found, seeded = Read(samples, draws=inner is None), inner or seeded
+    until = monotonic() + _SECONDS
+    for index in indices:
+        sample = _sample(seeded, index, 0)
+        found.hashes.append(_hash_of_inputs(sample))
+        found.labels.update(_labels(sample))
+        if monotonic() > until:
+            break
+    return found
+
+
+def _without_draws(seeded: SeededFetcher, indices: Sequence[int]) -> SeededFetcher | None:
+    """Return the data set, or the one that it wraps, whose samples are the same in two epochs; None without one."""
+    while any(digest(_sample(seeded, index, 0)) != digest(_sample(seeded, index, 1)) for index in indices):
+        outer, inner = seeded.dataset, getattr(seeded.dataset, "dataset", None)
+        if inner is None or hasattr(outer, "indices") or len(inner) != len(outer):
+            return None
+        seeded = SeededFetcher(inner, seeded.collate, 0, repeats=False)
+    return seeded
+
+
+def _sample(seeded: SeededFetcher, index: int, epoch: int) -> Any:
+    samples = seeded.samples(BatchRequest([index], epoch, index))
+    return samples[0] if isinstance(samples, list) else samples
+
+
+def _hash_of_inputs(sample: Any) -> bytes:
+    leaves = list(leaves_of(sample))
+    sizes = [leaf.numel() if isinstance(leaf, Tensor) else getattr(leaf, "size", 1) for leaf in leaves]
+    sizes = [len(leaf) if isinstance(leaf, str | bytes) else size for leaf, size in zip(leaves, sizes, strict=True)]
+    largest = leaves[max(range(len(leaves)), key=lambda place: sizes[place])] if leaves else sample
+    return blake2b(leaf_bytes(largest), digest_size=16).digest()
+
+
+def _labels(sample: Any) -> Iterator[int]:
+    """Yield the integers of the label of a sample: the second of two entries, or the entry `label`."""
+    label = None
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        label = sample[1]
+    elif isinstance(sample, Mapping):
+        label = next((sample[name] for name in ("labels", "label", "target") if name in sample), None)
+    if isinstance(label, Tensor | int) or hasattr(label, "dtype"):
+        values = torch.as_tensor(label)
+        if not (values.is_floating_point() or values.dtype == torch.bool):
+            yield from set(values.flatten().tolist())
+
+
+def splits(sets: Mapping[str, Read]) -> Finding:
+    """Look for samples of validation and test sets in the training data.
+
+    Args:
+        sets: by key, `train`, `val`, `test/a`.
+    """
+    train = sets.get("train")
+    others = {key: one for key, one in sets.items() if key != "train" and not one.draws}
+    if train is None or not others:
+        return Finding("not judged", "data.train and another data set would need indices")
+    if train.draws:
+        return Finding("not judged", "samples of data.train are drawn at random, so they cannot be compared")
+    counts = Counter(train.hashes)
+    natural = sum(count for count in counts.values() if count > 1) / len(train.hashes)
+    told = []
+    for key, one in others.items():
+        known, read_of = sum(sample in counts for sample in one.hashes), len(one.hashes)
+        expected = (natural + _FEW) * read_of
+        if known > expected + 3 * expected**0.5:
+            return Finding(
+                "problem",
+                f"{known} of {read_of} samples are in data.train, too",
+                f"data.{key.replace('/', '.')}",
+                "Split the data before you make the data sets, so that each sample is in one of them.",
+            )
+        told.append(f"{known} of {read_of} samples of {key}")
+    return Finding("ok", f"of {len(train.hashes)} samples of train: {', '.join(told)} are the same")
+
+
+def labels(engine: Engine, sets: Mapping[str, Read]) -> Finding:
+    """Compare the labels of the data with the number of outputs of a model that classifies."""
+    known = {key: one for key, one in sets.items() if one.labels}
+    found = cross_entropy_of(engine)
+    if found is None or not known:
+        return Finding("not judged", "the task has no cross-entropy over classes, or samples are not (inputs, label)")
+    classes = found[0].shape[1]
+    ignored = getattr(engine.task.loss, "ignore_index", -100)
+    for key, one in known.items():
+        outside = sorted(one.labels - {ignored} - set(range(classes)))
+        if outside:
+            remedy = f"Use labels from 0 to {classes - 1}, or let the model have {max(outside) + 1} outputs."
+            text = (
+                f"the label {outside[-1 if outside[-1] >= classes else 0]} is outside of the model's {classes} outputs"
+            )
+            return Finding("problem", text, f"data.{key.replace('/', '.')}", remedy)
+    everywhere = set[int]().union(*(one.labels for one in known.values())) - {ignored}
+    never = [label for label in (0, classes - 1) if label not in everywhere]
+    if never and all(one.is_whole for one in known.values()):
+        remedy = f"The labels are {min(everywhere)} to {max(everywhere)}. Number them from 0, and let the model have "
+        remedy += f"{max(everywhere) - min(everywhere) + 1} outputs."
+        text = f"the model has {classes} outputs, and no sample has the label {never[0]}"
+        return Finding("problem", text, _key_of(engine.task.model), remedy)
+    return Finding("ok", f"{len(everywhere)} labels for the model's {classes} outputs")
+
+
+def cross_entropy_of(engine: Engine) -> tuple[Tensor, Tensor] | None:
+    """Return the outputs `[N, C, …]` for the first training batch and the labels, if the loss is their cross-entropy.
+
+    Returns:
+        None for another loss, or if the task fails, as training then shows.
+    """
+    task = engine.task
+    if task.steps or not (batches := first_batches(engine.loaders.train, 1)):
+        return None
+    (batch,) = engine.batches.on_device(None, batches)
+    task.eval()
+    try:
+        with torch.no_grad():
+            if isinstance(task.loss, nn.CrossEntropyLoss | nn.NLLLoss):  # which fails for labels outside
+                outputs, labels = task.model(batch[0]), batch[1]
+            else:
+                result = task(batch)
+                outputs, labels = result["outputs"], result["targets"]
+                torch.testing.assert_close(result["loss"], cross_entropy(outputs, labels), rtol=1e-3, atol=1e-5)
+    except Exception:
+        return None
+    return outputs, labels
+
+
+def _key_of(model: nn.Module) -> str:
+    return "task.model.num_classes" if hasattr(model, "num_classes") else "task.model"

@@ -1,0 +1,171 @@
+"""A check that two ranks compute the gradients that one process computes for the same global batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydraloop.commands.check.findings import Finding
+from hydraloop.commands.check.short_runs import Project, Watch, digest
+from hydraloop.data.map_style_loader import GlobalBatchLoader
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.process_group import connect
+from hydraloop.engine.engine import Engine
+from hydraloop.errors import PeerError
+from hydraloop.plan import RunPlan
+from hydraloop.processes.private import Private
+from hydraloop.run_files.config_yaml import remember_config
+from hydraloop.run_files.result import describe
+
+_TOLERANCE = 1e-5
+"""Difference of the gradients of all parameters, in parts of their norm."""
+_SECONDS = 300.0
+"""After which the ranks are assumed to wait for each other."""
+_RANKS = 2
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Without SyncBatchNorm, which sees the samples of all ranks."""
+_START = """
+import json, sys
+given = json.load(sys.stdin)
+sys.path[:] = given["private"]["sys_path"]
+from hydraloop.commands.check.ranks import train
+train(**given)
+"""
+
+
+def ranks(project: Project, base: Engine, folder: Path) -> Finding:
+    """Take one step in this process, and one on two ranks, on the CPU in fp32 and without dropout.
+
+    Args:
+        base: an engine of the project.
+        folder: for the files of these runs.
+    """
+    loader = base.loaders.train
+    if base.task.steps:
+        return Finding("not judged", "the task has several steps")
+    if not isinstance(loader, GlobalBatchLoader) or loader.global_batch is None or loader.samples_at(0)[1] < _RANKS:
+        return Finding("not judged", "ranks do not share the samples of a global batch: a stream or a batch sampler")
+    request = loader.order.request(0, 0)
+    if digest(loader.seeded.__getitems__(request)) != digest(loader.seeded.__getitems__(request._replace(number=1))):
+        return Finding(
+            "not judged", "the data set or collate_fn draws for a batch as a whole, so ranks draw differently"
+        )
+    size = loader.global_batch
+    one, again = (_gradients(project, Distributed(), folder / f"one{seed}", size, seed) for seed in (0, 1))
+    if _distance(one, again) > _TOLERANCE:
+        return Finding("not judged", "the step draws random numbers apart from nn.Dropout, and ranks draw others")
+    failed = _start(project, folder / "ranks", size)
+    if failed:
+        return Finding("problem", f"training on {_RANKS} ranks fails: {failed}", "distributed.nproc_per_node")
+    several = torch.load(folder / "ranks" / "gradients.pth", weights_only=True)
+    distance = _distance(one, several)
+    norms = [name for name, module in base.task.named_modules() if isinstance(module, _BATCH_NORMS)]
+    note = (
+        f"; not compared: batch norm, which sees the samples of its rank only ({', '.join(norms[:3])})" if norms else ""
+    )
+    if distance <= _TOLERANCE:
+        return Finding("ok", f"gradients of {_RANKS} ranks and of one process differ by {distance:.0e}{note}")
+    remedy = "Let the loss be the mean over the samples of a batch, or return (sum, count)."
+    text = f"gradients of {_RANKS} ranks and of one process differ by {distance:.0e} with the same global batch{note}"
+    return Finding("problem", text, "task.loss", remedy)
+
+
+def _gradients(project: Project, ranks: Distributed, folder: Path, size: int, seed: int) -> dict[str, Tensor]:
+    """Take one step. Return the gradients of the model."""
+    watch = Watch(seed=seed)
+    engine = project.engine(
+        folder, watch, ranks=ranks, on_cpu=True, global_batch=size, max_iters=1, val_interval=None, sanity_val_steps=0
+    )
+    for module in engine.task.modules():
+        if isinstance(module, (*_DROPOUTS, *_BATCH_NORMS)):
+            module.eval()  # it stays so in training
+    engine.train()
+    return watch.gradients
+
+
+def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Return the norm of the difference in parts of the norm."""
+    names = sorted(one.keys() | other.keys())
+    zero = torch.zeros(())
+    pairs = [(one.get(name, zero).double(), other.get(name, zero).double()) for name in names]
+    difference = sum(float((a - b).square().sum()) for a, b in pairs)
+    return float((difference / max(sum(float(a.square().sum()) for a, _ in pairs), 1e-300)) ** 0.5)
+
+
+def _start(project: Project, folder: Path, size: int) -> str:
+    """Take one step on several ranks. Return the error of one, or an empty text."""
+    folder.mkdir()
+    plan = RunPlan(cfg=project.cfg, run_dir=folder, typed=project.typed)
+    text = json.dumps({"text": plan.to_json(), "private": asdict(Private.of(plan)), "size": size})
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _START],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        process.communicate(text, _SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"they have not ended within {_SECONDS:.0f} s, and may wait for each other"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    errors = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("error*"))]
+    return errors[0] if errors else "a process has died" if process.returncode else ""
+
+
+def train(text: str, private: dict[str, Any], size: int) -> None:
+    """Start the ranks, as forks of a process that has imported everything once, and wait until they have ended."""
+    import torch._dynamo  # DDP does
+
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    plan = Private(**private).added_to(RunPlan.from_json(text))
+    Project(plan.cfg).engine(plan.run_dir / "first", on_cpu=True)  # imports the rest
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_step, args=(plan, size, rank, port)) for rank in range(_RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))
+
+
+def _step(plan: RunPlan, size: int, rank: int, port: int) -> None:
+    """Take one step as a rank, and write the gradients or the error into a file."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": _RANKS, "LOCAL_WORLD_SIZE": _RANKS, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="localhost")
+    remember_config(plan.cfg)
+    connected = connect(plan.cfg.distributed, "cpu")
+    try:
+        gradients = _gradients(Project(plan.cfg, plan.typed), connected, plan.run_dir, size, 0)
+        if connected.is_main:
+            torch.save(gradients, plan.run_dir / "gradients.pth")
+        connected.close()
+    except BaseException as error:
+        if not isinstance(error, PeerError):
+            (plan.run_dir / f"error{rank}").write_text(describe(error), encoding="utf-8")
+        connected.abandon(error)
+        raise

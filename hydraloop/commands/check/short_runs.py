@@ -1,0 +1,156 @@
+"""Short runs of a project, for the checks: they write into a temporary folder only, and tell no tracker."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+import torch
+from omegaconf import DictConfig, open_dict, read_write
+from torch import Tensor
+
+from hydraloop.builder import assemble
+from hydraloop.engine.checkpoint.format import Position, peek
+from hydraloop.engine.device.batch_transfer import leaves_of
+from hydraloop.engine.device.seeding import seed_everything
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
+from hydraloop.engine.progress import Progress
+from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.parts import Parts
+from hydraloop.plan import Draft
+from hydraloop.validate import validate
+
+_ALONE = Distributed()
+
+
+class Watch(Hook):
+    """Notes what happens in a short run.
+
+    Args:
+        save_at: the iteration after which a checkpoint is written; None: no checkpoint.
+        seconds: after which the run stops.
+        seed: of the generators before each iteration; None: they are those of the run.
+    """
+
+    priority = Priority.HIGHEST
+    collective = True
+
+    def __init__(self, *, save_at: int | None = None, seconds: float = 60.0, seed: int | None = None) -> None:
+        self._save_at, self._seed, self._until = save_at, seed, monotonic() + seconds
+        self.losses: list[float] = []
+        self.batches: list[str] = []
+        """A digest of each batch."""
+        self.gradients: dict[str, Tensor] = {}
+        """The first gradient of each parameter of the model."""
+        self.moved: set[str] = set()
+        """The parameters of the model that have had a gradient other than 0."""
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        self.batches.append(digest(batch))
+        if self._seed is not None:
+            seed_everything(self._seed)
+
+    def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        for name, parameter in engine.task.model.named_parameters():
+            if parameter.grad is not None and name not in self.moved and parameter.grad.any():
+                self.moved.add(name)
+                self.gradients.setdefault(name, parameter.grad.detach().clone())
+
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        self.losses.append(float(outputs["loss"]))
+        if engine.progress.iteration == self._save_at:
+            engine.request_checkpoint("halfway")
+        if monotonic() > self._until:
+            engine.request_stop("the check takes too long", agreed=True)
+
+
+def digest(value: Any) -> str:
+    """Return a hash of all tensors and plain values in a batch or sample."""
+    found = hashlib.blake2b(digest_size=16)
+    for leaf in leaves_of(value):
+        found.update(leaf_bytes(leaf))
+    return found.hexdigest()
+
+
+def leaf_bytes(leaf: Any) -> bytes:
+    """Return a tensor, an array or a plain value as bytes."""
+    if isinstance(leaf, Tensor):
+        return leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return leaf.tobytes() if hasattr(leaf, "tobytes") else repr(leaf).encode()
+
+
+@dataclass(frozen=True)
+class Project:
+    """A config from which short runs are built."""
+
+    cfg: DictConfig
+    """Validated, without the node `hydra`."""
+    typed: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, draft: Draft) -> Self:
+        """Return the project that a command line describes."""
+        cfg = deepcopy(draft.cfg)
+        with read_write(cfg), open_dict(cfg):
+            cfg.pop("hydra", None)
+        return cls(cfg, draft.typed)
+
+    def engine(
+        self,
+        folder: Path,
+        watch: Watch | None = None,
+        *,
+        ranks: Distributed = _ALONE,
+        on_cpu: bool = False,
+        scheduled: bool = True,
+        batch: Any = None,
+        checkpoint: Path | None = None,
+        global_batch: int | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Engine:
+        """Return an engine that trains as the project does, with these differences.
+
+        Args:
+            folder: of its files.
+            on_cpu: whether it computes in fp32 on the CPU.
+            scheduled: False: hyperparameters stay as they are in the config.
+            batch: the only batch of every data set; None: the data of the config.
+            checkpoint: where it continues.
+            global_batch: samples of all ranks in a batch; None: as in the config.
+            seed: of the run; None: that of the config.
+            options: of the engine.
+        """
+        cfg = deepcopy(self.cfg)
+        cfg.seed = cfg.seed if seed is None else seed
+        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
+        cfg.distributed.nproc_per_node, cfg.distributed.strategy = 1, "auto"
+        cfg.engine.test, cfg.engine.compile, cfg.engine.accumulate = False, False, 1
+        cfg.engine.update(options)
+        with open_dict(cfg):
+            if on_cpu:
+                cfg.engine.device, cfg.precision = "cpu", {"name": "fp32"}
+            if not scheduled:
+                cfg.scheduler = {}
+        validate(cfg)
+        loaders = {} if batch is None else {split: [batch] for split in ("train", "val") if cfg.data.get(split)}
+        parts = Parts(loaders=loaders, hooks={} if watch is None else {"check": watch})
+        position = None if checkpoint is None else peek(checkpoint, key="resume")
+        if global_batch is not None:
+            of_run = {"batch_size": global_batch, "batch_size_per_rank": global_batch, "left_out_steps": 0}
+            position = Position(Progress(), 0, of_run)
+        engine = assemble(cfg, ranks, folder, parts, self.typed, checkpoint=checkpoint, position=position)
+        for hook in engine.hooks.values():  # those that only observe or save
+            if isinstance(hook, CheckpointHook):
+                hook.out_dir, hook.idle_points = None, frozenset(MOUNT_POINTS) - {"before_run"}
+            elif type(hook).on_error != "raise":
+                hook.idle_points = MOUNT_POINTS
+        engine.calls.build()
+        return engine

@@ -1,0 +1,51 @@
+"""`hydraloop doctor`: tests this machine, and the config of the project in the working directory."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from omegaconf import DictConfig
+
+from hydraloop.commands.check.findings import Finding, judge
+from hydraloop.commands.check.project import composed
+from hydraloop.plan import Draft
+from hydraloop.validate import hydra_config
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each test. Return the exit code: 1 if there is a problem."""
+    with ExitStack() as stack:
+        drafts: list[Draft] = []
+
+        def config() -> Finding:
+            draft = stack.enter_context(composed(args))
+            if draft is None:
+                return Finding(
+                    "ok", "no project here, only the machine is tested: there is no train.py and no folder conf"
+                )
+            stack.enter_context(hydra_config(draft.cfg))
+            drafts.append(draft)
+            return Finding("ok", f"{draft.cfg.experiment_name}: it composes, and its keys and types are right")
+
+        findings = [judge("config", config), *_machine(drafts[0].cfg if drafts else None)]
+    return int(any(found.state == "problem" for found in findings))
+
+
+def _machine(cfg: DictConfig | None) -> list[Finding]:
+    from hydraloop.commands.doctor import machine, trackers  # imports torch
+
+    tests: dict[str, Callable[[], Finding]] = {
+        "versions": machine.versions,
+        "device": partial(machine.device, cfg),
+        "precision": partial(machine.precision, cfg),
+        "ranks": partial(machine.ranks, cfg),
+        "write": partial(machine.write, cfg),
+        "disk": partial(machine.disk, cfg),
+    }
+    return [
+        *(judge(name, test) for name, test in tests.items()),
+        *(judge(name, test) for name, test in trackers.tests(cfg)),
+    ]
