@@ -130,9 +130,11 @@ def _mistake(errors: list[Any], value: Any, parameter: inspect.Parameter, annota
     expected = inspect.formatannotation(annotation)
     reason = first["msg"][0].lower() + first["msg"][1:] if len(errors) == 1 else f"it is none of {expected}"
     example = _json(parameter.default).strip('"').replace(", ", ",")
-    if inner is not value:
+    if "[" in key:
+        remedy = f"Write the whole list: '++{key.partition('[')[0]}=[…]'"
+    elif inner is not value:
         remedy = f"Write another value: ++{key}=…"
-    elif re.fullmatch(r"[\w.+-]+|\[[\w.+,-]*\]", example):
+    elif parameter.default is not None and re.fullmatch(r"[\w.+-]+|\[[\w.+,-]*\]", example):
         remedy = f"It takes {expected}: {shlex.quote(f'++{key}={example}')}"
     else:
         remedy = f"It takes {expected}."

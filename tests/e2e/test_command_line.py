@@ -16,7 +16,17 @@ from tests.e2e.projects import Done, Project, Run
 
 QUICK = "engine.max_epochs=1"
 SHORT = "engine.limit_train_batches=5"
-EXPENSIVE = ("torchmetrics", "sklearn", "torch._dynamo", "mlflow", "wandb", "tensorboard", "matplotlib", "optuna")
+EXPENSIVE = (
+    "torchmetrics",
+    "sklearn",
+    "torch._dynamo",
+    "mlflow",
+    "wandb",
+    "tensorboard",
+    "matplotlib",
+    "optuna",
+    "pydantic",
+)
 PROBE = """
 import atexit, json, pathlib, sys
 
