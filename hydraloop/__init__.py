@@ -5,8 +5,8 @@
     engine = hydraloop.build(hydraloop.compose(["hooks=[ema]"]))
     engine.train()
 
-`load` returns the engine of a finished run. Importing this package registers every built-in option with Hydra; torch is
-imported when `build`, `load`, `Engine` or a task is used.
+`load` returns the engine of a finished run, and `records` the numbers that a run has logged. Importing this package
+registers every built-in option with Hydra; torch is imported when `build`, `load`, `Engine` or a task is used.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hydraloop.cli.notebook import build as build
     from hydraloop.cli.notebook import compose as compose
     from hydraloop.cli.notebook import load as load
+    from hydraloop.cli.notebook import records as records
     from hydraloop.engine.engine import Engine as Engine
     from hydraloop.tasks import Task as Task
 
@@ -35,8 +36,9 @@ _LAZY = {
     "compose": "hydraloop.cli.notebook",
     "load": "hydraloop.cli.notebook",
     "main": "hydraloop.app",
+    "records": "hydraloop.cli.notebook",
 }
-__all__ = ["Engine", "Hook", "Priority", "Task", "UserError", "build", "compose", "load", "main"]
+__all__ = ["Engine", "Hook", "Priority", "Task", "UserError", "build", "compose", "load", "main", "records"]
 
 _register()
 

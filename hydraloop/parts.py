@@ -6,19 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from hydraloop.engine.argument_checks import check_hook
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
 from hydraloop.schemas.data import SPLITS
-from hydraloop.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class Parts:
     """Finished objects, used instead of those that the config describes."""
 
-    task: Task | None = None
+    task: nn.Module | None = None
+    """A task, or a model, which the task of the config gets."""
     loaders: Loaders | Mapping[str, Any] = field(default_factory=dict)
     """By split (None: no loader)."""
     optimizer: Any = None

@@ -32,6 +32,7 @@ from hydraloop.schemas.data import SPLITS, loader_options
 from hydraloop.schemas.optimizer import check_own_options, nodes
 from hydraloop.schemas.root import Config
 from hydraloop.schemas.scheduler import no_such_optimizer
+from hydraloop.schemas.task import no_model
 
 STRATEGIES = ("auto", "ddp", "fsdp2")
 _AT_LEAST = {
@@ -322,8 +323,9 @@ def _check_targets(cfg: DictConfig, *, trains: bool) -> None:
             # From Python, finished optimizers may have other names; `build_schedules` checks those.
             if trains and changed is not None and (not changed or changed not in optimizers):
                 raise no_such_optimizer(changed, optimizers, f"scheduler.{name}.optimizer")
-    if "model" in cfg.task and cfg.task.model is None:
-        raise UserError("there is no model", key="task.model", remedy="Select one: model=small_cnn.")
+    is_missing = trains and OmegaConf.is_missing(cfg.task, "model")  # in Python, it may be given
+    if is_missing or ("model" in cfg.task and cfg.task.model is None):
+        raise no_model()
 
 
 def _check_hooks(cfg: DictConfig) -> None:

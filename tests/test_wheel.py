@@ -87,6 +87,8 @@ def test_the_first_minutes_in_an_empty_folder(installed: Path, tmp_path: Path) -
     run = shell("ls -d outputs/*/*", demo, **path).strip()
     assert '"accuracy"' in shell(f"hydraloop evaluate {run}", demo, **path), "the project of the run is trusted"
     assert "2 passed" in shell("python -m pytest -p no:cacheprovider", demo, **path)
+    (tmp_path / "yaml.py").write_text("raise SystemExit('a command for runs imported a file of the working directory')")
+    assert shell(f"hydraloop status demo/{run}", tmp_path, **path).startswith("finished")
 
 
 def test_every_option_composes_without_the_clone(installed: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -14,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
+from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -23,16 +23,6 @@ from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError
 from hydraloop.run_files.run_directory import run_id
 from hydraloop.safety import hydra_versions
-
-
-class Option(NamedTuple):
-    """An option of a config group."""
-
-    config: DictConfig
-    package: str
-    """Its place in the config of a run: `hooks.ema`."""
-    file: Path | None
-    """None: it is stored in Hydra's ConfigStore."""
 
 
 class Composer:
@@ -84,14 +74,28 @@ class Composer:
         """Return the options of a config group."""
         return self._listed(group, ObjectType.CONFIG)
 
-    def option(self, group: str, name: str) -> Option:
-        """Return an option of a config group, without what its defaults list adds."""
-        key = f"{group}/{name}"
-        source = next(one for one in GlobalHydra.instance().config_loader().get_sources() if one.is_config(key))
-        found = source.load_config(key)
-        assert isinstance(found.config, DictConfig)
-        file = Path(source.path, f"{key}.yaml") if source.scheme() == "file" else None
-        return Option(found.config, found.header.get("package") or group, file)
+    def option(self, group: str, name: str) -> tuple[DictConfig, str]:
+        """Return an option of a config group, without what its defaults list adds, and its place: `hooks.ema`.
+
+        Raises:
+            UserError: its file has no options.
+            Exception: what Hydra raises.
+        """
+        found = self._source(group, name).load_config(f"{group}/{name}")
+        if not isinstance(found.config, DictConfig):
+            raise UserError(
+                "it is not a mapping", key=f"{group}/{name}.yaml", remedy="Write lines of the form key: value."
+            )
+        return found.config, found.header.get("package") or group
+
+    def file(self, group: str, name: str) -> Path | None:
+        """Return the file of an option. None: it is stored in Hydra's ConfigStore."""
+        source = self._source(group, name)
+        return Path(source.path, group, f"{name}.yaml") if source.scheme() == "file" else None
+
+    def _source(self, group: str, name: str) -> ConfigSource:
+        sources = GlobalHydra.instance().config_loader().get_sources()
+        return next(source for source in sources if source.is_config(f"{group}/{name}"))
 
     def is_group(self, key: str) -> bool:
         """Return whether `key=` selects an option of a config group in Hydra."""

@@ -183,7 +183,9 @@ def _not_in_the_defaults(case: _Case, found: re.Match[str]) -> UserError | None:
         return None
     remedy = f"To add it, write a +: {shlex.quote(f'+{case.line}')}"
     if value:
-        remedy += f"\n  For all runs, add to the defaults of {case.composer.name}.yaml, before _self_: - {key}: {value}"
+        place = "after" if key == "experiment" else "before"  # an experiment overrides the values of the file
+        file = f"{case.composer.name}.yaml"
+        remedy += f"\n  For all runs, add to the defaults of {file}, {place} _self_: - {key}: {value}"
     return UserError("it is not in the defaults list", key=key, remedy=remedy)
 
 

@@ -22,8 +22,8 @@ from hydraloop.schemas.sweep import SweepConf
 from hydraloop.validate import slots_of
 
 _OTHER_GROUPS = {
-    "experiment": "A whole run: its data, model, task and values",
-    "model": "The model, at task.model",
+    "experiment": "Whole runs",
+    "model": "The model, task.model",
 }
 _FLAGS = """\
 Flags
@@ -117,7 +117,8 @@ def _overview(topics: Topics, command: str) -> str:
     lines = [f"usage: {command} [group=option …] [key=value …] [flags]", "", "Groups (--help hooks lists the options)"]
     docs = field_docs(Config) | _OTHER_GROUPS
     for group in topics.composer.groups():
-        text = docs.get(group, "").partition("; a group")[0] or ", ".join(topics.composer.options(group))
+        options = ", ".join(topics.composer.options(group))
+        text = ": ".join(filter(None, [docs.get(group, "").partition("; a group")[0], options]))
         lines.append(f"  {group:<14} {textwrap.shorten(text, 62, placeholder=' …')}")
     sections = {"engine": EngineConf, "distributed": DistributedConf, "sweep": SweepConf, "init": InitConf}
     lines += ["", "Sections of keys (--help engine lists them)"]

@@ -23,6 +23,7 @@ from hydraloop.errors import UserError, any_of, close_names
 from hydraloop.safety.secrets import masked
 from hydraloop.schemas.docs import Argument, arguments_of_schema, typed
 from hydraloop.schemas.hook import HookConf
+from hydraloop.schemas.root import Config
 from hydraloop.validate import HOOK_GROUPS
 
 _SELECTION = re.compile(r"`?\w+=\S+?`?(?:: |, (?=the default))")
@@ -55,14 +56,17 @@ class Topics:
             return "\n".join([f"Options of {name} (--help {name}.<option> explains one)", *self.options(name)])
         group, _, rest = name.partition(".")
         option, _, key = rest.partition(".")
-        found = self.composer.option(group, option) if option in self.composer.options(group) else None
-        if found is not None and not key:
+        own, package = OmegaConf.create(), ""
+        if option in self.composer.options(group):
+            own, package = explained(lambda _: self.composer.option(group, option), (), self.composer)
+        if package and not key:
             title = _filled(f"{group}={option}: {self.text(group, option)}")
-            if found.package == "_global_":  # an experiment
-                return f"{title}\n\n{OmegaConf.to_yaml(_plain(found.config))}"
-            return "\n".join([title, "", *self._section(found.package, found.config)])
-        cfg = explained(self.composer.compose, self.overrides, self.composer)
-        lines = self._key(cfg, name, name) or (self._key(found.config, key, name) if found else [])
+            if package == "_global_":  # an experiment
+                return f"{title}\n\n{OmegaConf.to_yaml(_plain(own))}"
+            return "\n".join([title, "", *self._section(package, own)])
+        composed = explained(self.composer.compose, self.overrides, self.composer)
+        cfg = OmegaConf.masked_copy(composed, [str(top) for top in composed if top != "hydra"])
+        lines = self._key(cfg, name, name) or self._key(own, key, name)
         if not lines:
             raise self._unknown(name, cfg)
         return "\n".join(lines)
@@ -71,7 +75,7 @@ class Topics:
         """Return the error for a name, with close ones: whole names, otherwise names whose last part is close."""
         groups = self.composer.groups()
         known = [*groups, *(f"{group}.{one}" for group in groups for one in self.composer.options(group))]
-        known += [key for top, node in _plain(cfg).items() if top != "hydra" for key, _ in leaves(node, top)]
+        known += [key for top, node in _plain(cfg).items() for key, _ in leaves(node, top)]
         by_last = {one.rpartition(".")[2]: one for one in reversed(known)}
         close = close_names(name, known) or [by_last[one] for one in close_names(name.rpartition(".")[2], by_last)]
         remedy = f"Did you mean {any_of(close)}?" if close else "--help names the groups, --help all every option."
@@ -85,11 +89,11 @@ class Topics:
 
     def text(self, group: str, option: str) -> str:
         """Return the first comment of an option's file, or the docstring of its dataclass."""
-        found = self.composer.option(group, option)
-        schema = OmegaConf.get_type(found.config)
-        if found.file is not None:
-            text = _first_comment(found.file) or "from the config folder"
+        file = self.composer.file(group, option)
+        if file is not None:
+            text = _first_comment(file) or "from the config folder"
         else:
+            schema = OmegaConf.get_type(self.composer.option(group, option)[0])
             text = (inspect.getdoc(schema) if is_dataclass(schema) else None) or "comes with hydraloop"
         return _SELECTION.sub("", text, count=1)
 
@@ -97,7 +101,8 @@ class Topics:
         """Return the text about the section or the key `name`, or nothing if the config has no such key."""
         parent, _, last = key.rpartition(".")
         try:
-            node, value = OmegaConf.select(cfg, parent) if parent else cfg, OmegaConf.select(cfg, key)
+            node = OmegaConf.select(cfg, parent) if parent else cfg
+            value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
         except OmegaConfBaseException:  # the path leads through a list
             return []
         if isinstance(value, DictConfig) and (is_dataclass(OmegaConf.get_type(value)) or "_target_" in value):
@@ -129,7 +134,7 @@ class Topics:
 
     def _rows(self, key: str, node: DictConfig) -> dict[str, tuple[str, str]]:
         """Return {option: (value, text)} of a section, from its dataclass or from the source of what it makes."""
-        schema, values = OmegaConf.get_type(node), _plain(node)
+        schema, values = OmegaConf.get_type(node) if key else Config, _plain(node)
         if is_dataclass(schema):
             found = arguments_of_schema(schema)
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
+from torch import nn
 
 from hydraloop.builder import assemble
 from hydraloop.cli.run_config import config_of
@@ -27,7 +28,6 @@ from hydraloop.run_files.result import Result
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
-from hydraloop.tasks.task import Task
 from hydraloop.validate import HOOK_GROUPS, validate
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Fou
 def load_found(
     found: Found,
     splits: Sequence[str],
-    task: Task | None = None,
+    task: nn.Module | None = None,
     loaders: Loaders | Mapping[str, Any] | None = None,
     hooks: Mapping[str, Hook] | None = None,
     distributed: Distributed | None = None,

@@ -1,4 +1,5 @@
-"""hydraloop from Python: `compose` makes a config, `build` an engine to train, `load` the engine of a finished run."""
+"""hydraloop from Python: `compose` makes a config, `build` an engine to train, `load` the engine of a finished run,
+`records` reads what a run has logged."""
 
 from __future__ import annotations
 
@@ -12,21 +13,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
+from hydraloop import schemas
 from hydraloop.cli import arguments, console
 from hydraloop.cli.command import compose_job
 from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
 from hydraloop.plan import plan_build
 from hydraloop.run_files.config_yaml import remember_config
+from hydraloop.run_files.record_log import read_rows
+from hydraloop.run_files.run_directory import check_holds_run
 from hydraloop.safety.allowlist import ALLOWLIST, Advice, from_python
 from hydraloop.validate import check_strategy, validate
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hydraloop.engine.distributed.comm import Distributed
     from hydraloop.engine.engine import Engine
     from hydraloop.engine.hook import Hook
     from hydraloop.engine.loaders import Loaders
-    from hydraloop.tasks.task import Task
 
 
 class _Composed(NamedTuple):
@@ -58,6 +63,8 @@ def compose(
     Args:
         overrides: as typed on the command line, `["hooks=[ema]", "optimizer.lr=1e-2"]`.
         config_path: the folder with config files, relative to the calling file (in a notebook: the working directory).
+            If there is no folder `conf`, the config is `hydraloop/project`: the default of each group, without a model
+            and data.
         config_name: the primary config in it, without `.yaml`.
         trusted: packages whose classes a config may name in `_target_`, in addition to the allowlist's own.
         folder: used instead of the calling file's folder.
@@ -67,7 +74,10 @@ def compose(
     """
     folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
     trust = folder, _listed(trusted), from_python("compose")
-    with ALLOWLIST.trusting(*trust), opened(folder / config_path, config_name) as composer:
+    configs = folder / config_path
+    if (str(config_path), config_name) == ("conf", "config") and not configs.is_dir():
+        configs, config_name = Path(schemas.__file__).parent, "hydraloop/project"  # no config files
+    with ALLOWLIST.trusting(*trust), opened(configs, config_name) as composer:
         lines, _ = arguments.with_hook_lists(_listed(overrides))
         cfg = compose_job(lines, composer, limits_files=False)  # Hydra runs nothing here
     with open_dict(cfg):
@@ -78,11 +88,11 @@ def compose(
 
 
 def build(
-    cfg: DictConfig,
+    cfg: DictConfig | None = None,
     *,
     run_dir: str | Path | None = None,
     distributed: Distributed | None = None,
-    task: Task | None = None,
+    task: nn.Module | None = None,
     loaders: Loaders | Mapping[str, Any] | None = None,
     optimizer: Any = None,
     hooks: Mapping[str, Hook] | None = None,
@@ -96,10 +106,11 @@ def build(
     they start from `seed`, and neither another engine nor the caller draws from them.
 
     Args:
-        cfg: of `compose`, or the `.hydra/config.yaml` of a run (`OmegaConf.load`). It is not changed.
+        cfg: of `compose`, or the `.hydra/config.yaml` of a run (`OmegaConf.load`). It is not changed. None: that of
+            `compose()`.
         run_dir: the directory for the run's files. None: a new one under `outputs/`, or that of the resumed run.
         distributed: the ranks. None: as the launcher's environment variables say.
-        task: used instead of that of the config.
+        task: used instead of that of the config. Or a model, which the task of the config trains.
         loaders: used instead of all those of the config, by split (`{"train": …, "val": …}`). A split that is not given
             is empty.
         optimizer: used instead of that of the config: an optimizer, several by name, or a function of the list of
@@ -119,6 +130,7 @@ def build(
     from hydraloop.parts import Parts
 
     parts = Parts(task, loaders or {}, optimizer, hooks or {})
+    cfg = compose(folder=folder, trusted=trusted) if cfg is None else cfg
     config: object = cfg
     if not isinstance(config, DictConfig):
         remedy = "Use hydraloop.compose([…]), or OmegaConf.load(file)."
@@ -142,7 +154,7 @@ def load(
     checkpoint: str | Path = "best",
     splits: Sequence[str] = (),
     overrides: Sequence[str] = (),
-    task: Task | None = None,
+    task: nn.Module | None = None,
     loaders: Loaders | Mapping[str, Any] | None = None,
     hooks: Mapping[str, Hook] | None = None,
     distributed: Distributed | None = None,
@@ -160,7 +172,7 @@ def load(
             averaged ones if there are any (`weights=raw` in `overrides`: the raw ones).
         splits: the data sets to build (`test`). Empty: none, so that a model can be used without its data.
         overrides: changes of the run's config, `["data.test.root=/data"]`.
-        task: used instead of that of the config.
+        task: as of `build`.
         loaders: used in addition to `splits`, as of `build`.
         hooks: as of `build`. Those that do not change an evaluation are not used.
         distributed: the ranks. None: as the launcher's environment variables say.
@@ -176,6 +188,22 @@ def load(
     with ALLOWLIST.trusting(folder, _listed(trusted), from_python("load")):
         found = find(Path(run_dir), checkpoint, _listed(overrides))
         return load_found(found, _listed(splits), task, loaders, hooks, distributed)
+
+
+def records(run: str | Path) -> list[dict[str, Any]]:
+    """Return the records of a run as rows, for `pandas.DataFrame(hydraloop.records("outputs/…"))`.
+
+    A row has `mode` (train, val or test), `epoch`, `iteration`, the numbers and texts that were logged, and `timestamp`
+    (seconds since 1970). The run may still be training.
+
+    Args:
+        run: the run directory.
+
+    Raises:
+        UserError: it is not a run directory.
+    """
+    check_holds_run(Path(run))
+    return read_rows(Path(run))
 
 
 def _listed(texts: Sequence[str]) -> list[str]:

@@ -106,6 +106,8 @@ def _fill(node: DictConfig | ListConfig, run: Callable[[], Any], prefix: str = "
     """Replace each interpolation that does not resolve by its value in `run`, if it has one."""
     for name in range(len(node)) if isinstance(node, ListConfig) else list(node):
         key = f"{prefix}{name!s}"
+        if OmegaConf.is_missing(node, name):
+            continue  # given as an object, in Python
         try:
             value = node[name]
         except InterpolationResolutionError:

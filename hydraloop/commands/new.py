@@ -28,6 +28,7 @@ task: {model: {_target_: hydraloop.models.SmallCNN, in_channels: 1, num_classes:
 data:
   train: {_target_: hydraloop.examples.Digits, split: train}
   val: {_target_: hydraloop.examples.Digits, split: val}
+engine: {threads: 1}    # CPU threads: enough for a small model. Leave it out for a large one
 """
 """For `--here`."""
 

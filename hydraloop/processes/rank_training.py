@@ -56,7 +56,8 @@ def train(plan: RunPlan, rank: int, handler: TerminationHandler) -> Failure | No
         failure = _failure(training, error, rank, handler.received)
         if rank > 0:
             log.error("%s", describe(error), exc_info=None if failure.kind == "mistake" else error)
-        log_cause(error)
+        if rank == 0 or failure.kind == "mistake":
+            log_cause(error)
         handler.end_within_grace()
         return failure
     training.is_over = True

@@ -157,6 +157,18 @@ def read_all(path: Path) -> Iterator[Record]:
         reader.position = read[1]
 
 
+def read_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the records of a run that have numbers or texts, each as one flat dict."""
+    return [
+        {"mode": one.mode, "epoch": one.epoch, "iteration": one.iteration}
+        | one.values
+        | one.texts
+        | {STAMP: one.timestamp}
+        for one in read_all(run_dir / FILENAME)
+        if one.values or one.texts
+    ]
+
+
 def read_end(path: Path, size: int) -> list[Record]:
     """Return the complete records in the last `size` bytes of a log, with index 0.
 

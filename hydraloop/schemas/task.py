@@ -6,6 +6,8 @@ from typing import Any, Dict, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING
 
+from hydraloop.errors import UserError
+
 
 @dataclass
 class AccuracyConf:
@@ -181,6 +183,12 @@ class HuggingFaceConf:
     """Whether the loss of a position is that of the next label. Null: from the class name, which is that of a causal
     language model if it ends with ForCausalLM or LMHeadModel, or with ForConditionalGeneration and the model has no
     encoder. The model does not say it. Set it for custom classes."""
+
+
+def no_model() -> UserError:
+    """Return the error of a task without a model."""
+    remedy = "Select one: model=small_cnn. Or name a class: +task.model._target_=model.Net, in Python task=model."
+    return UserError("there is no model", key="task.model", remedy=remedy)
 
 
 def register(store: ConfigStore) -> None:

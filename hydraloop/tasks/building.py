@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 from hydraloop.engine.device.model_preparation import (
@@ -20,11 +21,12 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.steps.task_steps import check_sharding
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate, locate
+from hydraloop.schemas.task import no_model
 from hydraloop.tasks.task import Task
 
 
-def build_task(cfg: DictConfig, given: Task | None = None) -> Task:
-    """Return the given task, or the one that the config describes, on the CPU.
+def build_task(cfg: DictConfig, given: nn.Module | None = None) -> Task:
+    """Return the given task, or the one that the config describes, on the CPU. A given model is that of the task.
 
     Raises:
         UserError: the task, its model, loss or metrics; names the key.
@@ -38,7 +40,11 @@ def build_task(cfg: DictConfig, given: Task | None = None) -> Task:
                 key="task._target_",
                 remedy=f"Use it in a task: '~model' +task.model._target_={target}. Or inherit from hydraloop.Task.",
             )
-    task = instantiate(cfg.task, "task") if given is None else given
+    if given is None and target is not None and OmegaConf.is_missing(cfg.task, "model"):
+        raise no_model()
+    task: object = instantiate(cfg.task, "task") if given is None else given
+    if isinstance(given, nn.Module) and not isinstance(given, Task):
+        task = _with_model(cfg.task, given)
     if not isinstance(task, Task):
         raise UserError(
             f"{type(task).__name__} is not a task",
@@ -48,6 +54,15 @@ def build_task(cfg: DictConfig, given: Task | None = None) -> Task:
     _check_parts(task)
     if given is None:
         task.options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.task, resolve=True))
+    return task
+
+
+def _with_model(node: DictConfig, model: nn.Module) -> Task:
+    node = copy.deepcopy(node)  # keeps the parent, for interpolations
+    with open_dict(node):
+        node.pop("model", None)
+        node._partial_ = True
+    task: Task = instantiate(node, "task")(model=model)
     return task
 
 

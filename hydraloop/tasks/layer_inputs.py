@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -12,17 +13,19 @@ Needed = tuple[str, tuple[int, int] | None]
 mistake."""
 
 
-def needed_input(layer: Any, got: Tensor) -> Needed | None:
-    """Return what a layer of torch takes if it cannot take `got`; None if that is not the mistake."""
+def needed_input(layer: Any, got: Tensor, error: Exception) -> Needed | None:
+    """Return what a layer of torch takes if it cannot take `got`; None if that is not the mistake.
+
+    Args:
+        error: of the layer. Only its message tells a wrong type from autocast, which has ended.
+    """
     found = _needed_shape(layer, got)
-    if found is not None:
+    if found is not None or not re.search(r"dtype|scalar type|Input type", str(error)):
         return found
-    types = {weight.dtype for weight in layer.parameters(recurse=False) if weight.is_floating_point()}
-    if isinstance(layer, nn.Embedding) and got.is_floating_point():
+    if isinstance(layer, nn.Embedding):
         return "int64 or int32", None
-    if got.dtype not in types and types and not isinstance(layer, nn.Embedding) and not torch.is_autocast_enabled():
-        return f"{_name(types.pop())}, the type of its weights", None
-    return None
+    types = [weight.dtype for weight in layer.parameters(recurse=False) if weight.dtype != got.dtype]
+    return (f"{_name(types[0])}, the type of its weights", None) if types else None
 
 
 def _needed_shape(layer: Any, got: Tensor) -> Needed | None:

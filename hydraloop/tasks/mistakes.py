@@ -44,7 +44,11 @@ def mistake_in(task: Any, error: BaseException) -> UserError | None:
     batch = own.f_locals.get(own.f_code.co_varnames[1])
     names = [frame.f_code.co_name for frame in frames if frame.f_code.co_filename.startswith(_ENGINE)]
     split = next((_SPLITS[name] for name in names if name in _SPLITS), "train")
-    return _wrong_form(task, batch, split) or _wrong_labels(task, frames, split) or _wrong_input(task, frames, batch)
+    return (
+        _wrong_form(task, batch, split)
+        or _wrong_labels(task, frames, split)
+        or _wrong_input(task, frames, batch, error)
+    )
 
 
 def _frames(error: Exception) -> Iterator[FrameType]:
@@ -102,7 +106,7 @@ def _out_of_range(task: Any, found: Mapping[str, Tensor], count: int, ignored: i
         ignored: the label that does not count.
     """
     for split, some in found.items():
-        every = torch.cat([some.flatten(), *_labels_of(task, split)])
+        every = torch.cat([some.flatten().cpu(), *_labels_of(task, split)])
         labels = [label for label in sorted(set(every.tolist())) if label != ignored]
         wrong = [label for label in labels if not 0 <= label < count]
         if not wrong:
@@ -177,16 +181,16 @@ def _device_assert(task: Any) -> UserError:
 # Layers. -------------------------------------------------------------------------------------------------------------
 
 
-def _wrong_input(task: Any, frames: Sequence[FrameType], batch: Any) -> UserError | None:
+def _wrong_input(task: Any, frames: Sequence[FrameType], batch: Any, error: Exception) -> UserError | None:
     """Return the mistake of a layer of torch that cannot take its input."""
     layers = [frame.f_locals for frame in frames if frame.f_code.co_name == "_call_impl"]
     layer = layers[-1].get("self") if layers else None
     if not isinstance(layer, nn.Module) or not type(layer).__module__.startswith("torch.nn."):
         return None
     given = (*layers[-1]["args"], *layers[-1]["kwargs"].values())
-    got = next((value for value in given if isinstance(value, Tensor)), None)
-    needed = None if got is None else needed_input(layer, got)
-    if got is None or needed is None:
+    got = given[0] if given else None
+    needed = needed_input(layer, got, error) if isinstance(got, Tensor) else None
+    if needed is None:
         return None
     name = next((name for name, module in task.model.named_modules() if module is layer), "")
     takes, size = needed
@@ -198,7 +202,7 @@ def _wrong_input(task: Any, frames: Sequence[FrameType], batch: Any) -> UserErro
     if isinstance(inputs, Tensor) and inputs is not got:
         remedy += f" The model got {described(inputs)}."
     return UserError(
-        f"its layer {name or 'itself'} ({layer}) got {described(got)}, but takes {takes}",
+        f"{f'its layer {name}, {layer},' if name else layer} got {described(got)}, but takes {takes}",
         key="task.model",
         remedy=remedy,
     )

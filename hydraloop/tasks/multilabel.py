@@ -52,12 +52,16 @@ class MultiLabel(Task):
         expected = (len(targets), self.num_classes)
         if isinstance(logits, Tensor) and logits.shape == expected == targets.shape:
             return logits
+        remedy = "Let the data set return a label for each class, 1 or 0."
+        if targets.ndim == 2:
+            remedy = (
+                f"Let the model return {targets.size(1)} logits, and set its num_classes, or task.num_classes, to it."
+            )
         raise UserError(
             f"{type(self.model).__name__} returned {shown(logits)} for labels {list(targets.shape)}, but with "
-            f"task.num_classes={self.num_classes} both are {list(expected)}",
-            key="task.model" if targets.shape == expected else "data",
-            remedy="Let the model's forward return a logit for each class, and the data set a label for each class, 1 "
-            "or 0.",
+            f"{self.num_classes} classes both are {list(expected)}",
+            key="task.model" if targets.ndim == 2 else "data",
+            remedy=remedy,
         )
 
     def evaluate(self, batch: Any) -> dict[str, Any]:

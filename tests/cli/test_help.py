@@ -109,6 +109,7 @@ def test_all_is_the_page_of_all_groups_options_flags_examples_and_commands() -> 
             ("optimizer=sgd",),
             ["optimizer.lr=0.05\n  float. Learning rate, above 0. 0.05 with momentum"],
         ),
+        ("seed", (), ["seed=0\n  int. Seed of every random number generator."]),
         ("engine", (), ["\n  max_epochs=20", "int. Epochs to train.", "\n  max_iters=null", "int or null. Iterations"]),
         ("data.loader.batch_size", (), ["data.loader.batch_size=64\n  int. Samples per batch"]),
         ("data.digits", (), ["data.train.<option>, options of hydraloop.examples.Digits\n", "split=train"]),
@@ -165,6 +166,16 @@ def test_a_file_that_is_not_python_is_named(help_of: Help, tmp_path: Path) -> No
     (tmp_path / "project" / "hook.py").write_text("class Mine(:\n")
     with pytest.raises(UserError, match=r"hook.py: it is not Python: invalid syntax"):
         help_of("hooks.mine")
+
+
+def test_a_broken_file_is_listed_and_is_one_message(help_of: Help, tmp_path: Path) -> None:
+    for name, text in (("broken", "a: ["), ("listed", "[1]")):
+        (tmp_path / "project" / "conf" / "hooks" / f"{name}.yaml").write_text(text)
+    assert "\n  broken               from the config folder\n" in help_of("hooks")
+    with pytest.raises(UserError, match=r"broken\.yaml"):
+        help_of("hooks.broken")
+    with pytest.raises(UserError, match=r"^hooks/listed\.yaml: it is not a mapping"):
+        help_of("hooks.listed")
 
 
 def test_every_help_lists_the_commands(tmp_path: Path) -> None:

@@ -204,7 +204,8 @@ def test_objects_that_do_not_fit(tmp_path: Path) -> None:
     assert "hooks.checkpoint: the config has a hook" in refused(cfg, tmp_path, hooks={"checkpoint": EMAHook()})
     wrong: Any = {"mine": nn.Identity()}
     assert "hooks.mine: Identity is not a Hook" in refused(cfg, tmp_path, hooks=wrong)
-    assert "Identity is not a task" in refused(cfg, tmp_path, task=nn.Identity())
+    wrong_task: Any = 3
+    assert "int is not a task" in refused(cfg, tmp_path, task=wrong_task)
     wrong = [EMAHook()]
     assert "hooks: list is not a mapping\n  Give them by name: hooks=" in refused(cfg, tmp_path, hooks=wrong)
     wrong = batches(2)

@@ -137,7 +137,7 @@ def test_a_project_without_a_mistake_passes_and_leaves_no_file(project: Project)
 @pytest.mark.slow
 def test_planted_mistakes_are_found(project: Project) -> None:
     sets = "the test set is a part of the training data"
-    planted.write(project.path, sets, 1, "a loss that is a sum", "state that is not saved")
+    planted.write(project.path, sets, 1, "state that is not saved", "a loss that is a sum")
     done = check(project)
     assert done.code == 1
     states = {line.split()[0]: line for line in done.out.splitlines() if " problem " in line}

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
+from hydraloop.run_files.changes import resumed
 from hydraloop.schemas.root import DEFAULT_HOOKS
 from hydraloop.sweeps import planning
 from tests.config.composed import job
@@ -135,3 +136,22 @@ def test_a_group_of_the_project_is_used_under_its_name(tmp_path: Path) -> None:
     head = SHORT.replace("]", ", backbone: small]") + OWN.replace("3", '"${backbone.width}"')
     cfg = composed(tmp_path, head, ["+tags=[a]", "+lr=3"], backbone_small="width: 3\n")
     assert (cfg["backbone"], cfg["tags"], cfg["lr"]) == ({"width": 3}, ["a"], 3)
+
+
+def test_a_resumed_run_reports_the_change_of_an_own_key(tmp_path: Path) -> None:
+    metas = []
+    for line in ("num_classes=3", "num_classes=20"):
+        with project(tmp_path, NUMBERED) as composer:
+            metas.append({"config": OmegaConf.to_yaml(job([line], composer))})
+    assert "num_classes: 3 -> 20" in resumed(*metas)
+
+
+def test_an_experiment_that_is_not_in_the_defaults_list_overrides_the_file(tmp_path: Path) -> None:
+    """Added with a +, or by the line that the message gives."""
+    head, mine = SHORT.replace(", experiment: null", ""), "# @package _global_\nseed: 5\n"
+    with pytest.raises(UserError) as caught:
+        composed(tmp_path, f"{head}{OWN}seed: 3\n", ["experiment=mine"], experiment_mine=mine)
+    assert "write a +: +experiment=mine\n" in str(caught.value)
+    assert "config.yaml, after _self_: - experiment: mine" in str(caught.value)
+    for defaults, lines in ((head, ["+experiment=mine"]), (head.replace("]", ", experiment: mine]"), [])):
+        assert composed(tmp_path, f"{defaults}{OWN}seed: 3\n", lines)["seed"] == 5

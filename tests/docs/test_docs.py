@@ -19,9 +19,11 @@ from tests.docs.pages import PAGES, Block, blocks, name, prose, unquoted
 from tests.e2e.projects import REPOSITORY, Project
 
 LEFT_OUT = {
+    "python -m venv": "the tests have an environment",
     "pip install": "needs the network; tests/test_wheel.py installs a wheel",
     "scripts/run.sh": "installs into .venv; tests/e2e/test_setup_script.py covers it",
     "scripts/test.sh": "runs the tests",
+    "python -m hydraloop completion": "changes files of the shell; tests/commands/test_completion.py covers it",
     "mlflow ui": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "tensorboard --logdir": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "python -m hydraloop diff": "needs two runs; tests/cli/test_diff.py covers it",
@@ -84,7 +86,7 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
     paths = re.findall(r"`((?:hydraloop|scripts|conf|tests)/[\w/.-]*)`", prose(page))
     for files, folder in re.findall(r"\| ((?:`\w+\.py`(?:, )?)+) in `([\w/]+/)` \|", prose(page)):
         paths += [folder + file for file in re.findall(r"`(\w+\.py)`", files)]
-    made = {block.file for block in blocks(page)}
+    made = {block.file for block in blocks(page)} | {"hydraloop/project"}  # an entry of a defaults list
     assert [path for path in paths if path not in made and not (REPOSITORY / path).exists()] == []
 
 
@@ -122,7 +124,8 @@ def test_every_command_that_is_left_out_is_somewhere() -> None:
     "page", [page for page in PAGES if any(b.language in ("bash", "python") for b in blocks(page))], ids=name
 )
 def test_the_commands_and_the_code_of_a_page_work(page: Path, tmp_path: Path) -> None:
-    project = Project.make(tmp_path / "project")
+    """They run in a clone, or in the folder that the page goes to with `cd`."""
+    project = clone = Project.make(tmp_path / "project")
     shutil.copytree(REPOSITORY / "scripts", project.path / "scripts", ignore=shutil.ignore_patterns("benchmarks"))
     waiting: list[str] = []
     for block in blocks(page):
@@ -133,7 +136,13 @@ def test_the_commands_and_the_code_of_a_page_work(page: Path, tmp_path: Path) ->
             project.write("block.py", block.text)
             done = project.python("block.py")
             assert done.code == 0, done.text
+        if block.text.startswith("scripts/"):
+            project = clone
         for command in _executed(block):
+            if command.startswith("cd "):
+                _train(project, waiting)
+                project = Project(project.path / command.removeprefix("cd "))
+                continue
             if "<run>" in command or not command.startswith("python train.py"):
                 _train(project, waiting)
             if command.startswith("python train.py"):
@@ -177,8 +186,8 @@ def _shortened(arguments: list[str]) -> list[str]:
 
 def _shell(command: str, project: Project) -> None:
     """Execute a command in bash; `python` and `torchrun` are those of the tests. hydraloop starts with torch."""
-    if command.startswith("python -m hydraloop "):
-        done = project.python(*shlex.split(command)[1:])
+    if command.startswith(("python -m hydraloop ", "hydraloop ")):
+        done = project.python("-m", "hydraloop", *shlex.split(command.removeprefix("python -m "))[1:])
         assert done.code == 0, f"{command}\n{done.text}"
         return
     command = command.replace("torchrun ", "python -m torch.distributed.run ")

@@ -309,7 +309,7 @@ def test_other_configs_and_folders(project: Project) -> None:
             ["--cfg", "job", "-cp", "second"],
             ["--cfg", "job", "-cd", "more", "experiment=mine"],
             ["--cfg", "job", "--config-name=other", "hooks=ema,profiler"],
-            ["--help", "-cd", "more"],
+            ["--help", "experiment", "-cd", "more"],
         ]
     )
     assert [one.code for one in done] == [0] * 5, done

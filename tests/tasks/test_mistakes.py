@@ -171,7 +171,7 @@ def test_a_layer_is_named_with_what_it_got_and_what_it_takes(tmp_path: Path) -> 
     for in_training in (True, False):
         found = mistake(tmp_path, task, GOOD, in_training)
         assert found.problem == (
-            "its layer net.0 (Linear(in_features=5, out_features=8, bias=True)) got float32 [4, 2], but takes [..., 5]"
+            "its layer net.0, Linear(in_features=5, out_features=8, bias=True), got float32 [4, 2], but takes [..., 5]"
         )
         assert (found.key, found.remedy) == ("task.model", "Use task.model.points=2, or change the data.")
 
@@ -179,7 +179,7 @@ def test_a_layer_is_named_with_what_it_got_and_what_it_takes(tmp_path: Path) -> 
 def test_a_layer_inside_names_the_inputs_of_the_model(tmp_path: Path) -> None:
     task = Classification(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(9, 3)), nn.CrossEntropyLoss())
     found = mistake(tmp_path, task, (torch.randn(4, 1, 5, 6), CLASSES))
-    assert "its layer 2 (Linear(" in found.problem
+    assert "its layer 2, Linear(" in found.problem
     assert found.problem.endswith("got float32 [4, 48], but takes [..., 9]")
     assert found.remedy == "Change the layer, or what it gets. The model got float32 [4, 1, 5, 6]."
 
@@ -203,9 +203,9 @@ def test_a_layer_inside_names_the_inputs_of_the_model(tmp_path: Path) -> None:
     ],
 )
 def test_what_layers_take(layer: Any, got: Tensor, takes: str) -> None:
-    with pytest.raises((RuntimeError, ValueError, IndexError, AssertionError)):
+    with pytest.raises((RuntimeError, ValueError, IndexError, AssertionError)) as caught:
         layer(got, got, got) if isinstance(layer, nn.MultiheadAttention) else layer(got)
-    needed = needed_input(layer, got)
+    needed = needed_input(layer, got, caught.value)
     assert needed is not None
     assert needed[0] == takes
 
@@ -219,11 +219,17 @@ def test_what_layers_take(layer: Any, got: Tensor, takes: str) -> None:
         (nn.LayerNorm(3), torch.randn(2, 3)),
         (nn.Embedding(3, 2), torch.tensor([0, 2])),
         (nn.LSTM(3, 2), torch.randn(2, 5, 3)),
+        (nn.Linear(3, 1).bfloat16(), torch.randn(2, 3).bfloat16()),
     ],
 )
 def test_what_layers_can_take_is_no_mistake(layer: Any, got: Tensor) -> None:
     layer(got)
-    assert needed_input(layer, got) is None
+    assert needed_input(layer, got, RuntimeError("out of memory")) is None
+
+
+def test_an_input_that_autocast_has_converted_is_no_mistake() -> None:
+    layer, got = nn.Linear(3, 1), torch.randn(2, 3).bfloat16()
+    assert needed_input(layer, got, torch.OutOfMemoryError("CUDA out of memory.")) is None
 
 
 def test_an_error_that_cannot_be_explained_stays_as_it_is(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def splits(sets: Mapping[str, Read]) -> Finding:
                 "Split the data before you make the data sets, so that each sample is in one of them.",
             )
         told.append(f"{known} of {read_of} samples of {key}")
-    return Finding("ok", f"in data.train, of which {len(train.hashes)} samples were read: {', '.join(told)}")
+    return Finding("ok", f"of {len(train.hashes)} samples of train: {', '.join(told)} are the same")
 
 
 def labels(engine: Engine, sets: Mapping[str, Read]) -> Finding:

@@ -69,22 +69,20 @@ def composed(args: argparse.Namespace) -> Iterator[Draft | None]:
 def _call_of_main(script: Path) -> dict[str, Any]:
     """Run the script until it calls `hydraloop.main`. Return the arguments of the call."""
     found: dict[str, Any] = {}
+    package: Any = sys.modules["hydraloop"]
 
     def main(**options: Any) -> None:
         found.update(options)
         raise _CalledError
 
-    names = vars(sys.modules["hydraloop"])  # what the script imports; an import here would be a circle
-    argv, before = sys.argv, names.get("main")
+    argv = sys.argv
     sys.argv = [str(script), "--help"]  # all that the script does if it gets `main` from another module
-    names["main"] = main
+    package.main = main
     try:
         runpy.run_path(str(script), run_name="__main__")
     except _CalledError:
         return found
     finally:
         sys.argv = argv
-        del names["main"]
-        if before is not None:
-            names["main"] = before
+        del package.main  # the lazy one is in its place again
     raise UserError(f"{SCRIPT} has not called hydraloop.main()", remedy="Call it as `hydraloop new` writes it.")

@@ -36,6 +36,9 @@ _TOLERANCE = 1e-5
 _SECONDS = 300.0
 """After which the ranks are assumed to wait for each other."""
 _RANKS = 2
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Without SyncBatchNorm, which sees the samples of all ranks."""
 _START = """
 import json, sys
 given = json.load(sys.stdin)
@@ -71,7 +74,7 @@ def ranks(project: Project, base: Engine, folder: Path) -> Finding:
         return Finding("problem", f"training on {_RANKS} ranks fails: {failed}", "distributed.nproc_per_node")
     several = torch.load(folder / "ranks" / "gradients.pth", weights_only=True)
     distance = _distance(one, several)
-    norms = [name for name, module in base.task.named_modules() if _is_batch_norm(module)]
+    norms = [name for name, module in base.task.named_modules() if isinstance(module, _BATCH_NORMS)]
     note = (
         f"; not compared: batch norm, which sees the samples of its rank only ({', '.join(norms[:3])})" if norms else ""
     )
@@ -82,10 +85,6 @@ def ranks(project: Project, base: Engine, folder: Path) -> Finding:
     return Finding("problem", text, "task.loss", remedy)
 
 
-def _is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
-
-
 def _gradients(project: Project, ranks: Distributed, folder: Path, size: int, seed: int) -> dict[str, Tensor]:
     """Take one step. Return the gradients of the model."""
     watch = Watch(seed=seed)
@@ -93,7 +92,7 @@ def _gradients(project: Project, ranks: Distributed, folder: Path, size: int, se
         folder, watch, ranks=ranks, on_cpu=True, global_batch=size, max_iters=1, val_interval=None, sanity_val_steps=0
     )
     for module in engine.task.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) or _is_batch_norm(module):
+        if isinstance(module, (*_DROPOUTS, *_BATCH_NORMS)):
             module.eval()  # it stays so in training
     engine.train()
     return watch.gradients

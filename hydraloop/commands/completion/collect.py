@@ -21,6 +21,7 @@ from hydraloop.errors import UserError
 from hydraloop.run_files.atomic import write_text
 from hydraloop.schemas.root import HYDRA_SETTINGS
 
+_REFUSED = ("--experimental-rerun", "--shell-completion")
 _KEPT = 100
 """Files in the cache. Each has some 10 kB."""
 
@@ -96,4 +97,4 @@ def _of_command(name: str) -> dict[str, Any]:
 
 
 def _flags(text: str) -> list[str]:
-    return re.findall(r"(?<![\w-])--[a-z-]+", text)
+    return [flag for flag in re.findall(r"(?<![\w-])--[a-z-]+", text) if flag not in _REFUSED]

@@ -21,7 +21,7 @@ from hydraloop.engine.records import images
 from hydraloop.engine.records.entries import PLAIN, RESERVED, as_tensor, plain, position
 from hydraloop.engine.records.histograms import histograms
 from hydraloop.errors import UserError
-from hydraloop.run_files.record_log import OBJECTS, ObjectKind
+from hydraloop.run_files.record_log import OBJECTS, ObjectKind, read_rows
 from hydraloop.safety.secrets import mask_text
 
 FOLDER = "media"
@@ -51,6 +51,10 @@ class Records:
         """What a name is in trackers: `{"train/loss": "number", "val/predictions": "image"}`."""
         self._known: set[tuple[str, ...]] = set()
         """Mode and names of records whose names are in `_kinds`."""
+
+    def __call__(self) -> list[dict[str, Any]]:
+        """Return what the run has written to `metrics.jsonl`, as rows; see `hydraloop.records`. On any rank."""
+        return read_rows(self._run_dir)
 
     @contextmanager
     def muted(self) -> Iterator[None]:

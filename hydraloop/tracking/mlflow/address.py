@@ -133,6 +133,7 @@ def _create(path: Path) -> None:
     Path(f"{path}.lock").touch()  # fails at once, whereas the lock would retry for a minute
     with FileLock(f"{path}.lock", timeout=_PATIENCE):
         if not path.exists():
+            atomic.remove_unfinished(path)  # of a process that was killed here, when the time after its run was over
             with atomic.replacing(path, keep_existing=True) as unfinished, unsynced():
                 MlflowClient(tracking_uri=_SQLITE + str(unfinished))
 

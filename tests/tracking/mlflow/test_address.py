@@ -163,6 +163,7 @@ def test_a_process_that_was_killed_leaves_no_half_made_database(folder: Path) ->
     assert not path.exists()
     address.connected(f"sqlite:///{path}")
     assert client(f"sqlite:///{path}").search_experiments()
+    assert not list(folder.glob(".*.part"))
 
 
 @pytest.mark.parametrize("version", ["6953534de441", "from_the_future"])  # of MLflow 3.1
