@@ -98,7 +98,7 @@ def _converted(value: Any, parameter: inspect.Parameter, annotation: Any, key: s
         if "true" in (text := _json(value)) or "false" in text:  # otherwise, true is 1
             adapter.validate_json(f"[{text}]", strict=True)
     except ValidationError as error:
-        raise _mistake(error.errors(include_url=False), value, parameter, annotation, key) from error
+        raise _mistake(error.errors(include_url=False), value, parameter, annotation, key) from None
     return made
 
 

@@ -47,11 +47,11 @@ def instantiate(node: Any, key: str) -> Any:
     try:
         return hydra_versions.instantiate(_with_checks(node, key, own) if own else node, allowed)
     except Exception as error:
-        where = hydra_versions.failed_at(error) or key
-        mistake = _mistake_in(error, node, where if where.startswith(key) else f"{key}.{where}", key)
+        where, cause = hydra_versions.failed_at(error) or key, _cause(error)
+        mistake = _mistake_in(cause, node, where if where.startswith(key) else f"{key}.{where}", key)
         if mistake is None:
             raise
-        raise mistake from error
+        raise mistake from (None if isinstance(cause, UserError | ModuleNotFoundError) else error)
 
 
 def _with_checks(node: DictConfig, key: str, own: set[str]) -> DictConfig:
@@ -100,7 +100,7 @@ def locate(name: str, key: str) -> Any:
             raise
         raise UserError(error.problem, key=key, remedy=error.remedy) from error
     except ModuleNotFoundError as error:
-        raise _not_installed(error, f"{key}._target_") from error
+        raise _not_installed(error, f"{key}._target_") from None
 
 
 def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
@@ -170,7 +170,14 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
     return UserError(f"{name} takes no argument {argument!r}", key=f"{key}.{argument}", remedy=remedy)
 
 
-def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
+def _cause(error: BaseException) -> BaseException:
+    """Return the error of the constructor for an error of Hydra."""
+    while isinstance(error, InstantiationException) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _mistake_in(cause: BaseException, node: DictConfig, where: str, key: str) -> UserError | None:
     """Return the user's mistake that made a constructor fail; None if it may be a bug.
 
     A file or a package that does not exist is a mistake, and so is a value that the class refuses (`refused`). Another
@@ -180,9 +187,6 @@ def _mistake_in(error: BaseException, node: DictConfig, where: str, key: str) ->
         where: the key of the node whose constructor failed.
         key: the key of `node`, which contains it.
     """
-    cause: BaseException = error
-    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
-        cause = cause.__cause__
     if isinstance(cause, UserError):
         inner_key = cause.key or ""
         full = inner_key if inner_key.startswith(where) else f"{where}.{inner_key}".rstrip(".")
