@@ -36,6 +36,10 @@ def mistake_in(task: Any, error: BaseException) -> UserError | None:
         return None
     if "device-side assert" in str(error):
         return _device_assert(task)
+    if "does not have a deterministic implementation" in str(error):
+        problem = f"{str(error).split()[0]} has no deterministic implementation on this device"
+        remedy = "Use another layer, or engine.deterministic=false."
+        return UserError(problem, key="engine.deterministic", remedy=remedy)
     frames = list(_frames(error))
     of_task = (frame for frame in frames if frame.f_locals.get("self") is task and frame.f_code.co_argcount > 1)
     own = next(of_task, None)  # forward, evaluate or count, whose first argument is the batch

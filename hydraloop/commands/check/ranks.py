@@ -120,6 +120,7 @@ def _start(project: Project, folder: Path, size: int) -> str:
             stderr=output,
             text=True,
             start_new_session=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # a process that has used a GPU cannot fork ranks
         )
     try:
         process.communicate(text, _SECONDS)

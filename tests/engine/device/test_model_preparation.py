@@ -220,12 +220,14 @@ def test_outputs_of_cuda_graphs_outlive_the_next_call(compiler: Any, options: di
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of the compiler's own code
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_a_run_with_cuda_graphs_has_the_losses_of_an_eager_run(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # the compiler sets it and leaves it
+    for name in ("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TRITON_CACHE_DIR", "TRITON_PTXAS_PATH"):
+        monkeypatch.setenv(name, "")  # the compiler sets it and leaves it; it is removed after the test
+        monkeypatch.delenv(name)
 
     class Losses(Hook):
         def __init__(self) -> None:
