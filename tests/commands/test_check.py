@@ -14,7 +14,7 @@ from hydraloop.commands.check import data, training
 from hydraloop.commands.check.findings import Finding
 from hydraloop.data.map_style_loader import build_loader
 from hydraloop.engine.engine import Engine
-from hydraloop.tasks import Classification
+from hydraloop.tasks import Classification, LanguageModeling
 from hydraloop.tasks.task import Task
 from tests.e2e.projects import Done, Project
 from tests.faults import planted
@@ -82,6 +82,13 @@ def test_an_embedding_is_not_taken_for_classes(tmp_path: Path) -> None:
 
     batch = (torch.randn(9, 4), torch.arange(9))
     engine = make_engine(tmp_path, task=Metric(nn.Linear(4, 2)), train=[batch])
+    assert data.labels(engine, read(train=TensorDataset(*batch))).state == "not judged"
+
+
+def test_tokens_are_not_compared_with_the_length_of_a_text(tmp_path: Path) -> None:
+    batch = (torch.arange(24).reshape(4, 6) % 11, torch.arange(24).reshape(4, 6) % 11)
+    task = LanguageModeling(nn.Embedding(11, 11))
+    engine = make_engine(tmp_path, task=task, train=[batch])
     assert data.labels(engine, read(train=TensorDataset(*batch))).state == "not judged"
 
 

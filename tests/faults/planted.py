@@ -2,9 +2,10 @@
 
     python -m tests.faults.planted [seed] [kind …]
 
-Each project classifies points: a data set, a model and a task in `parts.py`. The seed draws the number of classes, the
-sizes, the learning rate, and the form of each mistake. A mistake is *found* if one of the checks that are listed for it
-reports a problem. The project of the kind `none` has no mistake, and any problem there is a false alarm.
+Each project has one mistake. It classifies points: a data set, a model and a task in `parts.py`. The seed draws the
+number of classes, the sizes, the learning rate, and the form of each mistake. A mistake is *found* if one of the checks
+that are listed for it reports a problem. The project of the kind `none` has no mistake, and any problem there is a
+false alarm.
 
 Prints a Markdown table. The exit code is 1 if there is a false alarm, or fewer than 10 of 12 mistakes are found.
 """

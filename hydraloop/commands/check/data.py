@@ -138,7 +138,7 @@ def labels(engine: Engine, sets: Mapping[str, Read]) -> Finding:
     if found is None or not known:
         return Finding("not judged", "the task has no cross-entropy over classes, or samples are not (inputs, label)")
     classes = found[0].shape[1]
-    ignored = getattr(engine.task.loss, "ignore_index", -100)
+    ignored = getattr(engine.task, "ignore_index", getattr(engine.task.loss, "ignore_index", -100))
     for key, one in known.items():
         outside = sorted(one.labels - {ignored} - set(range(classes)))
         if outside:
@@ -178,7 +178,9 @@ def cross_entropy_of(engine: Engine) -> tuple[Tensor, Tensor] | None:
                 torch.testing.assert_close(result["loss"], cross_entropy(outputs, labels), rtol=1e-3, atol=1e-5)
     except Exception:
         return None
-    return outputs, labels
+    if not (isinstance(outputs, Tensor) and isinstance(labels, Tensor)) or labels.is_floating_point():
+        return None
+    return (outputs, labels) if labels.shape == outputs.shape[:1] + outputs.shape[2:] else None
 
 
 def _key_of(model: nn.Module) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.safety import secrets
 from tests.helpers import at, batches, make_engine, tiny_task
@@ -146,6 +147,7 @@ def log_on_a_rank(distributed: Distributed, run_dir: str) -> None:
         loaders=make_engine(Path(run_dir)).loaders,
         run_dir=Path(run_dir, str(distributed.rank)),
         distributed=distributed,
+        settings=Settings(device="cpu"),
     )
     path = engine.log_text("x", f"of rank {distributed.rank}")
     assert (path is None) == (distributed.rank > 0)
