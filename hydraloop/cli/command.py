@@ -108,7 +108,8 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
             raise UserError(f"{override.input_line!r} has no key", remedy="Write key=value, or ~key to delete.")
         value = override.value()
         names = value if isinstance(value, list) else [value]
-        if isinstance(value, dict) or all(isinstance(name, str) and name for name in names):
+        known = isinstance(value, dict) or all(isinstance(name, str) and name for name in names)
+        if known and not (override.is_delete() and isinstance(value, list)):
             continue
         if override.is_delete() and value is None:
             continue

@@ -61,6 +61,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "~default_hooks.loger": ("default_hooks.loger", "Did you mean default_hooks.logger"),
     "default_hooks.param_scheduler=null": ("default_hooks.param_scheduler", "scheduler={}"),
     "~hooks": ("hooks", "hooks=[]"),
+    "~default_hooks=[]": ("default_hooks", "To select none, use default_hooks=[]"),
     "hooks={ema:{}}": ("hooks", "hooks=[]"),
     "hooks=": ("hooks", "To select none, use hooks=[]"),
     "hooks=[null]": ("hooks", "Options: anomaly_detection, "),
