@@ -16,6 +16,7 @@ from hydraloop.engine.device.model_preparation import (
     compile_modules,
     modules_of,
     use_channels_last,
+    uses_cuda_graphs,
 )
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.steps.task_steps import check_sharding
@@ -98,9 +99,13 @@ def prepare_model(cfg: DictConfig, task: Task, device: torch.device, distributed
     channels_last = use_channels_last(task.model, cfg.engine.channels_last, weights=not distributed.sharded)
     checkpoint_activations(task.model, cfg.engine.activation_checkpointing)
     blocks = modules_of(task.model, cfg.distributed.fsdp.wrap, key=WRAP) if distributed.sharded else []
-    options = cfg.engine.compile
+    options: Any = cfg.engine.compile
     if isinstance(options, DictConfig):
         options = OmegaConf.to_container(options, resolve=True)
+        if uses_cuda_graphs(options) and cfg.engine.accumulate > 1:
+            problem = "CUDA graphs overwrite the gradients that engine.accumulate adds up"
+            remedy = "Use engine.accumulate=1, or 'engine.compile={mode: max-autotune-no-cudagraphs}'."
+            raise UserError(problem, key="engine.compile", remedy=remedy)
     compile_modules(blocks or [task.model], options)
     # As torchtitan does: blocks are compiled first, then sharded.
     distributed.prepare(task.model, torch.bfloat16 if cfg.precision.name == "bf16" else None)

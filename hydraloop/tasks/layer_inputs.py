@@ -12,6 +12,10 @@ Needed = tuple[str, tuple[int, int] | None]
 """What a layer takes, as text; and a size that it needs with the size that it got, None if the size is not the
 mistake."""
 
+_CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+
 
 def needed_input(layer: Any, got: Tensor, error: Exception) -> Needed | None:
     """Return what a layer of torch takes if it cannot take `got`; None if that is not the mistake.
@@ -33,7 +37,7 @@ def _needed_shape(layer: Any, got: Tensor) -> Needed | None:
         largest = int(got.max()) if got.numel() and not got.is_floating_point() else 0
         size = layer.num_embeddings
         return (f"indices below {size}; the largest is {largest}", (size, largest + 1)) if largest >= size else None
-    if isinstance(layer, nn.modules.conv._ConvNd):
+    if isinstance(layer, _CONVOLUTIONS):
         after = len(layer.kernel_size)
         takes = f"[N, {layer.in_channels}{', *' * after}]"
         if got.ndim == after + 2 and got.size(-1) == layer.in_channels != got.size(1):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import hydraloop
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.errors import UserError
 from hydraloop.schemas.distributed import FSDPConf
 from hydraloop.tasks import Regression
 from hydraloop.tasks.building import prepare_model
@@ -73,6 +74,14 @@ def test_blocks_are_compiled_before_they_are_sharded() -> None:
     ):
         assert (compiled, eager_calls) == ([True, True, False], 0)
         torch.testing.assert_close(torch.tensor(gradient), model[0].layer.weight.grad)
+
+
+def test_cuda_graphs_with_accumulation_are_refused() -> None:
+    """Seen on a GPU: the second backward of a window reads a gradient that the graph has overwritten."""
+    lines = ["engine.compile={mode: reduce-overhead}", "engine.accumulate=2"]
+    cfg = hydraloop.compose(lines, folder=Path(__file__).parents[2])
+    with pytest.raises(UserError, match=r"engine\.compile: CUDA graphs overwrite the gradients"):
+        prepare_model(cfg, Regression(network(), nn.MSELoss()), torch.device("cpu"), Distributed())
 
 
 def gathered(distributed: Distributed, precision: str, norm: bool) -> tuple[str, str, str, str, float]:

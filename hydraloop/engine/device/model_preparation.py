@@ -118,11 +118,12 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
             raise UserError(
                 f"torch.compile refuses its options: {str(error).strip().splitlines()[0]}", key="engine.compile"
             ) from error
-        if _uses_cuda_graphs(arguments):
+        if uses_cuda_graphs(arguments):
             module._compiled_call_impl = _with_copied_outputs(module._compiled_call_impl)
 
 
-def _uses_cuda_graphs(arguments: Mapping[str, Any]) -> bool:
+def uses_cuda_graphs(arguments: Mapping[str, Any]) -> bool:
+    """Return whether options of torch.compile select CUDA graphs."""
     by_option = (arguments.get("options") or {}).get("triton.cudagraphs", False)
     return by_option or arguments.get("mode") in _WITH_CUDA_GRAPHS or arguments.get("backend") == "cudagraphs"
 

@@ -9,7 +9,7 @@ import random
 import sys
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -76,7 +76,8 @@ def rng_state() -> dict[str, Any]:
         state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), *rest]
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
-        state[accelerator.type] = torch.get_device_module(accelerator).get_rng_state()
+        with suppress(torch.AcceleratorError):  # after an assertion of a GPU; the run ends with the error of it
+            state[accelerator.type] = torch.get_device_module(accelerator).get_rng_state()
     return state
 
 
@@ -96,7 +97,8 @@ def set_rng_state(state: dict[str, Any] | None) -> None:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     own = None if accelerator is None else _of_device(state, accelerator.type)
     if own is not None:
-        torch.get_device_module(accelerator).set_rng_state(own)
+        with suppress(torch.AcceleratorError):  # as in `rng_state`
+            torch.get_device_module(accelerator).set_rng_state(own)
     elif not state.keys().isdisjoint(_ACCELERATORS):
         log.warning(
             "the checkpoint does not have the random generator state of the accelerator that is used now: random "

@@ -249,7 +249,7 @@ def test_a_run_with_cuda_graphs_has_the_losses_of_an_eager_run(
             optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
             loaders=Loaders(batches(12), batches(2)),
             hooks={"losses": (hook := Losses())},
-            settings=Settings(device="cuda", max_epochs=2, accumulate=2),
+            settings=Settings(device="cuda", max_epochs=2),
             run_dir=tmp_path,
         )
         engine.train()
