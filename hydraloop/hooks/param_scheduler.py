@@ -22,8 +22,9 @@ class ParamSchedulerHook(Hook):
     The schedules of a value are applied in the order of `begin`, then of the config. At each step they start from the
     value that the optimizer was constructed with. They count optimizer steps (not accumulated iterations or skipped
     fp16 steps) or epochs; one with a `monitor` (`plateau`) counts validations. The summary at the end of the run has
-    the first, highest and last lr of the first parameter group, as read at records and epochs (fact `lr_summary`). An
-    engine with schedules adds this hook if it is not given, and refuses `default_hooks.param_scheduler=null`.
+    the first, lowest, highest and last lr of the first parameter group (fact `lr_summary`). The hook reads the lr after
+    each optimizer step; a tensor only at records and epochs. An engine with schedules adds this hook if it is not
+    given, and refuses `default_hooks.param_scheduler=null`.
 
     Priority LOW, MMEngine's: after the logger, whose record has the lr that the iteration used, and before
     `checkpoint`. No host sync in an iteration. No state: the engine saves the schedules. No options, as in MMEngine.
@@ -36,7 +37,7 @@ class ParamSchedulerHook(Hook):
         self._monitored: list[tuple[str, Schedule]] = []
         self._written: dict[GroupNumber, float] = {}
         self._group: dict[str, Any] | None = None
-        self._first = self._highest = 0.0
+        self._first = self._lowest = self._highest = 0.0
         self._summary: str | None = None
 
     def before_run(self, engine: Engine) -> None:
@@ -67,19 +68,21 @@ class ParamSchedulerHook(Hook):
             check_validated(engine, key=f"{schedule.key}.monitor", instead="use a schedule without a monitor")
         group = engine.optimizer.param_groups[0]
         self._group = group if "lr" in group else None
-        self._first = self._highest = self._lr()
+        self._first = self._lowest = self._highest = self._lr()
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         if engine.stepper.stepped:
             self._step(engine, by_epoch=False)
+            if self._is_number():
+                self._read()
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Read the lr for the summary."""
-        self._highest = max(self._highest, self._lr())
+        self._read()
 
     def after_train_epoch(self, engine: Engine) -> None:
         """Read the lr for the summary, and apply the schedules."""
-        self._highest = max(self._highest, self._lr())
+        self._read()
         self._step(engine, by_epoch=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
@@ -94,12 +97,17 @@ class ParamSchedulerHook(Hook):
         """Summarise the lr, if the hook has scheduled something."""
         begin, end, last = engine.progress.began_at, engine.progress.iteration, self._lr()
         if self._group is not None and self._schedules and end > begin:
-            first, last_shown, highest = (f"{lr:.3g}" for lr in (self._first, last, max(self._highest, last)))
-            if first == last_shown == highest:
+            self._read()
+            first, last_shown, lowest, highest = (
+                f"{lr:.3g}" for lr in (self._first, last, self._lowest, self._highest)
+            )
+            if first == last_shown == lowest == highest and self._is_number():
                 self._summary = f"{first} throughout"
             else:
                 self._summary = f"{first} at iteration {begin:,}, {last_shown} at iteration {end:,}"
-                if highest not in (first, last_shown):
+                if lowest not in (first, last_shown):
+                    self._summary += f", between {lowest} and {highest}"
+                elif highest not in (first, last_shown):
                     self._summary += f", at most {highest}"
             if name := next(iter(engine.optimizers)):  # of the first of several
                 self._summary = f"{name} {self._summary}"
@@ -120,6 +128,14 @@ class ParamSchedulerHook(Hook):
             if self._written.get(place) != value:
                 place.write(value)
         self._written = values
+
+    def _is_number(self) -> bool:
+        """Return whether the lr is a number. To read a tensor may be a host sync."""
+        return self._group is not None and isinstance(self._group["lr"], float | int)
+
+    def _read(self) -> None:
+        lr = self._lr()
+        self._lowest, self._highest = min(self._lowest, lr), max(self._highest, lr)
 
     def _lr(self) -> float:
         """Return the lr of the first group; 0 if the optimizer has none."""

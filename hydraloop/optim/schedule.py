@@ -38,7 +38,7 @@ class Schedule:
         steps_per_epoch: optimizer steps in an epoch, to compare a `begin` in epochs with one in steps.
 
     Raises:
-        UserError: the groups have no `param`.
+        UserError: the groups have no `param`, or the function has no `value` of its own.
     """
 
     def __init__(
@@ -55,6 +55,13 @@ class Schedule:
         steps_per_epoch: int = 1,
     ) -> None:
         self.key = f"scheduler.{name}"
+        kind = type(function)
+        if kind.value is Function.value and kind.scale is Function.scale:
+            raise UserError(
+                f"{kind.__name__} has no method value",
+                key=f"{self.key}._target_",
+                remedy="Write: def value(self, k, length, value, initial)",
+            )
         self.function = function
         self.by_epoch = by_epoch
         self.begin = begin

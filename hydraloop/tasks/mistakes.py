@@ -48,11 +48,7 @@ def mistake_in(task: Any, error: BaseException) -> UserError | None:
     batch = own.f_locals.get(own.f_code.co_varnames[1])
     names = [frame.f_code.co_name for frame in frames if frame.f_code.co_filename.startswith(_ENGINE)]
     split = next((_SPLITS[name] for name in names if name in _SPLITS), "train")
-    return (
-        _wrong_form(task, batch, split)
-        or _wrong_labels(task, frames, split)
-        or _wrong_input(task, frames, batch, error)
-    )
+    return _wrong_form(task, batch, split) or _wrong_labels(task, frames, split) or _wrong_input(task, frames, error)
 
 
 def _frames(error: Exception) -> Iterator[FrameType]:
@@ -185,7 +181,7 @@ def _device_assert(task: Any) -> UserError:
 # Layers. -------------------------------------------------------------------------------------------------------------
 
 
-def _wrong_input(task: Any, frames: Sequence[FrameType], batch: Any, error: Exception) -> UserError | None:
+def _wrong_input(task: Any, frames: Sequence[FrameType], error: Exception) -> UserError | None:
     """Return the mistake of a layer of torch that cannot take its input."""
     layers = [frame.f_locals for frame in frames if frame.f_code.co_name == "_call_impl"]
     layer = layers[-1].get("self") if layers else None
@@ -202,7 +198,7 @@ def _wrong_input(task: Any, frames: Sequence[FrameType], batch: Any, error: Exce
     remedy = "Change the layer, or what it gets."
     if size and len(keys) == 1:
         remedy = f"Use task.model.{keys[0]}={size[1]}, or change the data."
-    inputs = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    inputs = next((each["args"][0] for each in layers if each.get("self") is task.model and each["args"]), None)
     if isinstance(inputs, Tensor) and inputs is not got:
         remedy += f" The model got {described(inputs)}."
     return UserError(

@@ -63,12 +63,18 @@ class Segmentation(Task):
         """Return the logits `[N, C, H, W]`.
 
         Raises:
-            UserError: the model's output does not have this shape.
+            UserError: the model's output does not have this shape, or the masks have a dimension too many.
         """
         logits = self.model(inputs)
         expected = (len(targets), self.num_classes, *targets.shape[1:])
         if isinstance(logits, Tensor) and logits.shape == expected:
             return logits
+        if isinstance(logits, Tensor) and logits.shape[:2] == expected[:2] and logits.ndim == targets.ndim:
+            raise UserError(
+                f"the masks of a batch are {shown(targets)}, which has a dimension too many",
+                key="data",
+                remedy="Let the data set return masks [H, W], without a dimension for the channel.",
+            )
         raise UserError(
             f"{type(self.model).__name__} returned {shown(logits)} for classes {list(targets.shape)}, but a "
             f"segmentation with task.num_classes={self.num_classes} needs logits {list(expected)}",

@@ -52,6 +52,27 @@ def test_samples_in_two_splits_are_found_also_below_an_augmentation() -> None:
     assert found.text == "10 of 110 samples are in data.train, too"
 
 
+class Drawn(Dataset[Any]):
+    """Samples that are drawn at random."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(4), index % 3
+
+
+def test_the_reason_for_splits_that_are_not_judged() -> None:
+    for sets, drawn in (
+        ({"train": points(0, 200), "test/a": Drawn()}, "test.a"),
+        ({"train": Drawn(), "val": Drawn()}, "train"),
+    ):
+        found = data.splits(read(**sets))
+        assert found.state == "not judged"
+        assert found.text == f"samples of data.{drawn} are drawn at random, so they cannot be compared"
+    assert data.splits(read(val=points(0, 200))).text == "data.train and another data set would need indices"
+
+
 def test_texts_that_repeat_everywhere_are_no_leak() -> None:
     words = ["yes", "no", "maybe"]
     found = data.splits(read(train=[(words[i % 3], i) for i in range(90)], val=[(words[i % 3], i) for i in range(30)]))

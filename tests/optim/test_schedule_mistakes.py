@@ -163,3 +163,15 @@ def test_a_custom_function_takes_what_it_is_called_with() -> None:
         of("mine", TakesTheStepOnly(), two_groups())
     assert caught.value.key == "scheduler.mine._target_"
     assert caught.value.remedy == "Write: def value(self, k, length, value, initial)"
+
+
+class Misspelled(Function):
+    def values(self, k: int, length: int, value: float, initial: float) -> float:
+        return value
+
+
+def test_a_custom_function_has_a_value() -> None:
+    with pytest.raises(UserError, match="Misspelled has no method value") as caught:
+        of("mine", Misspelled(), two_groups())
+    assert caught.value.key == "scheduler.mine._target_"
+    assert caught.value.remedy == "Write: def value(self, k, length, value, initial)"

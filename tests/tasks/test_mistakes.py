@@ -184,6 +184,13 @@ def test_a_layer_inside_names_the_inputs_of_the_model(tmp_path: Path) -> None:
     assert found.remedy == "Change the layer, or what it gets. The model got float32 [4, 1, 5, 6]."
 
 
+def test_the_inputs_of_the_model_are_not_the_batch_if_the_task_cuts_it(tmp_path: Path) -> None:
+    tokens = torch.arange(15).reshape(3, 5)
+    found = mistake(tmp_path, LanguageModeling(nn.Sequential(nn.Embedding(10, 12))), tokens)
+    assert found.problem.endswith("got int64 [3, 4], but takes indices below 10; the largest is 13")
+    assert found.remedy == "Change the layer, or what it gets."
+
+
 @pytest.mark.parametrize(
     ("layer", "got", "takes"),
     [

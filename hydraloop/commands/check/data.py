@@ -110,10 +110,11 @@ def splits(sets: Mapping[str, Read]) -> Finding:
     """
     train = sets.get("train")
     others = {key: one for key, one in sets.items() if key != "train" and not one.draws}
-    if train is None or not others:
+    if train is None or len(sets) < 2:
         return Finding("not judged", "data.train and another data set would need indices")
-    if train.draws:
-        return Finding("not judged", "samples of data.train are drawn at random, so they cannot be compared")
+    if train.draws or not others:
+        drawn = next(key for key, one in sets.items() if one.draws).replace("/", ".")
+        return Finding("not judged", f"samples of data.{drawn} are drawn at random, so they cannot be compared")
     counts = Counter(train.hashes)
     natural = sum(count for count in counts.values() if count > 1) / len(train.hashes)
     told = []

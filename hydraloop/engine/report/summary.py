@@ -59,7 +59,7 @@ class Report:
     # Before training. ------------------------------------------------------------------------------------------------
 
     def start(self) -> str:
-        """Return the text before: model, data, device, optimizer, length, run directory, order of the hooks."""
+        """Return the text before: model, data, device, optimizer, schedules, length, run directory, order of hooks."""
         run, progress, settings = self._run, self._progress, self._run.settings
         ranks = run.ranks.world_size
         loaders = self._batches.loaders
@@ -73,6 +73,8 @@ class Report:
         if loaders.train is not None:
             numbers = self._checkpoints.optimizers.hyperparameters
             rows["optimizer"] = format_optimizer(run, numbers, len("optimizer") + 2) if numbers else "none"
+            if run.schedules:
+                rows["schedule"] = ", ".join(run.schedules)
             rows["training"] = (
                 f"{_count(progress.max_iters, 'iteration')} in {_count(progress.max_epochs, 'epoch')}, "
                 f"{progress.epoch_length:,} per epoch"

@@ -89,6 +89,7 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["data"] == "train 12 samples, val 2 batches, test 1 batch"
     assert rows["device"] == "cpu, fp32"
     assert rows["optimizer"] == "SGD, lr 0.01, weight_decay 0"
+    assert "schedule" not in rows
     assert rows["training"] == "6 iterations in 2 epochs, 3 per epoch"
     assert rows["run"] == os.path.join("runs", "one")
     assert rows["hooks"] == "slow (30), sampler_seed (50), failing (50)"
@@ -158,16 +159,17 @@ def test_the_groups_of_several_optimizers_are_a_table(tmp_path: Path) -> None:
         task=Task(net, nn.MSELoss()),
         optimizer=optimizer,
         loaders=Loaders(batches(2)),
-        schedules={"half": Schedule("half", Exponential(0.5), optimizer)},
+        schedules={name: Schedule(name, Exponential(0.5), optimizer) for name in ("cosine", "own")},
         settings=Settings(device="cpu"),
         run_dir=tmp_path,
     )
-    assert [line[11:] for line in engine.outcome.report.start().splitlines()[3:8]] == [
+    assert [line[11:] for line in engine.outcome.report.start().splitlines()[3:9]] == [
         "hidden Muon, rest AdamW, 3 groups",
         "group   tensors  parameters         lr  weight_decay",
         "hidden        1         600       0.02           0.1  0.weight",
         "rest          1         200  0.0003333          0.01  2.weight",
         "rest.2        4         601      0.002             0  0.bias, …",
+        "cosine, own",
     ]
 
 
