@@ -22,9 +22,9 @@ class ParamSchedulerHook(Hook):
     The schedules of a value are applied in the order of `begin`, then of the config. At each step they start from the
     value that the optimizer was constructed with. They count optimizer steps (not accumulated iterations or skipped
     fp16 steps) or epochs; one with a `monitor` (`plateau`) counts validations. The summary at the end of the run has
-    the first, lowest, highest and last lr of the first parameter group (fact `lr_summary`). The hook reads the lr after
-    each optimizer step; a tensor only at records and epochs. An engine with schedules adds this hook if it is not
-    given, and refuses `default_hooks.param_scheduler=null`.
+    the first, lowest, highest and last lr of the first parameter group, as read at records and epochs (fact
+    `lr_summary`). An engine with schedules adds this hook if it is not given, and refuses
+    `default_hooks.param_scheduler=null`.
 
     Priority LOW, MMEngine's: after the logger, whose record has the lr that the iteration used, and before
     `checkpoint`. No host sync in an iteration. No state: the engine saves the schedules. No options, as in MMEngine.
@@ -73,8 +73,6 @@ class ParamSchedulerHook(Hook):
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         if engine.stepper.stepped:
             self._step(engine, by_epoch=False)
-            if self._is_number():
-                self._read()
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Read the lr for the summary."""
@@ -101,7 +99,7 @@ class ParamSchedulerHook(Hook):
             first, last_shown, lowest, highest = (
                 f"{lr:.3g}" for lr in (self._first, last, self._lowest, self._highest)
             )
-            if first == last_shown == lowest == highest and self._is_number():
+            if first == last_shown == lowest == highest:
                 self._summary = f"{first} throughout"
             else:
                 self._summary = f"{first} at iteration {begin:,}, {last_shown} at iteration {end:,}"
@@ -128,10 +126,6 @@ class ParamSchedulerHook(Hook):
             if self._written.get(place) != value:
                 place.write(value)
         self._written = values
-
-    def _is_number(self) -> bool:
-        """Return whether the lr is a number. To read a tensor may be a host sync."""
-        return self._group is not None and isinstance(self._group["lr"], float | int)
 
     def _read(self) -> None:
         lr = self._lr()

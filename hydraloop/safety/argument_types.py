@@ -17,7 +17,7 @@ import typing
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from hydraloop.errors import UserError, suggestion
 
@@ -28,8 +28,9 @@ _LAZY = (Iterable, Iterator, Generator)
 
 def add_check(node: DictConfig, key: str) -> None:
     """Change a node with `_target_` so that its arguments are checked when it is instantiated."""
-    node._args_ = [node._target_, key, node.get("_partial_", False), *(node.get("_args_") or ())]
-    node._target_, node._partial_ = CALL, False
+    with open_dict(node):  # a node of our options, whose class the project has replaced, has no `_args_`
+        node._args_ = [node._target_, key, node.get("_partial_", False), *(node.get("_args_") or ())]
+        node._target_, node._partial_ = CALL, False
 
 
 def call(path: str, key: str, is_partial: bool, /, *args: Any, **kwargs: Any) -> Any:

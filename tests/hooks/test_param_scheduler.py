@@ -236,14 +236,11 @@ def test_an_lr_that_stayed_the_same_is_summarised_in_one_value(tmp_path: Path) -
     assert "\nlr          0.5 throughout\n" in summary(engine)
 
 
-@pytest.mark.parametrize("tensor", [False, True])
-def test_an_lr_that_came_back_is_not_summarised_as_the_same_throughout(tmp_path: Path, tensor: bool) -> None:
-    # No record and no epoch reads it before the last iteration.
+def test_an_lr_that_came_back_is_not_summarised_as_the_same_throughout(tmp_path: Path) -> None:
     net = model()
-    optimizer = optim.SGD(net.parameters(), lr=torch.tensor(0.5) if tensor else 0.5)
-    there_and_back = functools.partial(LambdaLR, lr_lambda=lambda n: 0.1 if n % 4 else 1.0)
+    optimizer = optim.SGD(net.parameters(), lr=0.5)
+    there_and_back = functools.partial(LambdaLR, lr_lambda=lambda n: 0.1 if 2 <= n <= 6 else 1.0)
     schedules = {"own": TorchSchedule("own", there_and_back, optimizer)}
-    engine = engine_of(tmp_path, {}, net=net, optimizer=optimizer, schedules=schedules, max_epochs=1)
+    engine = engine_of(tmp_path, {}, net=net, optimizer=optimizer, schedules=schedules, max_epochs=2)
     engine.train()
-    between = "" if tensor else ", between 0.05 and 0.5"
-    assert f"\nlr          0.5 at iteration 0, 0.5 at iteration 4{between}\n" in summary(engine)
+    assert "\nlr          0.5 at iteration 0, 0.5 at iteration 8, between 0.05 and 0.5\n" in summary(engine)
