@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -123,6 +124,8 @@ def _mistakes_explained() -> Iterator[None]:
     try:
         yield
     except AssertionError as error:
+        if traceback.extract_tb(error.__traceback__)[-1].name != "get_name":
+            raise
         remedy = "Write override for this entry too, - override /hooks: […], or write the entry before the overrides."
         raise UserError("a list without override is after an override", key="defaults", remedy=remedy) from error
     except KeyError as error:
