@@ -106,6 +106,14 @@ def close_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float
     return [by_lower[other] for other in found]
 
 
+def emptying(key: str) -> str | None:
+    """Return the line for a defaults list that selects nothing at a key. None: no option of a group is at the key."""
+    group = "model" if key == "task.model" else key.partition(".")[0]
+    if key in ("task", "task.model", "optimizer", "precision") or group == "data":
+        return f"- override /{group}: {'base' if group == 'data' else 'null'}"
+    return None
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return one sentence with the names close to `name`, or with all known names if no name is close."""
     names = list(known)

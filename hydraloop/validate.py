@@ -343,7 +343,7 @@ def _check_hooks(cfg: DictConfig) -> None:
             if "/" in str(name) or "\\" in str(name):
                 raise UserError("files are named after a hook", key=key, remedy="Use a name without slashes.")
             if not isinstance(node, DictConfig) or "_target_" not in node:
-                raise _not_a_hook(str(name), node, group)
+                raise _not_a_hook(str(name), cfg[group], group)
             if node.get("priority") is not None:
                 Priority.of(node.priority, key=f"{key}.priority")
             on_error = node.get("on_error")
@@ -351,11 +351,15 @@ def _check_hooks(cfg: DictConfig) -> None:
                 raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=f"Use {any_of(ON_ERROR)}.")
 
 
-def _not_a_hook(name: str, node: object, group: str) -> UserError:
+def _not_a_hook(name: str, hooks: DictConfig, group: str) -> UserError:
     """A value under a hook group without a class: added with a +, or selected from a file without a package line."""
-    header = f"# @package {group}.<name>"
+    node, header = hooks[name], f"# @package {group}.<name>"
     if name in dict(stored(group)):
-        remedy = f"Select it: {group}=[…,{name}]. Its options are then changed without a +."
+        selected = f"[…,{name}]" if len(hooks) > 1 else f"[{name}]"
+        remedy = (
+            f"Select it: {group}={selected}. Its options are then changed without a +.\n"
+            f"  In a config file, write in its defaults: - override /{group}: {selected}"
+        )
     elif isinstance(node, DictConfig):
         remedy = f"Add +{group}.{name}._target_=package.Class. A file in conf/{group}/ begins with: {header}"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -65,7 +66,7 @@ class Composer:
 
     def _checked(self, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
         check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
-        with _variables_set():
+        with _mistakes_explained():
             cfg = compose()
         check_overrides(cfg, overrides)
         return cfg
@@ -114,10 +115,19 @@ class Composer:
 
 
 @contextmanager
-def _variables_set() -> Iterator[None]:
-    """Refuse a variable of `hydra.job.env_copy` that is not set, for which Hydra raises a KeyError."""
+def _mistakes_explained() -> Iterator[None]:
+    """Refuse what Hydra has no message for.
+
+    It raises a KeyError for a variable of `hydra.job.env_copy` that is not set, and an AssertionError for a list, such
+    as `hooks: [ema]`, after an override in a defaults list.
+    """
     try:
         yield
+    except AssertionError as error:
+        if traceback.extract_tb(error.__traceback__)[-1].name != "get_name":
+            raise
+        remedy = "Write override for this entry too, - override /hooks: […], or write the entry before the overrides."
+        raise UserError("a list without override is after an override", key="defaults", remedy=remedy) from error
     except KeyError as error:
         name = error.args[0]
         remedy = f"Set it in the shell: export {name}=… Or leave it out."

@@ -22,7 +22,8 @@ from yaml import YAMLError
 from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
-from hydraloop.errors import RENAMED, UserError, any_of, close_names, suggestion
+from hydraloop.cli.own_keys import line_for_defaults, selected_in_body
+from hydraloop.errors import RENAMED, UserError, any_of, close_names, emptying, suggestion
 from hydraloop.validate import HOOK_GROUPS
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -101,6 +102,8 @@ def _named(text: str, overrides: Sequence[Override]) -> Override | None:
     """Return the override that an error message names by its line, or else by its key."""
     for override in sorted(overrides, key=lambda override: -len(override.input_line or "")):
         if override.input_line and (override.input_line in text or f"'{override.input_line.lstrip('~')}'" in text):
+            return override
+        if override.is_add() and f"'override {override.key_or_group}: " in text:
             return override
     named = re.search(r"'([^']+)'", text)
     return next((override for override in overrides if named and override.key_or_group == named[1]), None)
@@ -227,7 +230,6 @@ def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
     """A config file is merged into the selected option, and names an entry that this does not have."""
     file, key = found["file"], found["key"]
     parent, _, name = key.rpartition(".")
-    group = "model" if parent == "task.model" else key.partition(".")[0]
     node = _select(case.cfg, parent) if parent else case.cfg
     close = close_names(name, map(str, node), most=1) if isinstance(node, DictConfig) else []
     if name in RENAMED:
@@ -236,9 +238,8 @@ def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
         close, remedy = [], f"Remove it from {file}.yaml, or select an option that has it."
     elif file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
         remedy = "For several by name, remove the one without a name: ~optimizer"
-    elif group in ("model", "optimizer", "precision", "data"):
-        empty = "base" if group == "data" else "null"
-        remedy = f"To replace the option, write in the defaults of {file}.yaml: - override /{group}: {empty}"
+    elif line := emptying(parent or key):
+        remedy = f"To replace the option, write in the defaults of {file}.yaml: {line}"
     elif not parent:
         remedy = f"A key of your own is added on the command line: +{name}=…"
     else:
@@ -248,6 +249,17 @@ def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
         remedy = f"Did you mean {close[0]}? {remedy}"
     merged = "selected option, which has" if parent else "options, which have"
     return UserError(f"{file}.yaml is merged into the {merged} no {name}", key=key, remedy=remedy)
+
+
+def _selected_in_a_file(case: _Case, found: re.Match[str]) -> UserError | None:
+    """`optimizer: sgd` or `hooks: [ema]`, beside the defaults list of a file and not in it."""
+    file = found["file"]
+    for group, option in selected_in_body(file, case.composer):
+        line = line_for_defaults(group, option, file, case.composer)
+        remedy = f"Remove it there, and write in the defaults of {file}.yaml: {line}"
+        problem = f"an option is selected in the defaults list; {file}.yaml selects {option} outside of the list"
+        return UserError(problem, key=group, remedy=remedy)
+    return None
 
 
 def _something_else(case: _Case, found: re.Match[str]) -> UserError:
@@ -267,7 +279,9 @@ _OF_SWEEPS: _Meanings = (
     (r"^Ambiguous value", _several_values),
     (r"requires --multirun", ("{case.key}", "{case.line} is a sweep", "Add -m to run it.")),
 )
+_TWICE = "the option is selected twice"
 _OF_OVERRIDES: _Meanings = (
+    (r"^Multiple values for", ("{case.key}", _TWICE, "Leave the + out: {case.key}=… changes the selection.")),
     (r"", _not_selected),
     (r"", _not_a_list),
     (r"does not support deletion", _cannot_be_deleted),
@@ -278,10 +292,17 @@ _OF_OVERRIDES: _Meanings = (
     (r"\(str\) is not an int", ("{case.parent}", "it is a list", _LIST)),
     (r"", _wrong_value),
 )
-_TWICE = "Leave the + out: {found[key]}=… changes the selection."
 _OF_FILES: _Meanings = (
-    (r"^Multiple values for (?P<key>\S+?)\.", ("{found[key]}", "the option is selected twice", _TWICE)),
+    (
+        r"^Multiple values for (?P<key>\S+?)\..*'override \S+: (?P<name>[^']*)'",
+        ("{found[key]}", _TWICE, "Write override in the defaults list: - override /{found[key]}: {found[name]}"),
+    ),
     (r"^In '(?P<file>[^']+)': .*Key '[^']+' (not in|is not in struct).*full_key: (?P<key>\S+)", _new_in_a_file),
+    (
+        r"^In '[^']+': Could not override '(?P<key>[^']+)'",
+        ("{found[key]}", "no defaults list has it, and so override finds nothing", "Write - /{found[key]}: …"),
+    ),
+    (r"^In '(?P<file>[^']+)': .*(Cannot merge|Cannot assign str|Merge error: str )", _selected_in_a_file),
     (r"^In 'optimizer/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass", ("optimizer", _SECOND, _SEVERAL)),
     (
         r"^In '(?P<group>[^']+)/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass",

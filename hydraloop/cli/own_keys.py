@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer
@@ -60,13 +61,45 @@ def _check_unused(name: str, written: dict[str, object], lines: Sequence[str], c
             remedy=f"Begin the file with the line, before any comment: # @package {package}",
         )
     if is_group:
-        remedy = f"To select an option of this group, write it in the defaults list: - {name}: …"
+        line = line_for_defaults(name, str(written.get(f".{name}", "…")), file, composer)
+        remedy = f"To select an option of this group, write it in the defaults list: {line}"
         meant = ["task.model"] if name == "model" else []
     else:
         remedy = f"To keep a key of your own with this name, use it: ${{{name}}}."
     near = f"Did you mean {any_of(meant)}? " if meant else ""
     problem = f"{file}.yaml is merged into the options, which have no {name}"
     raise UserError(problem, key=name, remedy=f"{near}{remedy}")
+
+
+def selected_in_body(file: str, composer: Composer) -> Iterator[tuple[str, str]]:
+    """Yield (group, option) of each selection in a config file beside its defaults list: `optimizer: sgd`."""
+    body = _read(file)
+    for group in composer.groups():
+        value = body.get(group)
+        names = value if isinstance(value, ListConfig) else [value]
+        if names and all(isinstance(name, str) for name in names):
+            listed = f"[{', '.join(names)}]"
+            yield group, listed if group in arguments.LIST_GROUPS or value is not names[0] else names[0]
+
+
+def line_for_defaults(group: str, option: str, file: str, composer: Composer) -> str:
+    """Return the line for the defaults list of a config file that selects an option."""
+    own = [entry for entry in _read(file).get("defaults", ()) if isinstance(entry, DictConfig)]
+    for name, old in [item for entry in own for item in entry.items()]:
+        if name in (group, f"/{group}"):
+            return f"- {name}: {option}" + ("" if old == option else f" instead of {old}".replace("'", ""))
+    probe = f"{group}=[]" if group in arguments.LIST_GROUPS else f"~{group}"
+    try:
+        GlobalHydra.instance().config_loader().compute_defaults_list(composer.name, [probe], RunMode.RUN)
+    except HydraException:  # no defaults list has the group
+        return f"- {group if file == composer.name else f'/{group}'}: {option}"
+    return f"- override /{group}: {option}"
+
+
+def _read(file: str) -> DictConfig:
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    found = next((source.load_config(file).config for source in sources if source.is_config(file)), None)
+    return found if isinstance(found, DictConfig) else OmegaConf.create()
 
 
 def _files_with(name: str, lines: Sequence[str], composer: Composer) -> Iterator[str]:

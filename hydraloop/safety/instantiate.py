@@ -14,7 +14,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError, emptying, suggestion
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.argument_types import CALL, add_check
@@ -159,11 +159,13 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
     if replaced != node._target_ and argument in getattr(schema, "__dataclass_fields__", ()):
         clear = f"{key}=null" if "." in key else f"~{key}"  # a group that every run needs takes no null
         added = " ".join(f"+{key}.{entry}={node[entry]}" for entry in ("_target_", "_partial_") if entry in node)
-        return UserError(
-            f"{name} takes no argument {argument!r}, which is left from {replaced}",
-            key=f"{key}.{argument}",
-            remedy=f"Remove the old values first, and write each argument with a +: {clear} {added}",
-        )
+        typed = f"remove the old values first, and write each argument with a +: {clear} {added}"
+        remedy = f"{typed[0].upper()}{typed[1:]}"
+        if line := emptying(key):
+            in_file = f"If a config file names {name}, write in the defaults of the file: {line}"
+            remedy = f"{in_file}\n  If the command line names {name}, {typed}"
+        problem = f"{name} takes no argument {argument!r}, which is left from {replaced}"
+        return UserError(problem, key=f"{key}.{argument}", remedy=remedy)
     remedy = suggestion(argument, known)
     if schema is dict and "[" not in key:  # only such a node can lose an entry
         remedy += f" To remove one that a config file has set: ~{key}.{argument}"

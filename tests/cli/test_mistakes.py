@@ -69,7 +69,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "optimizer=null": ("optimizer", "Options: adafactor, adagrad, adam, "),
     "+experiment=diabetes": ("experiment", "Leave the + out"),
     "hooks=[ema] hooks.profiler.priority=30": ("hooks.profiler", "'hooks=[ema,profiler]' hooks.profiler.priority=30"),
-    "+hooks.profiler.priority=30": ("hooks.profiler", "Select it: hooks=[…,profiler]"),
+    "+hooks.profiler.priority=30": ("hooks.profiler", "Select it: hooks=[profiler]"),
     "default_hooks.logger.filename=log.jsonl": ("default_hooks.logger.filename", "default_hooks.logger.interval"),
     "hooks.mine.priority=30": ("hooks.mine", "+hooks.mine._target_=package.Class"),
     "hooks.mine._target_=my_project.hooks.MyHook": ("hooks.mine", "+hooks.mine._target_=my_project.hooks.MyHook"),
@@ -354,6 +354,50 @@ FILES: dict[str, tuple[str, str, str, str]] = {
         "To replace the option, write in the defaults of experiment/mine.yaml: - override /model: null",
         "defaults:\n  - override /model: null\ntask: {model: {_target_: my_project.model.Net, depth: 3}}",
     ),
+    "task: {_target_: my_project.task.Own, model: {_target_: my_project.model.Net}, depth: 3}": (
+        "task.depth",
+        "which has no depth",
+        "- override /task: null",
+        "defaults:\n  - override /task: null\n"
+        "task: {_target_: my_project.task.Own, model: {_target_: my_project.model.Net}, depth: 3}",
+    ),
+    "optimizer: sgd": (
+        "optimizer",
+        "experiment/mine.yaml selects sgd outside of the list",
+        "Remove it there, and write in the defaults of experiment/mine.yaml: - override /optimizer: sgd",
+        "defaults:\n  - override /optimizer: sgd",
+    ),
+    "hooks: [ema]": (
+        "hooks",
+        "experiment/mine.yaml selects [ema] outside of the list",
+        "- override /hooks: [ema]",
+        "defaults:\n  - override /hooks: [ema]",
+    ),
+    "scheduler: cosine": (
+        "scheduler",
+        "experiment/mine.yaml selects [cosine] outside of the list",
+        "- override /scheduler: [cosine]",
+        "defaults:\n  - override /scheduler: [cosine]",
+    ),
+    "hooks: {ema: {momentum: 0.1}}": (
+        "hooks.ema",
+        "is not a hook",
+        "Select it: hooks=[ema]. Its options are then changed without a +.\n"
+        "  In a config file, write in its defaults: - override /hooks: [ema]",
+        "defaults:\n  - override /hooks: [ema]\nhooks: {ema: {momentum: 0.1}}",
+    ),
+    "defaults: [/precision: bf16]": (
+        "precision",
+        "the option is selected twice",
+        "Write override in the defaults list: - override /precision: bf16",
+        "defaults:\n  - override /precision: bf16",
+    ),
+    "defaults: [override /data: digits, /hooks: [ema]]": (
+        "defaults",
+        "a list without override is after an override",
+        "- override /hooks: […]",
+        "defaults: [override /data: digits, override /hooks: [ema]]",
+    ),
     "sed: 3": (
         "sed",
         "experiment/mine.yaml is merged into the options, which have no sed",
@@ -427,6 +471,25 @@ def test_a_group_that_is_not_in_the_defaults_list_needs_a_plus(tmp_path: Path) -
         "hooks: it is not in the defaults list\n  To add it, write a +: '+hooks=[ema]'\n"
         "  For all runs, add to the defaults of config.yaml, before _self_: - hooks: [ema]"
     )
+
+
+@pytest.mark.parametrize(
+    ("entries", "body", "key", "line"),
+    [
+        ("", "hooks: [ema]", "hooks", "- hooks: [ema]"),
+        ("", "optimizer: sgd", "optimizer", "- optimizer: sgd instead of adamw"),
+        ("override hooks: [ema], ", "", "hooks", "- /hooks: …"),
+    ],
+)
+def test_a_selection_beside_a_defaults_list_of_its_own(
+    entries: str, body: str, key: str, line: str, tmp_path: Path
+) -> None:
+    defaults = f"[hydraloop, data: digits, model: small_cnn, optimizer: adamw, {entries}_self_]"
+    (tmp_path / "config.yaml").write_text(f"defaults: {defaults}\n{body}\n")
+    with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
+        check_command(arguments.read([]), composer)
+    assert caught.value.key == key
+    assert str(caught.value.remedy).endswith(line)
 
 
 def test_a_group_that_each_run_needs_is_added_to_the_defaults_list(tmp_path: Path) -> None:

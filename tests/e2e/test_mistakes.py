@@ -38,11 +38,13 @@ BUILDING: dict[str, tuple[str, str]] = {
         "hooks.mine.every",
         "It takes int: ++hooks.mine.every=1",
     ),
+    "experiment=own": ("task.loss", "write in the defaults of the file: - override /task: null"),
     "task.model={_target_:lossless.Lossless} task={_target_:lossless.NoLoss}": ("task", "loss"),
 }
 """The mistakes for which a run directory exists. Others are in tests/cli/test_mistakes.py."""
 MISSPELT = "from hydraloop import Hook\nclass Misspelt(Hook):\n    def after_trian_iter(self, engine): ...\n"
 OPTIONS = "from hydraloop import Hook\nclass Mine(Hook):\n    def __init__(self, every: int = 1): ...\n"
+OWN_TASK = "# @package _global_\ntask: {_target_: lossless.NoLoss, model: {_target_: lossless.Lossless}}\n"
 LOSSLESS = """
 from torch import nn
 from hydraloop import Task
@@ -72,6 +74,7 @@ def building(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, 
     project = Project.make(tmp_path_factory.mktemp("building") / "project")
     project.write("misspelt.py", MISSPELT)
     project.write("lossless.py", LOSSLESS)
+    project.write("conf/experiment/own.yaml", OWN_TASK)
     project.write("needing.py", "import timm\n")
     project.write("options.py", OPTIONS)
     fast = ["engine.max_epochs=1"]
