@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.explain import COMPOSING_ERRORS, explain, unknown_flag
+from hydraloop.cli.explain import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
 from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
@@ -85,6 +85,7 @@ def _check(
     trains: bool,
     limits_files: bool = True,
 ) -> None:
+    check_defaults(cfg, composer)
     check_own_keys(cfg, lines, composer)
     remember_names(cfg)
     check_hydra_node(cfg, typed, limits_files=limits_files)
@@ -94,6 +95,7 @@ def _check(
 def compose_sweep(lines: Sequence[str], composer: Composer, typed: Sequence[str]) -> DictConfig:
     """Return the config that Hydra composes for the sweep itself, with checked callbacks, sweeper and launcher."""
     cfg = explained(composer.compose_sweep, lines, composer)
+    check_defaults(cfg, composer)
     check_hydra_node(cfg, typed)
     return cfg
 

@@ -65,6 +65,7 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
     text = str(error) or str(error.__cause__ or type(error).__name__)
     override = _named(text, overrides)
     cfg, cause = _without(override, overrides, composer), str(error.__cause__ or text)
+    check_defaults(cfg, composer)
     if override is None:
         case, meanings = _Case(text, cause, "", "", None, cfg, composer), _OF_FILES
     else:
@@ -81,6 +82,16 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
         if mistake is not None:
             return mistake
     raise AssertionError("the last pattern matches any text")
+
+
+def check_defaults(cfg: DictConfig, composer: Composer) -> None:
+    """Refuse a config without hydraloop's options: its defaults list does not name them. An empty one passes."""
+    if cfg and "detach" not in cfg:
+        raise UserError(
+            f"the defaults list of {composer.name}.yaml does not have hydraloop's options",
+            key="defaults",
+            remedy="Write at the top of the file: defaults: [hydraloop/project, _self_]",
+        )
 
 
 def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> UserError:
@@ -238,6 +249,8 @@ def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
         close, remedy = [], f"Remove it from {file}.yaml, or select an option that has it."
     elif file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
         remedy = "For several by name, remove the one without a name: ~optimizer"
+    elif parent and isinstance(node, DictConfig) and "_target_" not in node and OmegaConf.get_type(node) is not dict:
+        remedy = f"A key of your own belongs to the top of {file}.yaml: {name}: …, used as ${{{name}}}."
     elif line := emptying(parent or key):
         remedy = f"To replace the option, write in the defaults of {file}.yaml: {line}"
     elif not parent:

@@ -17,7 +17,7 @@ from hydraloop.cli import command as command_line
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import check_submitit
 from hydraloop.cli.explain import COMPOSING_ERRORS
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, suggestion
 from hydraloop.plan import Draft
 from hydraloop.processes.checks import check_options
 from hydraloop.run_files.changes import differences
@@ -140,6 +140,7 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     is_ours = (choices["hydra/sweeper"], choices["hydra/launcher"]) == ("hydraloop", "pool")
     if not is_ours:
         _check_options(master)
+    _check_average(axes, master, typed)
     first: DictConfig | None = None
     ranks, devices = 1, ["cpu"]
     for number in _checked(axes):
@@ -181,6 +182,22 @@ def _check_options(master: DictConfig) -> None:
             "the launcher or the sweeper that is selected does not have this option",
             key=change.key,
             remedy=f"Leave {change.key} out, or use hydra/launcher=pool hydra/sweeper=hydraloop.",
+        )
+
+
+def _check_average(axes: Axes, master: DictConfig, typed: Sequence[str]) -> None:
+    """Refuse a `sweep.average` that no axis sets. In a config file, it may be a key that this sweep does not set.
+
+    Args:
+        typed: keys that the command line sets.
+    """
+    name, keys = str(master.sweep.average), [key for axis in axes.axes for key in axis.keys]
+    exists = OmegaConf.select(master, name) is not None
+    if name not in (*keys, SweepConf.average) and not (exists and "sweep.average" not in typed):
+        raise UserError(
+            f"this command line does not set {name}",
+            key="sweep.average",
+            remedy=f"Sweep it: {name}=0,1,2" if exists else suggestion(name, keys),
         )
 
 

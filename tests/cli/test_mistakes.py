@@ -424,6 +424,12 @@ FILES: dict[str, tuple[str, str, str, str]] = {
         "- override /data: base",
         "defaults:\n  - override /data: base\ndata: {train: {_target_: my_project.data.Spirals, samples: 5}}",
     ),
+    "data: {fold: 0}": (
+        "data.fold",
+        "which has no fold",
+        "A key of your own belongs to the top of experiment/mine.yaml: fold: …, used as ${fold}.",
+        "fold: 0\ndata: {train: {split_seed: '${fold}'}}",
+    ),
     "task: {metrics: {accuracy: {_target_: torchmetrics.F1Score, average: micro}}}": (
         "task.metrics.accuracy.average",
         "which has no average",
@@ -502,6 +508,16 @@ def test_a_group_that_each_run_needs_is_added_to_the_defaults_list(tmp_path: Pat
     (tmp_path / "config.yaml").write_text(text.replace("_self_", f"{line}, _self_"))
     with opened(tmp_path, "config") as composer:
         check_command(arguments.read([]), composer)
+
+
+@pytest.mark.parametrize("line", ["", "seed=1 optimizer.lr=1", "hooks=ema", "-m seed=0,1"])
+@pytest.mark.parametrize("text", ["engine: {max_epochs: 1}", "defaults: [_self_]\nmodel: {width: 3}", ""])
+def test_a_config_file_without_hydraloop_in_its_defaults(line: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
+        check_command(arguments.read(line.split()), composer)
+    assert caught.value.key == "defaults"
+    assert caught.value.remedy == "Write at the top of the file: defaults: [hydraloop/project, _self_]"
 
 
 def test_a_config_file_that_is_not_yaml(tmp_path: Path) -> None:

@@ -171,6 +171,27 @@ def test_options_that_another_launcher_or_sweeper_would_ignore(line: str, others
     assert OURS in str(caught.value.remedy)
 
 
+AVERAGED = {
+    "seed=0,1": None,
+    "+fold=0,1 sweep.average=fold": None,
+    "+fold=0 sweep.average=fold": None,
+    "+fold=0,1 sweep.average=flod": "Did you mean fold?",
+    "seed=0,1 sweep.average=engine.max_epochs": "Sweep it: engine.max_epochs=0,1,2",
+}
+"""Overrides, and what is said about `sweep.average`."""
+
+
+@pytest.mark.parametrize("line", AVERAGED)
+def test_results_are_averaged_over_a_key_that_the_sweep_sets(line: str) -> None:
+    with composer() as opened:
+        if AVERAGED[line] is None:
+            planned(f"-m {line}", opened)
+            return
+        with pytest.raises(UserError) as caught:
+            planned(f"-m {line}", opened)
+    assert (caught.value.key, caught.value.remedy) == ("sweep.average", AVERAGED[line])
+
+
 SUBMITIT = {
     "slurm_setup: ['touch owned']": "slurm_setup",
     "slurm_srun_args: ['--prolog=evil']": "slurm_srun_args",

@@ -159,7 +159,7 @@ def test_five_seeds_tell_which_averages_differ(tmp_path: Path, capsys: pytest.Ca
     assert [group["differs_from"] for group in as_json(made)["groups"]] == [[], [], []]
 
 
-@pytest.mark.parametrize(("key", "option"), [("seed", ""), ("data.fold", " sweep.average=data.fold")])
+@pytest.mark.parametrize(("key", "option"), [("seed", ""), ("fold", " sweep.average=fold")])
 def test_over_seeds_or_folds_the_best_average_is_the_best_and_not_the_luckiest_job(
     key: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
