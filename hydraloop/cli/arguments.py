@@ -44,9 +44,9 @@ class Typed(NamedTuple):
 
     parsed: list[Override]
     lines: list[str]
-    """Those of a single run, with `hooks=a,b` as `hooks=[a,b]`."""
+    """The overrides of a single run, with `hooks=a,b` written as `hooks=[a,b]`."""
     rewritten: list[str]
-    """The lines that were not typed so."""
+    """The lines that differ from what was typed."""
     keys: tuple[str, ...]
     """See `typed_keys`."""
 

@@ -129,7 +129,7 @@ def _mistake(errors: list[Any], value: Any, parameter: inspect.Parameter, annota
         lacking = f"{key}.{first['loc'][-1]}"
         return UserError("has no value", key=lacking, remedy=f"Give it one: ++{lacking}=…")
     expected = inspect.formatannotation(annotation)
-    reason = first["msg"][0].lower() + first["msg"][1:] if len(errors) == 1 else f"it is none of {expected}"
+    reason = first["msg"][0].lower() + first["msg"][1:] if len(errors) == 1 else f"it must be one of {expected}"
     example = _json(parameter.default).strip('"').replace(", ", ",")
     if "[" in key:
         remedy = f"Write the whole list: '++{key.partition('[')[0]}=[…]'"

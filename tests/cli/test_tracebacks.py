@@ -21,7 +21,7 @@ def raised(source: str, path: Path) -> str:
     names = {"nn": nn, "torch": torch}
     exec(compile(source, str(path), "exec"), names)
     try:
-        nn.Sequential(names["Own"]())(torch.ones(2, 3))  # type: ignore[operator]
+        nn.Sequential(names["Own"]())(torch.ones(2, 3))  # type: ignore[operator]  # the class is made by exec
     except Exception as error:
         return "".join(traceback.format_exception(error))
     raise AssertionError

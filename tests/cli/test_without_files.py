@@ -62,7 +62,7 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(UserError, match=r"^data.train: there is no training data\n.*loaders="):
         hydraloop.build(compose(), task=nn.Linear(4, 4)).train()
     with pytest.raises(UserError, match=r"^task: int is not a task"):
-        hydraloop.build(compose(), task=3)  # type: ignore[arg-type]
+        hydraloop.build(compose(), task=3)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(UserError, match=r"the folder .*config does not exist"):
         hydraloop.compose(config_path="config", folder=Path.cwd())
     with pytest.raises(UserError, match=r"^run: .* is not a run directory"):

@@ -126,7 +126,7 @@ class Draft:
 
 
 def overlapping(draft: Draft) -> None:
-    begin = int(draft.sizes["train"]) - draft.draws.randint(20, 400)  # type: ignore[call-overload]
+    begin = int(draft.sizes["train"]) - draft.draws.randint(20, 400)  # type: ignore[call-overload]  # a number
     draft.change(
         f"val: {{_target_: parts.Points, begin: {draft.sizes['train']}",
         f"val: {{_target_: parts.Points, begin: {begin}",
@@ -146,7 +146,7 @@ def labels_from_one(draft: Draft) -> None:
 
 
 def wrong_number_of_classes(draft: Draft) -> None:
-    classes = int(draft.sizes["classes"])  # type: ignore[call-overload]
+    classes = int(draft.sizes["classes"])  # type: ignore[call-overload]  # a number
     draft.either(
         "model: {_target_: parts.Net}",
         *(f"model: {{_target_: parts.Net, outputs: {classes + by}}}" for by in (-2, -1, 1, 3)),

@@ -51,7 +51,7 @@ def test_sharded_parameters_are_fused_only_in_some_optimizers() -> None:
 class Own(torch.optim.Optimizer):
     """An optimizer that checks nothing but its decay."""
 
-    def __init__(self, params, lr=0.1, decay=0.0) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, params, lr=0.1, decay=0.0) -> None:  # type: ignore[no-untyped-def]  # as many write it
         if decay < 0:
             raise ValueError(f"decay is {decay}")
         super().__init__(params, {"lr": lr})

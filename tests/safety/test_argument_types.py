@@ -17,7 +17,7 @@ from hydraloop.safety.allowlist import ALLOWLIST, from_python
 from hydraloop.safety.instantiate import instantiate
 
 if TYPE_CHECKING:
-    from nowhere import Unknown  # type: ignore[import-not-found]
+    from nowhere import Unknown  # type: ignore[import-not-found]  # only for type checkers
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Mine:
         net: nn.Module | None = None,
         function: Callable[[int], int] | None = None,
         flag: bool = False,
-        free=None,  # type: ignore[no-untyped-def]
+        free=None,  # type: ignore[no-untyped-def]  # an argument without a type
     ) -> None:
         if every < 0:
             raise ValueError(f"every cannot be {every}")
@@ -67,7 +67,7 @@ class Bare:
 
 class Buggy:
     def __init__(self, size: int) -> None:
-        len(None)  # type: ignore[arg-type]
+        len(None)  # type: ignore[arg-type]  # raises the error
 
 
 def plus(x: int, a: int = 1) -> int:

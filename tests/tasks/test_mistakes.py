@@ -112,7 +112,7 @@ class GpuError(RuntimeError):
 @pytest.mark.parametrize(("labels", "key"), [([0, 1, 2, 3], "task.model.num_classes"), ([0, 1, 2, 0], "engine.device")])
 def test_an_assertion_of_a_gpu_says_what_can_be_said(tmp_path: Path, labels: list[int], key: str) -> None:
     class Asserts(Classification):
-        num_classes = 3  # type: ignore[assignment]
+        num_classes = 3  # type: ignore[assignment]  # nn.Module declares no such attribute
 
         def forward(self, batch: Any) -> dict[str, Any]:
             raise GpuError("CUDA error: device-side assert triggered")

@@ -38,7 +38,7 @@ class Read:
     samples: int
     """In the whole data set."""
     hashes: list[bytes] = field(default_factory=list)
-    """Of the largest part of each sample that was read, its inputs."""
+    """Hashes of the inputs of each sample that was read. The inputs are the largest part of a sample."""
     labels: set[int] = field(default_factory=set)
     """All integer labels that were read, if a sample is `(inputs, label)`."""
     draws: bool = False

@@ -169,7 +169,7 @@ def _no_such_gpu(number: int, gpus: Sequence[str]) -> UserError:
 def _uuids() -> list[str]:
     """Return the UUIDs of the machine's GPUs in NVML's order. Only their number counts, and CUDA's order may differ."""
     try:
-        import pynvml  # type: ignore[import-untyped]  # 50 ms
+        import pynvml  # type: ignore[import-untyped]  # has no types; imported here because it takes 50 ms
     except ModuleNotFoundError:
         if shutil.which("nvidia-smi"):  # comes with NVML, which is a part of the driver
             raise not_installed("nvidia-ml-py", key="sweep.gpus", use="lists the GPUs") from None

@@ -102,9 +102,9 @@ def prepare(when: str) -> None:
     elif when == "result":
         Result.write = after(Result.write, kill)  # type: ignore[method-assign]
     elif when == "start":
-        RunStarter.train = kill  # type: ignore[method-assign]
+        RunStarter.train = kill  # type: ignore[method-assign]  # dies there
     elif when == "stalled":
-        RunStarter.train = after_loss(RunStarter.train)  # type: ignore[method-assign]
+        RunStarter.train = after_loss(RunStarter.train)  # type: ignore[method-assign]  # a fault
     elif when == "terminated":
         atomic.write_text = after_checkpoint(lambda: os.kill(os.getpid(), signal.SIGTERM))
     elif when == "torn":
