@@ -94,9 +94,9 @@ def test_of_a_long_axis_the_ends_and_the_extremes_are_validated(monkeypatch: pyt
     monkeypatch.setattr(planning, "ALL_CHECKED", 4)
     values = "9,8,50,7,1,6,3,2,10"
     with composer() as opened:
-        _, _, checked = planned(f"-m seed={values}", opened)
+        _, checked = planned(f"-m seed={values}", opened)
         assert [cfg.seed for cfg in checked] == [9, 8, 50, 1, 2, 10]
-        _, _, checked = planned(f"-m +hooks.mine={{_target_:my_project.hooks.MyHook}} +hooks.mine.a={values}", opened)
+        _, checked = planned(f"-m +hooks.mine={{_target_:my_project.hooks.MyHook}} +hooks.mine.a={values}", opened)
         assert len(checked) == 6
         for wrong in ("seed=9,8,50,7,x,6,3,2,10", "sead=9,8,7,6,5,4,3", "hooks.mine.b=1,2,3,4,5,6,7"):
             with pytest.raises(UserError) as caught:
