@@ -49,6 +49,8 @@ _AT_LEAST = {
     "data.loader.eval_batch_size": (1, "Use 1 or more."),
     "sweep.max_workers": (1, "Use 1 or more, or null for one per GPU."),
     "sweep.max_retries": (0, "Use 0 (no retry) or more."),
+    "sweep.trials": (1, "Use 1 or more, or null for a grid."),
+    "sweep.rung": (1, "Use 1 or more validations."),
 }
 """By key: the lowest value, and the fix. Null is always accepted."""
 _ABOVE_0 = {
@@ -67,6 +69,8 @@ _CHOICES = {
     "init.mismatched": ("error", "skip"),
     "sweep.on_failure": ("continue", "stop"),
     "sweep.executor": ("pool", "submitit"),
+    "sweep.prune": ("median", "hyperband"),
+    "sweep.promote": ("asha",),
 }
 
 
@@ -263,7 +267,7 @@ def _check_options(cfg: DictConfig, section: str = "") -> None:
             check_at_least(lowest, remedy, **{key: OmegaConf.select(cfg, key)})
     for key, choices in _CHOICES.items():
         value = OmegaConf.select(cfg, key)
-        if key.startswith(section) and value not in choices:
+        if key.startswith(section) and value is not None and value not in choices:
             raise UserError(f"{value!r} is unknown", key=key, remedy=f"Use {any_of(choices)}.")
 
 

@@ -88,6 +88,8 @@ class Controller:
     _unreported: dict[int, Ended] = field(default_factory=dict)
     """Running jobs whose end the executor does not report: adopted ones, and those whose launcher has ended, but not
     all ranks. The end of that launcher."""
+    _pruned: dict[int, str] = field(default_factory=dict)
+    """Running jobs that were told to end, and why."""
     _elsewhere: set[int] = field(default_factory=set)
     _retries: Counter[int] = field(default_factory=Counter)
     _codes: set[int | None] = field(default_factory=set)
@@ -106,6 +108,8 @@ class Controller:
                 self._elsewhere.add(state.number)
             elif state.is_over and not (self.retry_failed and state.state == "failed"):
                 self.ended[state.number] = state
+                self.source.ended(state)
+            elif state.state == "paused":
                 self.source.ended(state)
 
     def run(self) -> None:
@@ -126,6 +130,7 @@ class Controller:
         """Start jobs. Return whether there is one to wait for."""
         self._look()
         self._start()
+        self._prune()
         return bool(self._running) or (bool(self._elsewhere) and not self._gives_up)
 
     @property
@@ -137,7 +142,7 @@ class Controller:
     def left(self) -> list[int]:
         """The numbers of jobs that are not over."""
         over = {number for number, state in self.ended.items() if state.is_over}
-        return [number for number in range(self.directory.description.axes.count) if number not in over]
+        return [number for number in range(self.source.count) if number not in over]
 
     @property
     def failed(self) -> list[JobState]:
@@ -192,6 +197,29 @@ class Controller:
             else:
                 self._submit(job, state)
 
+    def _prune(self) -> None:
+        """End the jobs that the source does not need any more."""
+        if self._gives_up:
+            return
+        try:
+            unwanted = dict(self.source.look(self._running.values()))
+        except (OSError, UserError) as error:
+            self._set_undecided(error)
+            return
+        for number, reason in unwanted.items():
+            if number in self._running and number not in self._pruned:
+                self._pruned[number] = reason
+                self._signal(number, signal.SIGTERM)  # it saves and ends, as after a preemption
+            elif number not in self._running and number not in self._elsewhere:
+                state = queue.prune(self.directory, number, reason)
+                if state is not None:
+                    self._leave(state)
+
+    def _set_undecided(self, error: OSError | UserError) -> None:
+        """Start no further job: the source cannot decide which one is next."""
+        problem = error if isinstance(error, UserError) else UserError(f"the next job cannot be chosen: {error}")
+        self.problem = self.problem or problem
+
     @property
     def _has_room(self) -> bool:
         slots = self.shares.slots
@@ -199,11 +227,18 @@ class Controller:
 
     def _next(self) -> Job | None:
         """Return the next job to start; None if no job can start now."""
-        while (job := self.source.next_job()) is not None:
+        while (job := self._given_by_source()) is not None:
             self._given[job.number] = job
             if job.number not in self._running and job.number not in self._elsewhere:
                 return job
         return self._queue.popleft() if self._queue else None
+
+    def _given_by_source(self) -> Job | None:
+        try:
+            return self.source.next_job()
+        except (OSError, UserError) as error:
+            self._set_undecided(error)
+            return None
 
     def _start_again(self, state: JobState) -> None:
         """Queue a job that has ended early. A job that the source has not given yet comes from there."""
@@ -244,6 +279,9 @@ class Controller:
             self._unreported[number] = replace(ended, code=None) if code == LEFT else ended
             return
         self._give(number)
+        reason = self._pruned.pop(number, None)
+        if reason is not None and is_ours and state.state == "interrupted":
+            state = queue.prune(self.directory, number, reason) or state
         if not is_ours or state.state == "running":  # another controller was faster, or the state cannot be written
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
@@ -310,12 +348,16 @@ class Controller:
             del self.signals[1:]  # once: with Slurm it is a command for each job
 
     def _send(self, sign: signal.Signals) -> None:
-        for number in self._running.keys() - self._unreported.keys():
+        for number in self._running:
+            self._signal(number, sign)
+
+    def _signal(self, number: int, sign: signal.Signals) -> None:
+        if number not in self._unreported:
             self.executor.cancel(number, sign)
-        for number in self._unreported:
-            held = lock.holder(self.directory.folder(number))
-            for pid, since in [] if held is None else held.alive[:1]:  # it signals the others
-                send(pid, since, sign)
+            return
+        held = lock.holder(self.directory.folder(number))
+        for pid, since in [] if held is None else held.alive[:1]:  # it signals the others
+            send(pid, since, sign)
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:

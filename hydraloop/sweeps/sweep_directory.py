@@ -13,6 +13,7 @@ from hydraloop.run_files import lock
 from hydraloop.run_files.environment import shown
 from hydraloop.run_files.run_directory import holds_run
 from hydraloop.sweeps import states, sweep_description
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
 
@@ -29,6 +30,8 @@ class SweepDirectory:
 
     def __init__(self, path: Path, description: Description) -> None:
         self.path = path
+        if isinstance(description.axes, Trials):
+            description = replace(description, axes=description.axes.at(path))
         self.description = description
         self.controller = secrets.token_hex(4)
         """Identifies this process, if it is a controller."""

@@ -17,6 +17,7 @@ from hydraloop.safety.secrets import mask_command
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.report import statistics
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.tracker import valid_utf8
@@ -141,7 +142,7 @@ def _row(directory: SweepDirectory, state: JobState) -> Row:
     )
 
 
-def swept_values(axes: Axes, job: int) -> dict[str, str]:
+def swept_values(axes: Axes | Trials, job: int) -> dict[str, str]:
     """Return the swept keys and their values in a job, as typed."""
     lines = (line.partition("=") for line in axes.swept_lines(job))
     return {key.lstrip("+"): valid_utf8(value) for key, _, value in lines}

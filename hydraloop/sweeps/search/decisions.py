@@ -1,0 +1,86 @@
+"""What a search decides besides the values of trials. Each decision follows from the history, so it can be repeated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hydraloop.sweeps.search import asha, pruning
+from hydraloop.sweeps.search.history import History, Rule, Trial, rank
+from hydraloop.sweeps.search.settings import Settings
+
+
+def open_jobs(history: History, trial: Trial) -> list[int]:
+    """Return the jobs of a running trial whose end is not known. The first one runs alone: the others may not."""
+    jobs = [history.job(trial, repeat) for repeat in range(history.repeats)]
+    return [job for job in jobs if job not in history.told] if trial.results else jobs[:1]
+
+
+def cannot_win(history: History, trial: Trial) -> bool:
+    """Return whether a trial gets no further jobs: its mean is worse than each job of the best trial."""
+    best = history.best()
+    if best is None or not trial.results or len(trial.results) == history.repeats:
+        return False
+    worst = max(rank(values, history.rules) for values in best.results.values())
+    return rank(trial.values, history.rules) > worst
+
+
+def prunes(history: History, trial: Trial, settings: Settings) -> bool:
+    """Return whether a trial ends early, after its last validation."""
+    if not trial.curve or len(history.rules) != 1:
+        return False
+    rule: Rule = history.rules[0]
+    others = {one.number: one for one in history.trials if one is not trial}
+    if settings.prune == "median":
+        ended = [one.curve for one in others.values() if one.state == "complete"]
+        return pruning.median_prunes(trial.curve, ended, rule)
+    curves: dict[int, Mapping[int, float]] = {number: one.curve for number, one in others.items() if one.curve}
+    assert settings.validations is not None, "checked before the first job"
+    return pruning.hyperband_prunes(
+        trial.number, trial.curve, curves, rule, validations=settings.validations, smallest=settings.rung
+    )
+
+
+def rungs(settings: Settings) -> tuple[int, ...]:
+    """Return the validations after which a trial pauses, with `sweep.promote`."""
+    return () if settings.promote is None else asha.rungs(settings.validations or 0, settings.rung)
+
+
+def promotion(history: History) -> tuple[int, int] | None:
+    """Return a rung and the paused trial that continues from there; None if there is none."""
+    return asha.promotion(history.rungs, history.promoted, history.rules[0]) if history.rungs else None
+
+
+def hopeless(history: History, left: int) -> list[int]:
+    """Return the paused trials that cannot be promoted any more.
+
+    Args:
+        left: the trials that may still be asked for.
+    """
+    paused = [trial.number for trial in history.trials if trial.state == "paused"]
+    running = [trial for trial in history.trials if trial.state == "running"]
+    if not running and not left and promotion(history) is None:
+        return paused
+    if not paused:
+        return []
+    coming = left + sum(trial.number not in history.rungs[0] for trial in running)
+    lost = asha.hopeless(history.rungs, history.promoted, len(history.rungs[0]) + coming, history.rules[0])
+    return [number for number in paused if number in lost]
+
+
+def stale(history: History) -> int:
+    """Return how many trials have ended since the best one was asked for; 0 if there is none."""
+    best = history.best()
+    ended = [trial.number for trial in history.trials if trial.state not in ("running", "paused")]
+    return 0 if best is None else sum(number > best.number for number in ended)
+
+
+def names(history: History, hours: float) -> dict[str, float]:
+    """Return the values of the names in `sweep.until`.
+
+    Args:
+        hours: since the search began.
+    """
+    best = history.best()
+    value = math.nan if best is None or best.values is None else best.values[0]
+    return {"best": value, "hours": hours, "stale": stale(history)}
