@@ -49,7 +49,9 @@ class SearchSource(Source):
         self._until = None if until is None else Condition(until, UNTIL, key="sweep.until")
         self._log: SearchLog = trials.log
         self._rungs = decisions.rungs(settings)
-        self._suggester = Suggester(trials.space, settings.sampler, settings.seed)
+        self._suggester = Suggester(
+            trials.space, settings.sampler, settings.seed, is_constrained=bool(settings.constraints)
+        )
         self._given = set[int]()
         """Jobs that this controller runs, and those that are over."""
         self._ahead = deque[Job]()
@@ -189,7 +191,7 @@ class SearchSource(Source):
         self._untold.clear()
 
     def _tell_rung(self, trial: Trial, state: JobState, metrics: dict[str, Any]) -> None:
-        rung = self._rungs.index(int(str(state.preempted_by).rpartition("=")[2]))
+        rung = self._rungs.index(int(str(state.reason).rpartition("=")[2]))
         reached = self._history.rungs[rung] if rung < len(self._history.rungs) else {}
         if trial.number not in reached:
             value = "nan" if state.value is None else state.value

@@ -48,7 +48,9 @@ def rungs(settings: Settings) -> tuple[int, ...]:
 
 def promotion(history: History) -> tuple[int, int] | None:
     """Return a rung and the paused trial that continues from there; None if there is none."""
-    return asha.promotion(history.rungs, history.promoted, history.rules[0]) if history.rungs else None
+    return (
+        asha.promotion(history.rungs, history.promoted, history.rules[0]) if history.rungs and history.rules else None
+    )
 
 
 def hopeless(history: History, left: int) -> list[int]:
@@ -61,7 +63,7 @@ def hopeless(history: History, left: int) -> list[int]:
     running = [trial for trial in history.trials if trial.state == "running"]
     if not running and not left and promotion(history) is None:
         return paused
-    if not paused:
+    if not paused or not history.rules:
         return []
     coming = left + sum(trial.number not in history.rungs[0] for trial in running)
     lost = asha.hopeless(history.rungs, history.promoted, len(history.rungs[0]) + coming, history.rules[0])
