@@ -65,9 +65,10 @@ def hopeless(history: History, left: int) -> list[int]:
         return paused
     if not paused or not history.rules:
         return []
-    coming = left + sum(trial.number not in history.rungs[0] for trial in running)
-    lost = asha.hopeless(history.rungs, history.promoted, len(history.rungs[0]) + coming, history.rules[0])
-    return [number for number in paused if number in lost]
+    failed = [trial.number for trial in history.trials if trial.state == "failed"]
+    total = len(history.trials) + left
+    never = asha.hopeless(history.rungs, history.promoted, total, history.rules[0], lost=failed)
+    return [number for number in paused if number in never]
 
 
 def stale(history: History) -> int:

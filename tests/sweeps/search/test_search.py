@@ -89,7 +89,7 @@ def test_a_failed_trial_is_not_repeated_by_the_sampler(tmp_path: Path) -> None:
     search.loss = lambda values: math.nan if float(values["optimizer.lr"]) > 3e-3 else 1 - float(values["optimizer.lr"])
     search.run()
     states = [trial.state for trial in history_of(search).trials]
-    assert states[:10].count("failed") > 2
+    assert states[:10].count("failed") > 1
     assert states[20:].count("failed") < 14
     assert replay(search.directory).differing == []
 
