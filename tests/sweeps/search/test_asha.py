@@ -41,6 +41,12 @@ def test_equal_values_are_ordered_by_trial_and_nan_is_not_promoted() -> None:
     assert hopeless([{0: NAN, 1: 1.0}], [()], 10, "less") == {0}
 
 
+def test_a_search_that_is_shortened_still_promotes_what_its_rungs_allow() -> None:
+    results, promoted = [{trial: float(trial) for trial in range(6)}], [{0}]
+    assert promotion(results, promoted, "less") == (0, 1)
+    assert hopeless(results, promoted, 2, "less") == {2, 3, 4, 5}
+
+
 @dataclass
 class Search:
     """A search of `total` trials: what runs, what paused, and what each free slot has done."""

@@ -110,6 +110,7 @@ def test_a_trial_without_a_number_is_pruned_by_the_median_and_one_before_the_war
     assert not median_prunes({1: 0.0}, others, "greater", warmup=2)
     assert median_prunes({1: 0.0, 2: 1.0}, others, "greater", warmup=2)
     assert not median_prunes({}, others, "greater")
+    assert not median_prunes({1: NAN}, [], "greater", startup=0)
     assert not median_prunes({1: 0.0, 2: 0.0, 3: 0.0}, others, "greater")  # nothing to compare with
 
 
