@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from hydraloop.run_files.record_log import FILENAME as RECORDS
 from hydraloop.sweeps.condition import Condition
@@ -100,7 +100,8 @@ class SearchSource(Source):
         jobs = list(running)
         grown = [job for job in jobs if self._has_grown(job)]
         asks = bool(jobs) and not self._ahead and self._left > 0
-        if self._untold or grown or asks or self._settings.promote is not None:
+        is_last = self._settings.promote is not None and not jobs
+        if self._untold or grown or asks or is_last:
             with self._log.deciding() as decides:
                 if decides:
                     self._tell()
@@ -181,7 +182,8 @@ class SearchSource(Source):
                 self._tell_rung(trial, state, metrics)
             elif number not in self._history.told or (trial.state, told.state) == ("failed", "complete"):
                 if told.metrics and self._settings.prune is not None:
-                    self._tell_curve(trial, state, told.metrics[0])
+                    for _ in self._new_curve(trial, state, told.metrics[0]):
+                        pass
                 self._log.append(
                     {"event": "told", "job": number, "state": told.state, "values": told.values}
                     | metrics
@@ -213,17 +215,23 @@ class SearchSource(Source):
         self._sizes[job.number] = (self._directory.run_dir(job) / RECORDS).stat().st_size
         if trial.state != "running":
             return
-        self._tell_curve(trial, job, self._history.metrics[0])
-        if decisions.prunes(self._history, trial, self._settings):
-            self._log.append({"event": "prune", "trial": trial.number}, flush=True)
-            self._settle(trial)
+        is_new = False
+        for is_new in self._new_curve(trial, job, self._history.metrics[0]):
+            if decisions.prunes(self._history, trial, self._settings):
+                return self._prune(trial)
+        if not is_new and decisions.prunes(self._history, trial, self._settings):  # a kill has prevented the decision
+            self._prune(trial)
 
-    def _tell_curve(self, trial: Trial, job: JobState, metric: str) -> None:
-        """Write the validations that a job has added."""
-        values = measures.validations(self._directory.run_dir(job), metric)
-        for step, value in enumerate(values, start=1):
+    def _new_curve(self, trial: Trial, job: JobState, metric: str) -> Iterator[Literal[True]]:
+        """Write the validations that a job has added, one in each step."""
+        for step, value in enumerate(measures.validations(self._directory.run_dir(job), metric), start=1):
             if step not in trial.curve:
                 self._log.append({"event": "curve", "trial": trial.number, "validation": step, "value": value})
+                yield True
+
+    def _prune(self, trial: Trial) -> None:
+        self._log.append({"event": "prune", "trial": trial.number}, flush=True)
+        self._settle(trial)
 
     def _drop_hopeless(self) -> None:
         """Write which paused jobs cannot be promoted any more."""

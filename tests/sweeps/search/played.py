@@ -29,7 +29,7 @@ from tests.sweeps.test_directory import DESCRIPTION
 LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """Raised in a job, and ends the controller without any cleaning up."""
 
 
@@ -93,10 +93,10 @@ class Search:
         self.started.append((request.number, request.lines))
         values = dict(line.split("=", 1) for line in request.lines)
         if self.kills():
-            raise Killed
+            raise KilledError
         self._write(played, request, JobState(request.number, "running"))
         if self.kills():
-            raise Killed
+            raise KilledError
         loss = self.loss(values)
         ended = JobState(request.number, "finished", metric="loss", rule="less", value=loss, step=1)
         if math.isnan(loss):

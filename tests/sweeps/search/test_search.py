@@ -12,7 +12,7 @@ import pytest
 from hydraloop.errors import UserError
 from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from tests.sweeps.search.played import LR, Killed, Search
+from tests.sweeps.search.played import LR, KilledError, Search
 
 ASHA = {"promote": "asha", "trials": 30}
 
@@ -47,7 +47,7 @@ def test_under_kills_each_trial_ends_once_and_no_decision_differs(tmp_path: Path
         try:
             search.run()
             break
-        except Killed:
+        except KilledError:
             kills += 1
     assert kills > 3
     history = history_of(search)
@@ -72,7 +72,7 @@ def test_with_asha_a_third_of_each_rung_continues_and_the_others_are_pruned(tmp_
     search = Search(tmp_path, options={**ASHA, "trials": 27}, validations=9)
     search.run()
     history = history_of(search)
-    assert [len(rung) for rung in history.rungs][0] == 27
+    assert len(history.rungs[0]) == 27
     assert 9 <= len(history.rungs[1]) <= 13
     best = sorted(range(27), key=lambda number: history.rungs[0][number])[:3]
     assert all(history.trials[number].rung > 0 for number in best)
@@ -117,7 +117,7 @@ def test_enqueued_trials_are_first_and_the_sampler_completes_them(tmp_path: Path
     assert trials[2].given is None
     assert replay(search.directory).differing == []
     search = Search(tmp_path / "b", options={"enqueue": [{"optimizer.lr": 1.0}]})
-    with pytest.raises(UserError, match="1.0 is not in optimizer.lr="):
+    with pytest.raises(UserError, match=r"1\.0 is not in optimizer\.lr="):
         search.run()
 
 
@@ -170,5 +170,5 @@ def test_the_line_of_a_killed_writer_is_written_again(tmp_path: Path) -> None:
     search.run()
     assert log.read_bytes() == b"".join(lines)
     log.write_bytes(b"".join(lines[:2]) + b"{]\n" + b"".join(lines[2:]))
-    with pytest.raises(UserError, match="line 3 of .* is damaged"):
+    with pytest.raises(UserError, match=r"line 3 of .* is damaged"):
         search.run()
