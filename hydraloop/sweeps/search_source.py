@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from hydraloop.run_files.record_log import FILENAME as RECORDS
 from hydraloop.sweeps.condition import Condition
@@ -215,19 +215,22 @@ class SearchSource(Source):
         self._sizes[job.number] = (self._directory.run_dir(job) / RECORDS).stat().st_size
         if trial.state != "running":
             return
-        is_new = False
-        for is_new in self._new_curve(trial, job, self._history.metrics[0]):
+        before = len(trial.curve)
+        for _ in self._new_curve(trial, job, self._history.metrics[0]):
             if decisions.prunes(self._history, trial, self._settings):
-                return self._prune(trial)
-        if not is_new and decisions.prunes(self._history, trial, self._settings):  # a kill has prevented the decision
+                self._prune(trial)
+                return
+        if len(trial.curve) == before and decisions.prunes(
+            self._history, trial, self._settings
+        ):  # a kill has prevented the decision
             self._prune(trial)
 
-    def _new_curve(self, trial: Trial, job: JobState, metric: str) -> Iterator[Literal[True]]:
+    def _new_curve(self, trial: Trial, job: JobState, metric: str) -> Iterator[int]:
         """Write the validations that a job has added, one in each step."""
         for step, value in enumerate(measures.validations(self._directory.run_dir(job), metric), start=1):
             if step not in trial.curve:
                 self._log.append({"event": "curve", "trial": trial.number, "validation": step, "value": value})
-                yield True
+                yield step
 
     def _prune(self, trial: Trial) -> None:
         self._log.append({"event": "prune", "trial": trial.number}, flush=True)
