@@ -41,6 +41,7 @@ _AT_LEAST = {
     "engine.accumulate": (1, "Use 1 or more."),
     "engine.val_interval": (1, "Use 1 or more, or null for never."),
     "engine.val_begin": (0, "Use 0 for the start."),
+    "engine.pause_after": (1, "Use 1 or more, or null for never."),
     "engine.sanity_val_steps": (0, "Use 0 for none."),
     "engine.threads": (1, "Use 1 or more, or null for all cores."),
     "distributed.nproc_per_node": (1, "Use 1 or more."),
@@ -307,6 +308,9 @@ def _check_values(cfg: DictConfig) -> None:
 def _check_data(cfg: DictConfig, *, trains: bool) -> None:
     if trains and cfg.data.get("train") is None:
         raise UserError("there is no training data", key="data.train", remedy="Select some: data=digits.")
+    if trains and cfg.engine.pause_after is not None and None in (cfg.engine.val_interval, cfg.data.get("val")):
+        remedy = "Set data.val and engine.val_interval=1, or set engine.pause_after=null."
+        raise UserError("this needs a validation, and the run has none", key="engine.pause_after", remedy=remedy)
     for split in SPLITS:
         loader_options(cfg.data, split)
 

@@ -64,7 +64,7 @@ class SweepConf:
     rung: int = 1
     """Validations until the first rung of `promote` and `hyperband`; each further rung is three times as long. 1: the
     earliest comparison there is, usually after an epoch."""
-    objectives: Dict[str, str] = field(default_factory=dict)
+    objectives: Dict[str, str] = field(default_factory=open_mapping)
     """Metrics to optimize, each `max` or `min`: `{accuracy: max, time: min}`. `time` is the seconds of a job, `memory`
     the most MiB in its records. Several give a Pareto front. Empty: the metric that each run monitors."""
     constraints: List[str] = field(default_factory=list)

@@ -162,7 +162,7 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     configs: list[DictConfig] = []
     ranks, devices = 1, ["cpu"]
     for job in _checked(axes):
-        with _in_job(job):
+        with _in_job(job, axes):
             cfg = command_line.compose_job(job, composer, typed, trains=args.cfg is None, compose=grid.compose)
             check_options(cfg)
         if cfg.resume is not None:
@@ -276,17 +276,21 @@ def _check_types(axes: Axes, grid: GridComposer, composer: Composer) -> None:
             lines = [line for line in axis.values[value] if line not in choices]
             # One config takes all values, so a key that is new to it may be there already.
             again = [f"++{line.lstrip('+')}" if line.startswith("+") else line for line in lines]
-            with _in_job(job):
+            with _in_job(job, axes):
                 if others != (others := tuple(line for line in job if line not in lines)):
                     cfg = command_line.explained(grid.compose, others, composer)
                 command_line.explained(partial(grid.apply, cfg=cfg), again, composer)
 
 
 @contextmanager
-def _in_job(job: Sequence[str]) -> Iterator[None]:
+def _in_job(job: Sequence[str], axes: Axes | Trials) -> Iterator[None]:
     """Name the job in an error."""
     try:
         yield
     except UserError as error:
-        problem = f"{error.problem}, in the job {' '.join(job)}"
-        raise UserError(problem, key=error.key, remedy=error.remedy) from error
+        problem, remedy = f"{error.problem}, in the job {' '.join(job)}", error.remedy
+        dimensions = axes.space.searched if isinstance(axes, Trials) else ()
+        for one in dimensions:
+            if one.key == error.key and "to Integer" in problem:  # as OmegaConf says it
+                remedy = f"For whole numbers: '{replace(one, is_int=True)}'"
+        raise UserError(problem, key=error.key, remedy=remedy) from error

@@ -63,7 +63,8 @@ class _Again:
     def begin(self, event: Event) -> None:
         """Take a new space and new settings."""
         self.settings = Settings.from_json(event["settings"])
-        self._suggester = Suggester(Space.from_json(event["space"]), self.settings.sampler, self.settings.seed)
+        space, settings = Space.from_json(event["space"]), self.settings
+        self._suggester = Suggester(space, settings.sampler, settings.seed, is_constrained=bool(settings.constraints))
 
     def decided(self, event: Event) -> Mapping[str, Any] | None:
         """Return what an event of this kind says if it is decided again; None if it is no decision."""

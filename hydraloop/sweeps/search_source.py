@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydraloop.run_files.record_log import FILENAME as RECORDS
@@ -49,7 +49,9 @@ class SearchSource(Source):
         self._until = None if until is None else Condition(until, UNTIL, key="sweep.until")
         self._log: SearchLog = trials.log
         self._rungs = decisions.rungs(settings)
-        self._suggester = Suggester(trials.space, settings.sampler, settings.seed)
+        self._suggester = Suggester(
+            trials.space, settings.sampler, settings.seed, is_constrained=bool(settings.constraints)
+        )
         self._given = set[int]()
         """Jobs that this controller runs, and those that are over."""
         self._ahead = deque[Job]()
@@ -98,7 +100,8 @@ class SearchSource(Source):
         jobs = list(running)
         grown = [job for job in jobs if self._has_grown(job)]
         asks = bool(jobs) and not self._ahead and self._left > 0
-        if self._untold or grown or asks or self._settings.promote is not None:
+        is_last = self._settings.promote is not None and not jobs
+        if self._untold or grown or asks or is_last:
             with self._log.deciding() as decides:
                 if decides:
                     self._tell()
@@ -179,7 +182,8 @@ class SearchSource(Source):
                 self._tell_rung(trial, state, metrics)
             elif number not in self._history.told or (trial.state, told.state) == ("failed", "complete"):
                 if told.metrics and self._settings.prune is not None:
-                    self._tell_curve(trial, state, told.metrics[0])
+                    for _ in self._new_curve(trial, state, told.metrics[0]):
+                        pass
                 self._log.append(
                     {"event": "told", "job": number, "state": told.state, "values": told.values}
                     | metrics
@@ -189,7 +193,7 @@ class SearchSource(Source):
         self._untold.clear()
 
     def _tell_rung(self, trial: Trial, state: JobState, metrics: dict[str, Any]) -> None:
-        rung = self._rungs.index(int(str(state.preempted_by).rpartition("=")[2]))
+        rung = self._rungs.index(int(str(state.reason).rpartition("=")[2]))
         reached = self._history.rungs[rung] if rung < len(self._history.rungs) else {}
         if trial.number not in reached:
             value = "nan" if state.value is None else state.value
@@ -211,17 +215,26 @@ class SearchSource(Source):
         self._sizes[job.number] = (self._directory.run_dir(job) / RECORDS).stat().st_size
         if trial.state != "running":
             return
-        self._tell_curve(trial, job, self._history.metrics[0])
-        if decisions.prunes(self._history, trial, self._settings):
-            self._log.append({"event": "prune", "trial": trial.number}, flush=True)
-            self._settle(trial)
+        before = len(trial.curve)
+        for _ in self._new_curve(trial, job, self._history.metrics[0]):
+            if decisions.prunes(self._history, trial, self._settings):
+                self._prune(trial)
+                return
+        if len(trial.curve) == before and decisions.prunes(
+            self._history, trial, self._settings
+        ):  # a kill has prevented the decision
+            self._prune(trial)
 
-    def _tell_curve(self, trial: Trial, job: JobState, metric: str) -> None:
-        """Write the validations that a job has added."""
-        values = measures.validations(self._directory.run_dir(job), metric)
-        for step, value in enumerate(values, start=1):
+    def _new_curve(self, trial: Trial, job: JobState, metric: str) -> Iterator[int]:
+        """Write the validations that a job has added, one in each step."""
+        for step, value in enumerate(measures.validations(self._directory.run_dir(job), metric), start=1):
             if step not in trial.curve:
                 self._log.append({"event": "curve", "trial": trial.number, "validation": step, "value": value})
+                yield step
+
+    def _prune(self, trial: Trial) -> None:
+        self._log.append({"event": "prune", "trial": trial.number}, flush=True)
+        self._settle(trial)
 
     def _drop_hopeless(self) -> None:
         """Write which paused jobs cannot be promoted any more."""

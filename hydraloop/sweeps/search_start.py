@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError
+from hydraloop.run_files.config_yaml import plain
 from hydraloop.sweeps.search import measures
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.search.space import Params, Space, Value
@@ -36,7 +38,8 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
     """
     assert trials.log is not None
     enqueued = [_point(trials.space, one) for one in options.enqueue]
-    event = {"event": "begin", "space": asdict(trials.space.masked()), "settings": settings.to_json()}
+    content = {"event": "begin", "space": asdict(trials.space.masked()), "settings": settings.to_json()}
+    event = json.loads(json.dumps(plain(content)))  # as it was read
     with trials.log.deciding() as decides:
         before = trials.log.begin
         if before:
@@ -56,7 +59,7 @@ def _point(space: Space, given: Any) -> Params:
     key = "sweep.enqueue"
     values = OmegaConf.to_container(given) if OmegaConf.is_dict(given) else None
     if not isinstance(values, dict):
-        raise UserError(f"{given!r} is not a trial", key=key, remedy="Write 'sweep.enqueue=[{optimizer.lr: 1e-3}]'.")
+        raise UserError("an entry is not a trial", key=key, remedy="Write 'sweep.enqueue=[{optimizer.lr: 1e-3}]'.")
     dimensions, found = {one.key: one for one in space.searched}, dict[str, Value]()
     for name, value in values.items():
         one = dimensions.get(str(name))

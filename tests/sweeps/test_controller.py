@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -140,6 +140,11 @@ def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: M
         def __init__(self) -> None:
             self.told: list[tuple[int, str]] = []
             self.given = 0
+
+        count = 4
+
+        def look(self, running: Iterable[JobState]) -> dict[int, str]:
+            return {}
 
         def next_job(self) -> Job | None:
             if self.given > len(self.told) - 1 or self.given == 3:

@@ -130,7 +130,7 @@ class Project:
         """
         cfg = deepcopy(self.cfg)
         cfg.seed = cfg.seed if seed is None else seed
-        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
+        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = cfg.engine.pause_after = None
         cfg.distributed.nproc_per_node, cfg.distributed.strategy = 1, "auto"
         cfg.engine.test, cfg.engine.compile, cfg.engine.accumulate = False, False, 1
         cfg.engine.update(options)

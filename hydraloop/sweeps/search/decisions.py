@@ -48,7 +48,9 @@ def rungs(settings: Settings) -> tuple[int, ...]:
 
 def promotion(history: History) -> tuple[int, int] | None:
     """Return a rung and the paused trial that continues from there; None if there is none."""
-    return asha.promotion(history.rungs, history.promoted, history.rules[0]) if history.rungs else None
+    if not history.rungs or not history.rules:
+        return None
+    return asha.promotion(history.rungs, _left_rung(history), history.rules[0])
 
 
 def hopeless(history: History, left: int) -> list[int]:
@@ -58,14 +60,27 @@ def hopeless(history: History, left: int) -> list[int]:
         left: the trials that may still be asked for.
     """
     paused = [trial.number for trial in history.trials if trial.state == "paused"]
-    running = [trial for trial in history.trials if trial.state == "running"]
+    running = any(trial.state == "running" for trial in history.trials)
     if not running and not left and promotion(history) is None:
         return paused
-    if not paused:
+    if not paused or not history.rules:
         return []
-    coming = left + sum(trial.number not in history.rungs[0] for trial in running)
-    lost = asha.hopeless(history.rungs, history.promoted, len(history.rungs[0]) + coming, history.rules[0])
-    return [number for number in paused if number in lost]
+    total = len(history.trials) + left
+    never = asha.hopeless(
+        history.rungs, _left_rung(history), total, history.rules[0], lost=[one.number for one in _gone(history)]
+    )
+    return [number for number in paused if number in never]
+
+
+def _gone(history: History) -> list[Trial]:
+    """Return the trials that reach no further rung."""
+    return [trial for trial in history.trials if trial.state in ("failed", "pruned")]
+
+
+def _left_rung(history: History) -> list[set[int]]:
+    """Return the trials that are not paused at each rung that they have reached."""
+    gone = {trial.number for trial in _gone(history)}
+    return [promoted | gone.intersection(rung) for promoted, rung in zip(history.promoted, history.rungs, strict=True)]
 
 
 def stale(history: History) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -119,8 +119,10 @@ class History:
         """A trial that cannot win any more does not get its other jobs."""
         self.trials[trial].state = "complete"
 
-    def _on_rung(self, trial: int, rung: int, value: float | str, metrics: list[str], rules: list[Rule]) -> None:
-        self.metrics, self.rules = tuple(metrics), tuple(rules)
+    def _on_rung(
+        self, trial: int, rung: int, value: float | str, metrics: Sequence[str] = (), rules: Sequence[Rule] = ()
+    ) -> None:
+        self.metrics, self.rules = tuple(metrics) or self.metrics, tuple(rules) or self.rules
         while len(self.rungs) <= rung:
             self.rungs.append({})
             self.promoted.append(set())

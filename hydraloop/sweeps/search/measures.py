@@ -16,7 +16,12 @@ from hydraloop.sweeps.search.history import Rule, TrialState
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.states import JobState
 
-_STATES: dict[str, TrialState] = {"finished": "complete", "stopped": "complete", "pruned": "pruned"}
+_STATES: dict[str, TrialState] = {
+    "finished": "complete",
+    "stopped": "complete",
+    "paused": "paused",
+    "pruned": "pruned",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ def measure(state: JobState, run_dir: Path, settings: Settings) -> Told:
     """
     told = _STATES.get(state.state, "failed")
     if told == "failed" or state.value is None or not math.isfinite(state.value) or state.metric is None:
-        return Told("pruned" if told == "pruned" else "failed")
+        return Told(told if told in ("paused", "pruned") else "failed")
     if not settings.objectives and not settings.constraints:
         return Told(told, (state.value,), (state.metric,), (_rule(state),))
     found = _measured(state, run_dir)

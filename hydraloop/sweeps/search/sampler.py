@@ -71,10 +71,11 @@ class Suggester:
         space: of the search.
         kind: of the sampler, see `make`.
         seed: of the search.
+        is_constrained: whether trials may be infeasible.
     """
 
-    def __init__(self, space: Space, kind: Any, seed: int) -> None:
-        self._space, self._kind, self._seed = space, kind, seed
+    def __init__(self, space: Space, kind: Any, seed: int, *, is_constrained: bool = False) -> None:
+        self._space, self._kind, self._seed, self._is_constrained = space, kind, seed, is_constrained
         self._study: optuna.Study | None = None
         self._known: list[tuple[Any, ...]] = []
         """What the study knows of each trial."""
@@ -101,8 +102,7 @@ class Suggester:
         for one in self._space.searched:
             if one.is_active(params):
                 params[one.key] = _suggested(asked, one)
-        trial = study.get_trials(deepcopy=False)[-1]
-        attributes = {} if self._kind in ("tpe", "random", "gp") else dict(trial.system_attrs)
+        attributes = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
         self._known.append(_fingerprint(Trial(number, params)))
         return params, attributes
 
@@ -126,8 +126,8 @@ class Suggester:
 
     @property
     def _is_stateful(self) -> bool:
-        """Whether the sampler notes something in the study: then the study is made again for each ask."""
-        return self._kind not in ("tpe", "random", "gp")
+        """Whether a study knows more of a trial than its values: then the study is made again for each ask."""
+        return self._is_constrained or self._kind not in ("tpe", "random", "gp")
 
     def _rebuilt(self, history: History, trials: list[Trial]) -> optuna.Study:
         lib = imported()
@@ -154,7 +154,7 @@ class Suggester:
             distributions={key: _distribution(dimensions[key]) for key in trial.params},
             system_attrs=dict(trial.attributes),
             intermediate_values=curve if len(history.rules) < 2 else {},
-            constraints={"constraints": 0.0 if trial.is_feasible else 1.0} if is_complete else None,
+            constraints={"constraints": 0.0 if trial.is_feasible else 1.0} if self._is_constrained else None,
         )
         return made
 
