@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hydraloop.commands import dispatch
+from hydraloop.safety.working_directory import UNTRUSTED
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.states import JobState
 from tests.sweeps.search.played import LR, Search, distance
@@ -153,3 +154,28 @@ def test_several_objectives_have_a_pareto_front(tmp_path: Path, capsys: pytest.C
     assert [int(cells[0]) for cells in titles[first + 1 :][: len(found)]] == [point["trial"] for point in found]
     (header, row, *_) = csv.reader((search.directory.path / "results.csv").read_text().splitlines())
     assert (header[-1], row[-1]) == ("time", str(values[int(row[0])][1]))
+
+
+def test_replay_says_which_decision_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(UNTRUSTED, "1")  # the command sets it
+    search = Search(tmp_path, options={"trials": 12, "promote": "asha"}, validations=9)
+    search.run()
+    command = ["replay", str(search.directory.path)]
+    assert dispatch.run(command) == 0
+    kinds, differ = capsys.readouterr().out.splitlines()
+    assert re.findall(r"[a-z]{3,}", kinds) == ["decided", "again", *dict.fromkeys(_kinds(search))]
+    assert differ == f"0 of {len(_kinds(search))} differ"
+    log = search.directory.path / "search.jsonl"
+    log.write_text(log.read_text().replace(str(history_of(search).trials[11].params["optimizer.lr"]), "0.05"))
+    assert dispatch.run(command) == 1
+    assert "differs: ask 11: " in capsys.readouterr().out
+    assert dispatch.run([*command, "iteration=3"]) == 2
+    assert "To replay one job, name its directory" in capsys.readouterr().err
+
+
+def _kinds(search: Search) -> list[str]:
+    """The kinds of the decisions in the log, in order."""
+    events = map(json.loads, (search.directory.path / "search.jsonl").read_text().splitlines())
+    return [event["event"] for event in events if event["event"] not in ("begin", "rung")]
