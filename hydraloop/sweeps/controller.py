@@ -211,9 +211,17 @@ class Controller:
                 self._pruned[number] = reason
                 self._signal(number, signal.SIGTERM)  # it saves and ends, as after a preemption
             elif number not in self._running and number not in self._elsewhere:
-                state = queue.prune(self.directory, number, reason)
+                state = self._pruned_state(number, reason)
                 if state is not None:
                     self._leave(state)
+
+    def _pruned_state(self, number: int, reason: str) -> JobState | None:
+        """Write that a job is pruned. None if another process has it."""
+        try:
+            return queue.prune(self.directory, number, reason)
+        except (OSError, UserError) as error:
+            self._set_undecided(error)
+            return None
 
     def _set_undecided(self, error: OSError | UserError) -> None:
         """Start no further job: the source cannot decide which one is next."""
@@ -281,7 +289,7 @@ class Controller:
         self._give(number)
         reason = self._pruned.pop(number, None)
         if reason is not None and is_ours and state.state == "interrupted":
-            state = queue.prune(self.directory, number, reason) or state
+            state = self._pruned_state(number, reason) or state
         if not is_ours or state.state == "running":  # another controller was faster, or the state cannot be written
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
