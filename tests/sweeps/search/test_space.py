@@ -61,7 +61,7 @@ def test_a_key_that_only_one_option_of_a_group_has_is_only_sampled_with_it() -> 
         (f"{LR} seed=0,1 sweep.trials=5 sweep.promote=asha", "sweep.promote", "single jobs", "Leave"),
         (f"{FIVE} sweep.promote=asha sweep.objectives={{a:max,b:min}}", "sweep.promote", "one objective", ""),
         (f"{FIVE} sweep.objectives={{a:up}}", "sweep.objectives.a", "neither max nor min", "max"),
-        (f"{LR} engine.max_epochs=5,9 sweep.trials=5 sweep.promote=asha", "sweep.promote", "different numbers", "length"),
+        (f"{FIVE} engine.max_epochs=5,9 sweep.promote=asha", "sweep.promote", "different numbers", "length"),
         ("optimizer.lr=1e-3,1e-2 sweep.prune=median", "sweep.prune", "this sweep is a grid", "sweep.trials=50"),
         (f"{FIVE} sweep.zip=[[optimizer.lr,seed]]", "sweep.zip", "by itself", "Leave"),
         (f"{LR} sweep.trials=0", "sweep.trials", "below 1", "null for a grid"),
