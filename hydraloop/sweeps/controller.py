@@ -180,7 +180,7 @@ class Controller:
                 self._running[state.number], self._unreported[state.number] = state, Ended(state.number, None)
                 if self.shares.slots is not None:
                     self.shares.slots.hold(state.number, state.gpus)
-            elif state.is_over:
+            elif state.is_left:
                 self._leave(state)
             else:
                 self._start_again(state)
@@ -192,7 +192,7 @@ class Controller:
             state = self._state(job.number)
             if state.state == "running":
                 self._elsewhere.add(job.number)
-            elif state.is_over and state.attempts != self._attempts[job.number]:  # another controller has run it
+            elif state.is_left and state.attempts != self._attempts[job.number]:  # another controller has run it
                 self._leave(state)
             else:
                 self._submit(job, state)
@@ -334,6 +334,7 @@ class Controller:
     def _leave(self, state: JobState) -> None:
         self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
         self.ended[state.number] = state
+        self._attempts[state.number] = state.attempts
         self._given.pop(state.number, None)
         self.source.ended(state)
         self.watcher.ended(state)

@@ -212,7 +212,7 @@ def space_of(keys: Sequence[str], numbers: Mapping[str, Override], axes: Sequenc
             raise UserError("a search over secrets would write them", key=key, remedy="Give one value.")
         found[key] = Dimension(key, element, tuple(dict.fromkeys(values)))
     dimensions = {key: found[key] for key in keys}
-    repeats = dimensions.get(average)
+    repeats: Dimension | None = dimensions.get(average)
     if repeats is None or repeats.is_constant:
         return Space(tuple(dimensions.values()))
     if not repeats.choices:
@@ -233,14 +233,15 @@ def _number(key: str, override: Override) -> Dimension:
         UserError: its ends are wrong.
     """
     value: Any = override.value()
+    start: Any = value.start
     if isinstance(value, IntervalSweep):
-        low, high, step = float(value.start or 0), float(value.end or 0), None
-        is_int = isinstance(value.start, int) and isinstance(value.end, int)
+        low, high, step = float(start), float(value.end or 0), None
+        is_int = isinstance(start, int)
     else:
         listed = [float(text) for text in override.sweep_string_iterator()] or [0.0, -1.0]
         low, high, step = listed[0], listed[-1], abs(float(value.step))
         low, high = min(low, high), max(low, high)
-        is_int = isinstance(value.start, int) and isinstance(value.step, int)
+        is_int = isinstance(start, int) and isinstance(value.step, int)
     is_log = _LOG in value.tags
     if not low < high or (is_log and low <= 0):
         problem = (
