@@ -141,11 +141,12 @@ class SearchSource(Source):
 
     def _promoted(self) -> Job | None:
         """Return a paused job that continues."""
-        found = decisions.promotion(self._history)
+        left = self._left
+        found = decisions.promotion(self._history, left)
         if found is None:
             return None
         rung, trial = found
-        self._log.append({"event": "promote", "trial": trial, "rung": rung}, flush=True)
+        self._log.append({"event": "promote", "trial": trial, "rung": rung, "left": left}, flush=True)
         return self._job(trial)
 
     def _asked(self) -> Job | None:
