@@ -106,6 +106,10 @@ class Suggester:
         self._known.append(_fingerprint(Trial(number, params)))
         return params, attributes
 
+    def study(self, history: History) -> optuna.Study:
+        """Return a new study with the trials of a history."""
+        return self._rebuilt(history, [*history.earlier, *history.trials])
+
     def _updated(self, history: History) -> optuna.Study:
         """Return a study with a history: the one of the last ask, if the trials since have only ended."""
         trials = [*history.earlier, *history.trials]
