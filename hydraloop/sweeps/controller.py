@@ -175,7 +175,7 @@ class Controller:
                 self._running[state.number], self._unreported[state.number] = state, Ended(state.number, None)
                 if self.shares.slots is not None:
                     self.shares.slots.hold(state.number, state.gpus)
-            elif state.is_over:
+            elif state.is_left:
                 self._leave(state)
             else:
                 self._start_again(state)
@@ -187,7 +187,7 @@ class Controller:
             state = self._state(job.number)
             if state.state == "running":
                 self._elsewhere.add(job.number)
-            elif state.is_over and state.attempts != self._attempts[job.number]:  # another controller has run it
+            elif state.is_left and state.attempts != self._attempts[job.number]:  # another controller has run it
                 self._leave(state)
             else:
                 self._submit(job, state)

@@ -28,7 +28,9 @@ _WIDE = 1000
 """Columns of an output that is no terminal, so that no text is cut."""
 _CUT = ("checkpoint", "error", "progress")
 """Columns that are cut first in a narrow terminal."""
-_STYLES = {"failed": "red", "interrupted": "yellow", "running": "cyan", "queued": "dim", "pruned": "dim"}
+_STYLES = {
+    "failed": "red", "interrupted": "yellow", "running": "cyan", "queued": "dim", "paused": "dim", "pruned": "dim",
+}  # fmt: skip
 
 
 def show(directory: SweepDirectory) -> None:
