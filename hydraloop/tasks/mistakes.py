@@ -194,7 +194,8 @@ def _wrong_input(task: Any, frames: Sequence[FrameType], error: Exception) -> Us
         return None
     name = next((name for name, module in task.model.named_modules() if module is layer), "")
     takes, size = needed
-    keys = [key for key, value in _options(task.options.get("model")) if value == size[0]] if size else []
+    options = [key for key, value in _options(task.options.get("model")) if value == size[0]] if size else []
+    keys = [key for key in options if not any(part in key for part in ("class", "label"))]  # no size of an input
     remedy = "Change the layer, or what it gets."
     if size and len(keys) == 1:
         remedy = f"Use task.model.{keys[0]}={size[1]}, or change the data."
