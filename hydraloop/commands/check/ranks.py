@@ -20,7 +20,6 @@ from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
-from hydraloop.errors import PeerError
 from hydraloop.plan import RunPlan
 from hydraloop.processes.private import Private
 from hydraloop.run_files.config_yaml import remember_config
@@ -105,8 +104,8 @@ def _start(project: Project, folder: Path, size: int) -> str:
     try:
         start(_step, (plan.to_json(), Private.of(plan), size, port), _RANKS, daemon=True, start_method="forkserver")
     except ProcessException as error:
-        errors = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("error*"))]
-        return errors[0] if errors else describe(error)
+        told = folder / "error"
+        return told.read_text(encoding="utf-8") if told.exists() else describe(error)
     return ""
 
 
@@ -129,7 +128,8 @@ def _step(rank: int, text: str, private: Private, size: int, port: int) -> None:
             torch.save(gradients, plan.run_dir / "gradients.pth")
         connected.close()
     except BaseException as error:
-        if not isinstance(error, PeerError):
-            (plan.run_dir / f"error{rank}").write_text(describe(error), encoding="utf-8")
         connected.abandon(error)
+        failed = connected.first_failure()
+        if failed is None or failed[0] == rank:  # the other rank has failed because of this one
+            (plan.run_dir / "error").write_text(describe(error), encoding="utf-8")
         raise

@@ -61,9 +61,7 @@ class Watch(Hook):
         self.batches: list[str] = []
         """A digest of each batch."""
         self.gradients: dict[str, Tensor] = {}
-        """The first gradient of each parameter of the model."""
-        self.moved: set[str] = set()
-        """The parameters of the model that have had a gradient other than 0."""
+        """The first gradient other than 0 of each parameter of the model."""
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         self.batches.append(digest(batch))
@@ -72,9 +70,8 @@ class Watch(Hook):
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         for name, parameter in engine.task.model.named_parameters():
-            if parameter.grad is not None and name not in self.moved and parameter.grad.any():
-                self.moved.add(name)
-                self.gradients.setdefault(name, parameter.grad.detach().clone())
+            if parameter.grad is not None and name not in self.gradients and parameter.grad.any():
+                self.gradients[name] = parameter.grad.detach().clone()
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         self.losses.append(float(outputs["loss"]))

@@ -122,12 +122,12 @@ def parameters(project: Project, base: Engine, trained: Engine, watch: Watch, fo
             text = f"parameters are frozen with random values: {_listed(random)}"
             return Finding("problem", text, "task.model", remedy)
     trainable = [name for name, value in trained.task.model.named_parameters() if value.requires_grad]
-    still = [name for name in trainable if name not in watch.moved]
+    still = [name for name in trainable if name not in watch.gradients]
     if still:
         remedy = "Use them in forward without detach(), or remove them."
         return Finding("problem", f"parameters never get a gradient: {_listed(still)}", "task.model", remedy)
     note = f", {len(frozen)} are frozen" if frozen else ""
-    return Finding("ok", f"{len(watch.moved)} get gradients{note}")
+    return Finding("ok", f"{len(watch.gradients)} get gradients{note}")
 
 
 def _listed(names: list[str]) -> str:
