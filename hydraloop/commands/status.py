@@ -54,7 +54,7 @@ def sweep_in(path: Path) -> SweepDirectory | None:
 
 def _of_run(path: Path) -> list[str]:
     state = states.current(path, states.read(path) or JobState(0, "running"), path)
-    continues = state.state == "interrupted" and candidates(*checkpoint_folders(path))
+    continues = state.state in ("interrupted", "paused") and candidates(*checkpoint_folders(path))
     hint = [f"  {shlex.join(resume_command(path))}"] if continues else []
     return [*_described(state, "the run", path), *hint]
 
@@ -86,7 +86,7 @@ def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
     """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
     if all(state.is_over for state in found) or sweep.controllers():
         return []
-    return [f"No controller is running. Continue the sweep: {sweep.resume_command()}"]
+    return [f"No controller is running. Continue the sweep: {sweep.resume_command(found)}"]
 
 
 def _described(state: JobState, name: str, folder: Path) -> list[str]:

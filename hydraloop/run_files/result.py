@@ -31,7 +31,7 @@ _INTERRUPTED = "interrupted by "
 PREEMPTED = "preempted by "
 """Begins the reason of a run that has saved and ended, to be continued."""
 PAUSE = "engine.pause_after"
-"""Begins what has preempted a run that is paused."""
+"""The option that pauses a run. The name begins what has preempted such a run."""
 _MOST = 2_000
 """Characters of an error in `result.json`, in states of jobs and in tables: twenty to fifty lines."""
 

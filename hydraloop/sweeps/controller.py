@@ -122,6 +122,7 @@ class Controller:
                     self._end(ended)
                 self._pass_signals_on()
                 self.watcher.update()
+            self._prune()  # the source is told of the last ends
         for number, state in self.ended.items():  # another controller may have finished it since
             if state.state != "finished":
                 self.ended[number] = self.directory.state(number)
@@ -180,7 +181,7 @@ class Controller:
                 self._running[state.number], self._unreported[state.number] = state, Ended(state.number, None)
                 if self.shares.slots is not None:
                     self.shares.slots.hold(state.number, state.gpus)
-            elif state.is_over:
+            elif state.is_left:
                 self._leave(state)
             else:
                 self._start_again(state)
@@ -192,7 +193,7 @@ class Controller:
             state = self._state(job.number)
             if state.state == "running":
                 self._elsewhere.add(job.number)
-            elif state.is_over and state.attempts != self._attempts[job.number]:  # another controller has run it
+            elif state.is_left and state.attempts != self._attempts[job.number]:  # another controller has run it
                 self._leave(state)
             else:
                 self._submit(job, state)
@@ -211,9 +212,17 @@ class Controller:
                 self._pruned[number] = reason
                 self._signal(number, signal.SIGTERM)  # it saves and ends, as after a preemption
             elif number not in self._running and number not in self._elsewhere:
-                state = queue.prune(self.directory, number, reason)
+                state = self._pruned_state(number, reason)
                 if state is not None:
                     self._leave(state)
+
+    def _pruned_state(self, number: int, reason: str) -> JobState | None:
+        """Write that a job is pruned. None if another process has it."""
+        try:
+            return queue.prune(self.directory, number, reason)
+        except (OSError, UserError) as error:
+            self._set_undecided(error)
+            return None
 
     def _set_undecided(self, error: OSError | UserError) -> None:
         """Start no further job: the source cannot decide which one is next."""
@@ -281,7 +290,7 @@ class Controller:
         self._give(number)
         reason = self._pruned.pop(number, None)
         if reason is not None and is_ours and state.state == "interrupted":
-            state = queue.prune(self.directory, number, reason) or state
+            state = self._pruned_state(number, reason) or state
         if not is_ours or state.state == "running":  # another controller was faster, or the state cannot be written
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
@@ -326,6 +335,7 @@ class Controller:
     def _leave(self, state: JobState) -> None:
         self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
         self.ended[state.number] = state
+        self._attempts[state.number] = state.attempts
         self._given.pop(state.number, None)
         self.source.ended(state)
         self.watcher.ended(state)

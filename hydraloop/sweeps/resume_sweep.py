@@ -12,6 +12,7 @@ from hydraloop.errors import UserError
 from hydraloop.plan import is_constant
 from hydraloop.run_files.changes import differences
 from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import check_links
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.planning import SweepDraft
@@ -70,7 +71,7 @@ def _continued(path: Path, description: Description, draft: SweepDraft) -> tuple
         directory = SweepDirectory.load(path, key=_KEY)
         old, new = directory.description, _same_jobs(directory.description, description, draft)
         is_new = new.axes.count > old.axes.count if isinstance(new.axes, Axes) else new.axes.masked() != old.axes
-        if is_new or new.average != old.average:
+        if is_new or (new.average, new.configs) != (old.average, old.configs):
             directory.widen(new)
     return directory, new.axes
 
@@ -87,6 +88,7 @@ def _same_jobs(old: Description, new: Description, draft: SweepDraft) -> Descrip
         f"{choice}: {change}" if choice else str(change)
         for choice, config in old.configs.items()
         for change in differences(config, now.get(choice, {}))
+        if change.key != PAUSE
     ]
     if changes:
         shown = "; ".join(changes[:_SHOWN]) + ("; …" if len(changes) > _SHOWN else "")

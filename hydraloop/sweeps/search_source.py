@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.record_log import FILENAME as RECORDS
+from hydraloop.run_files.run_directory import checkpoint_folders
 from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.search import decisions, measures
 from hydraloop.sweeps.search.history import History, Trial
@@ -76,13 +78,19 @@ class SearchSource(Source):
         return (len(self._history.trials) + self._left) * self._history.repeats
 
     def ended(self, state: JobState) -> None:
-        """Note how a job has ended. It is written into the log with the next decision."""
+        """Note how a job has ended, which is written into the log with the next decision.
+
+        The checkpoints of a job that is not promoted any more are deleted.
+        """
         self._ending.pop(state.number, None)
         self._given.add(state.number)
         if state.is_over or state.state == "paused":
             self._untold[state.number] = state
         if state.state == "paused":
             self._given.discard(state.number)
+        if state.state == "pruned" and self._settings.promote is not None:
+            for checkpoint in candidates(*checkpoint_folders(self._directory.run_dir(state))):
+                checkpoint.unlink(missing_ok=True)
 
     def next_job(self) -> Job | None:
         """Return a job that was asked for before, one that is promoted, or a new one. Takes as long as an ask."""
@@ -133,11 +141,12 @@ class SearchSource(Source):
 
     def _promoted(self) -> Job | None:
         """Return a paused job that continues."""
-        found = decisions.promotion(self._history)
+        left = self._left
+        found = decisions.promotion(self._history, left)
         if found is None:
             return None
         rung, trial = found
-        self._log.append({"event": "promote", "trial": trial, "rung": rung}, flush=True)
+        self._log.append({"event": "promote", "trial": trial, "rung": rung, "left": left}, flush=True)
         return self._job(trial)
 
     def _asked(self) -> Job | None:

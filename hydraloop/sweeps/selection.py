@@ -54,9 +54,10 @@ def _search(overrides: Sequence[Override], options: Mapping[str, Any]) -> Trials
         if options.get(name):
             problem = "a search chooses the values of each key by itself"
             raise UserError(problem, key=f"sweep.{name}", remedy=f"Leave sweep.{name} or sweep.trials out.")
-    last = {override.key_or_group: override for override in overrides}.values()
-    listed = axes_of([override for override in last if not is_number(override)])
-    space = space_of([override for override in last if is_number(override)], listed, str(options["average"]))
+    last = {_key(override): override for override in overrides}
+    listed = axes_of([override for override in last.values() if not is_number(override)])
+    numbers = {key: override for key, override in last.items() if is_number(override)}
+    space = space_of(list(last), numbers, listed, str(options["average"]))
     if not space.searched:
         problem = "no key has several values to choose from"
         remedy = "Add one: 'optimizer.lr=tag(log,interval(1e-4,1e-1))'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -12,6 +13,7 @@ from hydraloop.engine.report.formats import brief
 from hydraloop.errors import UserError
 from hydraloop.run_files import lock
 from hydraloop.run_files.environment import shown
+from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import holds_run
 from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.search.trials import Trials
@@ -93,9 +95,14 @@ class SweepDirectory:
         swept = " ".join(self.description.axes.swept_lines(number))
         return f"job {number} ({brief(swept)})" if swept else f"job {number}"
 
-    def resume_command(self) -> str:
-        """Return the command line that continues the sweep, whose directory is named by `sweep.resume` only."""
-        named = ("sweep.resume=", "hydra.sweep.dir=")
+    def resume_command(self, found: Iterable[JobState]) -> str:
+        """Return the command line that continues the sweep, whose directory is named by `sweep.resume` only.
+
+        Args:
+            found: the states of its jobs. If all that are not over are paused, they continue to the end.
+        """
+        left = {state.state for state in found if not state.is_over}
+        named = ("sweep.resume=", "hydra.sweep.dir=", *([f"{PAUSE}="] if left == {"paused"} else []))
         overrides = [line for line in self.description.overrides if not line.startswith(named)]
         return shlex.join([*self.description.command, *overrides, f"sweep.resume={shown(self.path)}"])
 

@@ -31,7 +31,7 @@ _SHARE = 0.005
 """Of the CPU time while no job starts or ends: an update of 5 ms is followed by a pause of 1 s."""
 _BAR = 20
 """Columns of a progress bar."""
-_COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "interrupted", "running", "queued")
+_COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "interrupted", "paused", "running", "queued")
 
 
 @contextmanager

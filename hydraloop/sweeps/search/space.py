@@ -192,25 +192,27 @@ def _repeats(space: Space) -> list[str]:
     return [] if space.repeats is None else [str(space.repeats)]
 
 
-def space_of(overrides: Sequence[Override], axes: Sequence[Axis], average: str) -> Space:
+def space_of(keys: Sequence[str], numbers: Mapping[str, Override], axes: Sequence[Axis], average: str) -> Space:
     """Return the space that overrides describe.
 
     Args:
-        overrides: those that name numbers by their ends.
+        keys: of all overrides, in their order.
+        numbers: the overrides that name numbers by their ends.
         axes: all others.
         average: the key over which results are averaged.
 
     Raises:
         UserError: a dimension with no values, with a wrong end, or of secrets.
     """
-    dimensions = {override.key_or_group: _number(override) for override in overrides}
+    found = {key: _number(key, override) for key, override in numbers.items()}
     for axis in axes:
         (key,), values = axis.keys, tuple(line.partition("=")[2] for (line,) in axis.values)
         element = axis.values[0][0].partition("=")[0]
         if len(values) > 1 and mask_overrides([line for (line,) in axis.values]) != [line for (line,) in axis.values]:
             raise UserError("a search over secrets would write them", key=key, remedy="Give one value.")
-        dimensions[key] = Dimension(key, element, tuple(dict.fromkeys(values)))
-    repeats = dimensions.get(average)
+        found[key] = Dimension(key, element, tuple(dict.fromkeys(values)))
+    dimensions = {key: found[key] for key in keys}
+    repeats: Dimension | None = dimensions.get(average)
     if repeats is None or repeats.is_constant:
         return Space(tuple(dimensions.values()))
     if not repeats.choices:
@@ -224,22 +226,23 @@ def is_number(override: Override) -> bool:
     return isinstance(override.value(), IntervalSweep | RangeSweep)
 
 
-def _number(override: Override) -> Dimension:
+def _number(key: str, override: Override) -> Dimension:
     """Return the dimension of `interval(…)` or `range(…)`.
 
     Raises:
         UserError: its ends are wrong.
     """
     value: Any = override.value()
+    start: Any = value.start
     if isinstance(value, IntervalSweep):
-        low, high, step = float(value.start or 0), float(value.end or 0), None
-        is_int = isinstance(value.start, int) and isinstance(value.end, int)
+        low, high, step = float(start), float(value.end or 0), None
+        is_int = isinstance(start, int)
     else:
         listed = [float(text) for text in override.sweep_string_iterator()] or [0.0, -1.0]
         low, high, step = listed[0], listed[-1], abs(float(value.step))
         low, high = min(low, high), max(low, high)
-        is_int = isinstance(value.start, int) and isinstance(value.step, int)
-    is_log, key = _LOG in value.tags, override.key_or_group
+        is_int = isinstance(start, int) and isinstance(value.step, int)
+    is_log = _LOG in value.tags
     if not low < high or (is_log and low <= 0):
         problem = (
             f"{override.input_line} {'begins at 0 or below, which has no logarithm' if low < high else 'is empty'}"
