@@ -132,7 +132,7 @@ class Controller:
         self._look()
         self._start()
         self._prune()
-        return bool(self._running) or (bool(self._elsewhere) and not self._gives_up)
+        return bool(self._running) or ((bool(self._elsewhere) or self.source.waits) and not self._gives_up)
 
     @property
     def stops(self) -> bool:

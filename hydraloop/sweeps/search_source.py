@@ -95,6 +95,7 @@ class SearchSource(Source):
     def next_job(self) -> Job | None:
         """Return a job that was asked for before, one that is promoted, or a new one. Takes as long as an ask."""
         with self._log.deciding() as decides:
+            self.waits = not decides
             if not decides:
                 return None
             self._tell()

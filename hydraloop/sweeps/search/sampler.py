@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from hydraloop.errors import not_installed
 from hydraloop.safety.instantiate import instantiate
 from hydraloop.sweeps.search.history import History, Trial
 from hydraloop.sweeps.search.space import Dimension, Params, Space, Value
@@ -33,7 +32,7 @@ def make(kind: Any, seed: int) -> optuna.samplers.BaseSampler:
         kind: `tpe`, `random`, `nsga2`, `gp`, or a config with a trusted `_target_`, which gets `seed`.
 
     Raises:
-        UserError: Optuna is not installed, or the class is not trusted.
+        UserError: the class is not trusted.
     """
     samplers = imported().samplers
     # Multivariate: dimensions depend on each other. Grouped: conditions. Constant liar: other jobs run meanwhile.
@@ -50,15 +49,9 @@ def make(kind: Any, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def imported() -> Any:
-    """Return Optuna, which reports only errors.
+    """Return Optuna, which reports only errors."""
+    import optuna
 
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise not_installed("optuna", key="sweep.trials") from error
     optuna.logging.set_verbosity(logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna
