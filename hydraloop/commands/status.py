@@ -64,7 +64,7 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
     axes, listed = sweep.description.axes, found
     count = f"{len(found)} jobs"
     if isinstance(axes, Trials):
-        listed, count = found[: axes.asked * axes.space.repeat_count], f"{axes.asked} of {axes.trials} trials; jobs"
+        listed, count = found[: axes.asked * axes.space.repeat_count], axes.title
     counts = Counter(state.state for state in listed)
     lines = [
         f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",

@@ -184,15 +184,18 @@ def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
 
 def _summary(progress: Progress, now: float, began: float) -> list[str]:
     """Return how far the sweep is, and its best job."""
-    counts = [f"{progress.counts[name]:,} {name}" for name in _COUNTED if progress.counts[name]]
+    number_of, axes = progress.counts.copy(), progress.directory.description.axes
+    title = f"{number_of.total():,} jobs"
+    if isinstance(axes, Trials):
+        title = axes.title
+        number_of["queued"] -= axes.count - axes.asked * axes.space.repeat_count
+    counts = [f"{number_of[name]:,} {name}" for name in _COUNTED if number_of[name] > 0]
     left = progress.seconds_left(now)
     times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
-    lines = [f"{sum(progress.counts.values()):,} jobs: {', '.join(counts)}; {times}"]
-    best, described = progress.best, progress.directory.description
-    axes = described.axes
+    lines = [f"{title}: {', '.join(counts)}; {times}"]
+    best, averaged = progress.best, progress.directory.description.averaged
     if best is not None and not (isinstance(axes, Trials) and axes.compares_otherwise):
         swept = brief(" ".join(axes.swept_lines(best.number)))
-        averaged = described.averaged
         later = "" if averaged is None else f", before results are averaged over {averaged}"
         lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept}){later}")
     return lines

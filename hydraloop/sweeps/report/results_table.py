@@ -14,6 +14,7 @@ from hydraloop.safety.secrets import MASK
 from hydraloop.sweeps.report import results, statistics
 from hydraloop.sweeps.report.results import Group, Results
 from hydraloop.sweeps.report.search_results import SearchResults
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 
@@ -52,8 +53,9 @@ def show(directory: SweepDirectory) -> None:
         log.warning("%s and %s cannot be written: %s", results.CSV, results.JSON, error.strerror)
     console = new_console()
     counts = ", ".join(f"{count:,} {name}" for name, count in Counter(row.status for row in found.rows).items())
-    asked = "" if found.search is None else f"{found.search.asked:,} of {found.search.trials:,} trials; jobs: "
-    console.print(f"{shown(directory.path)}: {asked}{counts}")
+    axes = directory.description.axes
+    title = f"{axes.title}: " if isinstance(axes, Trials) else ""
+    console.print(f"{shown(directory.path)}: {title}{counts}")
     console.print(jobs_table(found))
     if len(found.rows) > _MOST:
         console.print(f"and {len(found.rows) - _MOST} other jobs, see {shown(directory.path / results.CSV)}")
@@ -62,7 +64,8 @@ def show(directory: SweepDirectory) -> None:
         console.print(_claim(found), soft_wrap=True)
     if found.search is not None and found.search.pareto:
         console.print(pareto_table(found, found.search))
-        console.print(f"The command of each trial is in {shown(directory.path / results.JSON)}", soft_wrap=True)
+        where = shown(directory.path / results.JSON)
+        console.print(f"{len(found.search.pareto):,} trials; the command of each is in {where}", soft_wrap=True)
     if found.best is not None:
         console.print(_best(directory, found), soft_wrap=True)
     if found.search is not None:

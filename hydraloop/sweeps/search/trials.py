@@ -36,6 +36,11 @@ class Trials:
         return len(self.log.history.trials)
 
     @property
+    def title(self) -> str:
+        """How many trials were asked for, before the numbers of jobs by their state."""
+        return f"{self.asked:,} of {self.trials:,} trials; jobs"
+
+    @property
     def compares_otherwise(self) -> bool:
         """Whether the best job need not be the one with the best monitored metric."""
         settings = {} if self.log is None else self.log.begin.get("settings", {})

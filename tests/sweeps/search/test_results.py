@@ -15,6 +15,8 @@ import pytest
 from hydraloop.commands import dispatch
 from hydraloop.safety.working_directory import UNTRUSTED
 from hydraloop.sweeps.executors.executor import Request
+from hydraloop.sweeps.report import display
+from hydraloop.sweeps.report.progress import Progress
 from hydraloop.sweeps.states import JobState
 from tests.sweeps.search.played import LR, Search, distance
 from tests.sweeps.search.test_search import history_of
@@ -70,6 +72,17 @@ def test_the_table_the_best_the_importance_and_the_cost(tmp_path: Path, capsys: 
     assert lines[-1].startswith(f"cost: {iterations:,} iterations, 0:")
     dispatch.run(["status", str(search.directory.path)])
     assert f"{len(trials)} of 90 trials; jobs: {len(trials)} finished" in capsys.readouterr().out
+
+
+def test_the_live_table_counts_the_trials_that_were_asked_for(tmp_path: Path) -> None:
+    search = Search(tmp_path, (LR, "seed=0,1"), {"trials": 9, "until": "stale >= 1"})
+    search.run()
+    asked, states = len(history_of(search).trials), search.directory.states()
+    assert asked < 9
+    line, best = display._summary(Progress.of(search.directory, states), 10.0, 0.0)
+    assert line.startswith(f"{asked} of 9 trials; jobs: ")
+    assert "queued" not in line
+    assert not re.search(r"\d\.\d{8}", best)
 
 
 def test_without_optuna_one_line_is_missing(
