@@ -38,7 +38,11 @@ BUILDING: dict[str, tuple[str, str]] = {
         "hooks.mine.every",
         "It takes int: ++hooks.mine.every=1",
     ),
-    "experiment=own": ("task.loss", "write in the defaults of the file: - override /task: null"),
+    "experiment=own": (
+        "task.loss",
+        "write in the defaults of the file: - override /task: null\n  To select NoLoss with task=…, move NoLoss to a file "
+        "in conf/task/ that begins with: # @package task",
+    ),
     "task.model={_target_:lossless.Lossless} task={_target_:lossless.NoLoss}": ("task", "loss"),
 }
 """The mistakes for which a run directory exists. Others are in tests/cli/test_mistakes.py."""
