@@ -40,8 +40,8 @@ BUILDING: dict[str, tuple[str, str]] = {
     ),
     "experiment=own": (
         "task.loss",
-        "write in the defaults of the file: - override /task: null\n  To select NoLoss with task=…, move NoLoss to a file "
-        "in conf/task/ that begins with: # @package task",
+        "write in the defaults of the file: - override /task: null\n  To select NoLoss with task=…, move NoLoss to a "
+        "file in conf/task/ that begins with: # @package task",
     ),
     "task.model={_target_:lossless.Lossless} task={_target_:lossless.NoLoss}": ("task", "loss"),
 }
