@@ -26,6 +26,8 @@ COMPOSING: dict[str, tuple[str, str]] = {
     "--dryrun": ("--dryrun", "Write --dry-run"),
     "--foo": ("--foo", "Options are written without dashes"),
     "--cfg jb": ("--cfg/-c", "choose from"),
+    "--info searchpath seed=[]": ("seed", "It takes a whole number: seed=0"),
+    "--info searchpath --lr": ("--lr", "Write it without dashes: optimizer.lr"),
 }
 """Those of the command line as a whole, before a run directory exists. Others are in tests/cli/test_mistakes.py."""
 BUILDING: dict[str, tuple[str, str]] = {
