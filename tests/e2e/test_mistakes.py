@@ -27,6 +27,9 @@ COMPOSING: dict[str, tuple[str, str]] = {
     "--foo": ("--foo", "Options are written without dashes"),
     "--cfg jb": ("--cfg/-c", "choose from"),
     "--info searchpath seed=[]": ("seed", "It takes a whole number: seed=0"),
+    "--info searchpath --cfg job": ("--info", "Leave one of the flags out."),
+    "--info searchpath --resolve": ("--info", "Leave one of the flags out."),
+    "--cfg job -m seed=1,2": ("--cfg", "Leave one of the flags out."),
     "--info searchpath --lr": ("--lr", "Write it without dashes: optimizer.lr"),
 }
 """Those of the command line as a whole, before a run directory exists. Others are in tests/cli/test_mistakes.py."""
