@@ -49,7 +49,7 @@ def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
     return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys, follows_links=args.trusted_links)
 
 
-def read_for_hydra(args: argparse.Namespace, composer: Composer) -> list[str]:
+def read_for_hydra(args: argparse.Namespace, composer: Composer) -> Sequence[str]:
     """Return the overrides, checked, for a flag that asks Hydra for something else than a config. Its help takes none.
 
     Raises:
@@ -57,7 +57,7 @@ def read_for_hydra(args: argparse.Namespace, composer: Composer) -> list[str]:
     """
     if args.unknown:
         raise unknown_flag(args.unknown[0], args, composer)
-    lines: list[str] = [] if args.hydra_help else args.overrides
+    lines: Sequence[str] = [] if args.hydra_help else args.overrides
     explained(composer.compose_sweep if args.multirun else composer.compose, lines, composer)
     return lines
 
