@@ -106,7 +106,6 @@ class _App:
     project: Path
     """The folder whose Python files a config may name."""
     configs: Path
-    """The folder with config files."""
     name: str
     """Of the primary config."""
     reports: Reports
@@ -137,6 +136,7 @@ class _App:
             else:
                 draft = check_command(args, composer)
                 overrides = draft.overrides
+                remember_config(draft.cfg)
                 if args.dry_run:
                     return show(format_plan(draft.cfg))
                 if args.cfg is None:
@@ -149,8 +149,6 @@ class _App:
 
                         run_sweep.run(draft, self._starter(), name)
                     sweep = draft
-                else:
-                    remember_config(draft.cfg)
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
         if sweep is None:
             from hydraloop.cli import hydra_run

@@ -19,7 +19,7 @@ from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli.config_file_limits import check_overrides
 from hydraloop.cli.hydra_targets import check_search_path
@@ -84,7 +84,7 @@ class Composer:
             UserError: its file has no options.
             Exception: what Hydra raises.
         """
-        found = self._source(group, name).load_config(f"{group}/{name}")
+        found = self._source(f"{group}/{name}").load_config(f"{group}/{name}")
         if not isinstance(found.config, DictConfig):
             raise UserError(
                 "it is not a mapping", key=f"{group}/{name}.yaml", remedy="Write lines of the form key: value."
@@ -93,12 +93,17 @@ class Composer:
 
     def file(self, group: str, name: str) -> Path | None:
         """Return the file of an option. None: it is stored in Hydra's ConfigStore."""
-        source = self._source(group, name)
+        source = self._source(f"{group}/{name}")
         return Path(source.path, group, f"{name}.yaml") if source.scheme() == "file" else None
 
-    def _source(self, group: str, name: str) -> ConfigSource:
+    def content(self, path: str) -> DictConfig:
+        """Return what a config file has, with its defaults list. Its path is without `.yaml`."""
+        found = self._source(path).load_config(path).config
+        return found if isinstance(found, DictConfig) else OmegaConf.create()
+
+    def _source(self, path: str) -> ConfigSource:
         sources = GlobalHydra.instance().config_loader().get_sources()
-        return next(source for source in sources if source.is_config(f"{group}/{name}"))
+        return next(source for source in sources if source.is_config(path))
 
     def is_group(self, key: str) -> bool:
         """Return whether `key=` selects an option of a config group in Hydra."""

@@ -19,6 +19,7 @@ from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
 from hydraloop.processes import checks as launch_checks
 from tests.config.composed import REPOSITORY
+from tests.marks import nightly, slow
 
 MISTAKES: dict[str, tuple[str, str]] = {
     # command line: (key, part of the problem or the remedy)
@@ -315,11 +316,17 @@ def mistake(line: str, extra_folder: Path | None = None) -> UserError:
     return caught.value
 
 
-SLOW = (*MORE_MISTAKES, *(line for line in BUILDING if "torchmetrics" in line))
 ALL = MISTAKES | MORE_MISTAKES | BUILDING
 
 
-@pytest.mark.parametrize("line", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in ALL])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *MISTAKES,
+        *map(nightly, MORE_MISTAKES),
+        *(slow(line) if "torchmetrics" in line else line for line in BUILDING),
+    ],
+)
 def test_a_mistake_names_key_and_fix(line: str, tmp_path: Path) -> None:
     key, remedy = ALL[line]
     error = mistake_in_building(line, tmp_path) if line in BUILDING else mistake(line)
