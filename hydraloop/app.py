@@ -31,6 +31,7 @@ from hydraloop.processes.checks import check_debugger, check_options
 from hydraloop.processes.failure import Requeue
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
+from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.sweeps import planning
 from hydraloop.sweeps.planning import SweepDraft
@@ -150,6 +151,8 @@ class _App:
 
                         run_sweep.run(draft, self._starter(), name)
                     sweep = draft
+                else:
+                    remember_config(draft.cfg)
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
         if sweep is None:
             from hydraloop.cli import hydra_run

@@ -25,6 +25,8 @@ from hydraloop.validate import HOOK_GROUPS
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected. `{}` means none; Hydra would merge it, without effect."""
 
+_OURS = ("--dry-run", "--pdb", "--trusted-links")
+"""Flags that Hydra does not have."""
 _BEGINS_OVERRIDE = re.compile(r"[+~]*[\w.@/]+=")
 _NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
 """`debug=nan` names an option of a group. Hydra would read a number."""
@@ -104,7 +106,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[str]:
-    """Return the arguments that are not overrides, in their order.
+    """Return Hydra's flags, in their order.
 
     Args:
         folder: with the config files. Hydra would look for a relative one next to a file of hydraloop.
@@ -113,7 +115,7 @@ def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[s
     for argument in argv:
         if argument in overrides:
             overrides.remove(argument)
-        elif argument != "--trusted-links":  # Hydra resumes no run
+        elif not any(flag.startswith(argument) for flag in _OURS):  # also abbreviated
             found.append(argument)
     return found if args.config_path is None else [*found, "--config-path", str(folder.absolute())]
 

@@ -111,7 +111,7 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         value = override.value()
         names = value if isinstance(value, list) else [value]
         known = isinstance(value, dict) or all(isinstance(name, str) and name for name in names)
-        if known and not (override.is_delete() and isinstance(value, list)):
+        if known and not (override.is_delete() and isinstance(value, list | dict)):
             continue
         if override.is_delete() and value is None:
             continue

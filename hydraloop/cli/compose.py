@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,8 +66,8 @@ class Composer:
         return self._checked(overrides, partial(load, self.name, list(overrides), RunMode.MULTIRUN))
 
     def _checked(self, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
-        check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
         with _mistakes_explained():
+            check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
             cfg = compose()
         check_overrides(cfg, overrides)
         return cfg
@@ -124,10 +125,12 @@ def _mistakes_explained() -> Iterator[None]:
     """Refuse what Hydra has no message for.
 
     It raises a KeyError for a variable of `hydra.job.env_copy` that is not set, and an AssertionError for a list, such
-    as `hooks: [ema]`, after an override in a defaults list.
+    as `hooks: [ema]`, after an override in a defaults list. The error for a file that is not UTF-8 does not name it.
     """
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise _not_utf8() or error from error
     except AssertionError as error:
         if traceback.extract_tb(error.__traceback__)[-1].name != "get_name":
             raise
@@ -139,6 +142,22 @@ def _mistakes_explained() -> Iterator[None]:
         raise UserError(
             f"the environment variable {name} is not set", key="hydra.job.env_copy", remedy=remedy
         ) from error
+
+
+def _not_utf8() -> UserError | None:
+    """Return the user's mistake for the first config file that is not UTF-8 text."""
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    folders = [Path(source.path) for source in sources if source.scheme() == "file"]
+    for path in [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]:
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            old = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
+            convert = f"from pathlib import Path; p = Path({str(path)!r}); p.write_text(p.read_text('{old}'), 'utf-8')"
+            remedy = f"Save it as UTF-8 in your editor. If it is {old}: python -c {shlex.quote(convert)}"
+            return UserError(f"line {line} is not UTF-8 text", key=str(path), remedy=remedy)
+    return None
 
 
 class _ExtraFolder(SearchPathPlugin):

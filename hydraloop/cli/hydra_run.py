@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from omegaconf import DictConfig
 from hydraloop.cli.console import end_with_reader, prepare_handlers
 from hydraloop.run_files.config_yaml import mask_files, remember_config
 from hydraloop.safety import hydra_versions
+from hydraloop.safety.secrets import mask_text
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -36,9 +39,14 @@ def run_sweep(job: Job, argv: Sequence[str], folder: Path, name: str) -> None:
 
 
 def show(argv: Sequence[str], folder: Path, name: str) -> None:
-    """Let Hydra show what a command line asks for. The arguments are those of `run_sweep`; nothing is trained."""
+    """Let Hydra show what a command line asks for, with secrets masked. Nothing is trained.
+
+    The arguments are those of `run_sweep`.
+    """
     end_with_reader()
-    run_sweep(lambda cfg, run_dir: None, argv, folder, name)
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        run_sweep(lambda cfg, run_dir: None, argv, folder, name)
+    print(mask_text(shown.getvalue()), end="")
 
 
 def sweep_dir() -> Path:

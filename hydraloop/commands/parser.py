@@ -45,7 +45,8 @@ COMMANDS = {
     "replay": Command(
         "<run> iteration=<n>",
         "rebuild a run at an iteration, and compare it with its records",
-        "It prints the samples, the loss and the norm of the gradients.",
+        "It prints the samples, the loss and the norm of the gradients. With the directory of a search (`replay "
+        "<sweep>`), it decides again what the search has decided. Exit code: 0 nothing differs, 1 something differs.",
         {"iteration": "N"},
     ),
     "diff": Command(

@@ -163,6 +163,10 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
         remedy = f"{typed[0].upper()}{typed[1:]}"
         if line := emptying(key):
             in_file = f"If a config file names {name}, write in the defaults of the file: {line}"
+            if line.endswith("null"):
+                group = line.partition("/")[2].partition(":")[0]
+                in_file += f"\n  To select it or another with {group}=…, move it to a file in conf/{group}/ instead."
+                in_file += f" The file begins with: # @package {key}"
             remedy = f"{in_file}\n  If the command line names {name}, {typed}"
         problem = f"{name} takes no argument {argument!r}, which is left from {replaced}"
         return UserError(problem, key=f"{key}.{argument}", remedy=remedy)

@@ -175,7 +175,8 @@ def _wrong_input(task: Any, frames: Sequence[FrameType], error: Exception) -> Us
     if needed is None:
         return None
     takes, size = needed
-    keys = _options_with(task, size[0]) if size else []
+    options = _options_with(task, size[0]) if size else []
+    keys = [key for key in options if not any(part in key for part in ("class", "label"))]  # no size of an input
     remedy = "Change the layer, or what it gets."
     if size and len(keys) == 1:
         remedy = f"Use {keys[0]}={size[1]}, or change the data."

@@ -28,6 +28,7 @@ from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import SERVER, Script, environment_of_python
+from tests.marks import nightly, slow
 from tests.sweeps import written
 
 TRAINING = """
@@ -302,8 +303,10 @@ def _slow_saves(project: Project, line: str, count: int) -> Script:
     return script
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("line", "count"), [(RANKS, 1), (JOBS, 2)])
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [nightly(RANKS, 1), slow(JOBS, 2)],
+)
 def test_stop_waits_for_the_saves_of_ranks_and_of_jobs(line: str, count: int, tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
     script = _slow_saves(project, line, count)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.e2e.projects import REPOSITORY, Done, Project, Run
+from tests.marks import nightly, slow
 from tests.processes import running_in, until
 
 HOOKS = '''
@@ -203,8 +204,13 @@ def test_under_torchrun_rank_0_reports_the_error_of_another_rank(project: Projec
     assert project.run.result["error"] == "rank 1: ValueError: raised by this rank"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("busy", [pytest.param(0, id="rank 0 waits"), pytest.param(60, id="rank 0 is busy")])
+@pytest.mark.parametrize(
+    "busy",
+    [
+        nightly(0, id="rank 0 waits"),
+        slow(60, id="rank 0 is busy"),
+    ],
+)
 def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> None:
     """Rank 0 loses its connection to the other rank, or gets torchrun's SIGTERM first."""
     line = [*QUICK, TROUBLE, "+hooks.trouble.what=kill", f"+hooks.trouble.busy={busy}"]
@@ -215,8 +221,13 @@ def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> N
     assert "interrupted by SIGTERM" not in done.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("torchrun", [pytest.param(False, id="ours"), pytest.param(True, id="torchrun's")])
+@pytest.mark.parametrize(
+    "torchrun",
+    [
+        slow(False, id="ours"),
+        nightly(True, id="torchrun's"),
+    ],
+)
 def test_the_log_of_a_rank_that_crashed_says_where(torchrun: bool, project: Project) -> None:
     line = ["train.py", *QUICK, TROUBLE, "+hooks.trouble.what=crash"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if torchrun else []
@@ -228,8 +239,10 @@ def test_the_log_of_a_rank_that_crashed_says_where(torchrun: bool, project: Proj
     assert "in before_train_iter" in log.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [slow(signal.SIGTERM), nightly(signal.SIGKILL)],
+)
 def test_a_signal_to_torchrun(number: signal.Signals, project: Project) -> None:
     endless = ["experiment=spirals", "engine.max_epochs=1000000"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py", *endless]
@@ -245,12 +258,11 @@ def test_a_signal_to_torchrun(number: signal.Signals, project: Project) -> None:
     wait_for_none(project)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "key", "remedy"),
     [
-        (["-m", "seed=1,2"], "--multirun", "python train.py -m … distributed.nproc_per_node=2"),
-        (["hooks=emaa"], "hooks", "Did you mean ema?"),
+        slow(["-m", "seed=1,2"], "--multirun", "python train.py -m … distributed.nproc_per_node=2"),
+        nightly(["hooks=emaa"], "hooks", "Did you mean ema?"),
     ],
 )
 def test_mistakes_under_torchrun(arguments: Sequence[str], key: str, remedy: str, project: Project) -> None:
@@ -273,13 +285,12 @@ def test_a_dry_run_under_torchrun_is_printed_once(project: Project) -> None:
 # Signals. ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
-        (signal.SIGINT, 130, "interrupted: preempted by SIGINT"),
-        (signal.SIGTERM, 75, "interrupted: preempted by SIGTERM"),
-        (signal.SIGHUP, 129, "interrupted by SIGHUP"),
+        nightly(signal.SIGINT, 130, "interrupted: preempted by SIGINT"),
+        slow(signal.SIGTERM, 75, "interrupted: preempted by SIGTERM"),
+        nightly(signal.SIGHUP, 129, "interrupted by SIGHUP"),
     ],
 )
 def test_an_interrupt(number: int, code: int, said: str, project: Project) -> None:

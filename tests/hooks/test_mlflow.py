@@ -220,7 +220,7 @@ trained_with(Path.cwd(), fit)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_autolog_in_user_code_logs_to_the_same_run(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(

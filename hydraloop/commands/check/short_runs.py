@@ -33,6 +33,7 @@ _ALWAYS = {
     "resume": None,
     "engine.max_time": None,
     "engine.requeue_after": None,
+    "engine.pause_after": None,
     "engine.test": False,
     "engine.compile": False,
     "engine.accumulate": 1,

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
-from hydraloop.engine.report.formats import clock, number
+from hydraloop.engine.report.formats import brief, clock, number
 from hydraloop.sweeps.report.progress import Progress, RunningJob
 from hydraloop.sweeps.report.results import swept_values
 from hydraloop.sweeps.report.results_table import line, new_console, new_table
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.tracking.run_description import short_keys
 
@@ -30,7 +31,7 @@ _SHARE = 0.005
 """Of the CPU time while no job starts or ends: an update of 5 ms is followed by a pause of 1 s."""
 _BAR = 20
 """Columns of a progress bar."""
-_COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "interrupted", "running", "queued")
+_COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "interrupted", "paused", "running", "queued")
 
 
 @contextmanager
@@ -171,7 +172,7 @@ def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
         is_begun = state.state == "running" and state.began is not None
         table.add_row(
             str(state.number),
-            *(swept.get(key, "") for key in short),
+            *(brief(swept.get(key, "")) for key in short),
             ProgressBar(total=state.total or 1, completed=job.iteration if state.total else 0),
             f"{job.iteration:,}" + (f"/{state.total:,}" if state.total else "") if is_begun else "starts",
             job.metric or job.loss,
@@ -188,8 +189,9 @@ def _summary(progress: Progress, now: float, began: float) -> list[str]:
     times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
     lines = [f"{sum(progress.counts.values()):,} jobs: {', '.join(counts)}; {times}"]
     best, described = progress.best, progress.directory.description
-    if best is not None:
-        swept = " ".join(described.axes.swept_lines(best.number))
+    axes = described.axes
+    if best is not None and not (isinstance(axes, Trials) and axes.compares_otherwise):
+        swept = brief(" ".join(axes.swept_lines(best.number)))
         averaged = described.averaged
         later = "" if averaged is None else f", before results are averaged over {averaged}"
         lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept}){later}")

@@ -328,7 +328,7 @@ def _steps(found: Points, key: str) -> list[int]:
 # Places. -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_files_of_an_older_mlflow_are_left_alone(project: Project) -> None:
     project.write("mlruns/0/meta.yaml", "name: Default\n")
     done = project.train("hooks=[mlflow]", "engine.max_epochs=1", "+hooks.mlflow.tags.team=a", PATIENT[0])

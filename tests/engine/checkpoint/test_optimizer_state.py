@@ -37,6 +37,7 @@ from hydraloop.optim import (
 )
 from tests.config.composed import REPOSITORY
 from tests.helpers import at, batches, tiny_task
+from tests.marks import nightly
 from tests.ranks import on_ranks
 
 QUICK = (
@@ -279,10 +280,10 @@ EVERY_KIND: dict[str, list[Entry]] = {
 @pytest.mark.parametrize(
     ("cut", "new"),
     [
-        pytest.param(1, 2e-4, marks=pytest.mark.slow),
+        nightly(1, 2e-4),
         (4, 1e-2),  # within an epoch
         (5, 2e-4),  # at the end of one
-        pytest.param(8, 1e-2, marks=pytest.mark.slow),
+        nightly(8, 1e-2),
     ],
 )
 @pytest.mark.parametrize("name", EVERY_KIND)
