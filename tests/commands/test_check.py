@@ -173,3 +173,17 @@ def test_planted_mistakes_are_found(project: Project) -> None:
     assert "data.test: " in states["splits"]
     assert "task.loss: gradients of 2 ranks" in states["ranks"]
     assert "task: a resumed run has another loss in iteration 3" in states["resume"]
+
+
+@pytest.mark.slow
+def test_the_error_of_the_rank_that_fails_first_is_told(project: Project) -> None:
+    planted.write(project.path, "none", 0)
+    line = "        hidden = torch.relu(self.stem(points))\n"
+    fails = "        if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:\n"
+    parts = (project.path / "parts.py").read_text()
+    assert line in parts
+    project.write("parts.py", parts.replace(line, f"{fails}            raise ValueError('only here')\n{line}"))
+    done = check(project)
+    assert done.code == 1
+    problem = "distributed.nproc_per_node: training on 2 ranks fails: ValueError: only here\n"
+    assert f"ranks       problem     {problem}" in done.out
