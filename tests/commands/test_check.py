@@ -84,7 +84,9 @@ def classifier(tmp_path: Path, outputs: int, labels: Tensor) -> Engine:
     return make_engine(tmp_path, task=task, train=[(torch.randn(len(labels), 4), labels)])
 
 
-@pytest.mark.parametrize(("outputs", "first", "told"), [(3, 1, "label 3 is outside"), (5, 0, "has the label 4")])
+@pytest.mark.parametrize(
+    ("outputs", "first", "told"), [(3, 1, "labels in data.train are 1, 2, 3"), (5, 0, "has the label 4")]
+)
 def test_labels_and_outputs_are_compared(tmp_path: Path, outputs: int, first: int, told: str) -> None:
     labels = torch.arange(9) % 3 + first
     engine = classifier(tmp_path, outputs, labels)
