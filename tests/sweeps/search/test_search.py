@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hydraloop.errors import UserError
+from hydraloop.sweeps import states
 from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.search.played import LR, KilledError, Search
@@ -172,3 +174,13 @@ def test_the_line_of_a_killed_writer_is_written_again(tmp_path: Path) -> None:
     log.write_bytes(b"".join(lines[:2]) + b"{]\n" + b"".join(lines[2:]))
     with pytest.raises(UserError, match=r"line 3 of .* is damaged"):
         search.run()
+
+
+def test_a_job_that_a_kill_has_left_paused_after_the_decision_to_prune_it_is_pruned(tmp_path: Path) -> None:
+    search = Search(tmp_path, options={**ASHA, "trials": 9}, validations=9)
+    search.run()
+    pruned = next(state for state in search.directory.states() if state.state == "pruned")
+    paused = replace(pruned, state="paused", reason="preempted by engine.pause_after=1")
+    states.write(search.directory.folder(pruned.number), paused, flush=False)
+    assert search.run().left == []
+    assert search.directory.state(pruned.number).state == "pruned"
