@@ -22,7 +22,6 @@ from hydraloop.cli.compose import Composer, opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan, show
 from hydraloop.cli.help_topics import Topics
-from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.commands.parser import listed_names, listing
 from hydraloop.errors import Terminated, UserError, printable
 from hydraloop.plan import Draft
@@ -133,8 +132,7 @@ class _App:
                 return show(printable(format_help(names, topics, " ".join(environment.command()), commands)))
             sweep: SweepDraft | None = None
             if args.is_for_hydra:
-                check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])
-                overrides = args.overrides
+                overrides = command.read_for_hydra(args, composer)
             else:
                 draft = check_command(args, composer)
                 overrides = draft.overrides

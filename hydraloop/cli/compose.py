@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +155,8 @@ def _not_utf8() -> UserError | None:
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
             old = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
-            convert = f"from pathlib import Path; p = Path({str(path)!r}); p.write_text(p.read_text('{old}'), 'utf-8')"
+            file = f"from pathlib import Path; file = Path({json.dumps(str(path))})"
+            convert = f'{file}; file.write_text(file.read_text("{old}"), "utf-8")'
             remedy = f"Save it as UTF-8 in your editor. If it is {old}: python -c {shlex.quote(convert)}"
             return UserError(f"line {line} is not UTF-8 text", key=str(path), remedy=remedy)
     return None

@@ -16,6 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from hydraloop.cli.console import end_with_reader, prepare_handlers
+from hydraloop.errors import UserError
 from hydraloop.run_files.config_yaml import mask_files, remember_config
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.secrets import mask_text
@@ -42,10 +43,16 @@ def show(argv: Sequence[str], folder: Path, name: str) -> None:
     """Let Hydra show what a command line asks for, with secrets masked. Nothing is trained.
 
     The arguments are those of `run_sweep`.
+
+    Raises:
+        UserError: the flags do not go together.
     """
     end_with_reader()
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
-        run_sweep(lambda cfg, run_dir: None, argv, folder, name)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            run_sweep(lambda cfg, run_dir: None, argv, folder, name)
+    except ValueError as error:
+        raise UserError(str(error), key=argv[0], remedy="Leave one of the flags out.") from error
     print(mask_text(shown.getvalue()), end="")
 
 

@@ -165,8 +165,8 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
             in_file = f"If a config file names {name}, write in the defaults of the file: {line}"
             if line.endswith("null"):
                 group = line.partition("/")[2].partition(":")[0]
-                in_file += f"\n  To select it or another with {group}=…, move it to a file in conf/{group}/ instead."
-                in_file += f" The file begins with: # @package {key}"
+                place = f"a file in conf/{group}/ that begins with: # @package {key}"
+                in_file += f"\n  To select {name} with {group}=…, move {name} to {place}"
             remedy = f"{in_file}\n  If the command line names {name}, {typed}"
         problem = f"{name} takes no argument {argument!r}, which is left from {replaced}"
         return UserError(problem, key=f"{key}.{argument}", remedy=remedy)

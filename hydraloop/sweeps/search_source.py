@@ -56,6 +56,8 @@ class SearchSource(Source):
         )
         self._given = set[int]()
         """Jobs that this controller runs, and those that are over."""
+        self._over = set[int]()
+        """Jobs that are over by their own files. The log may know it and a file not: a kill has cut it."""
         self._ahead = deque[Job]()
         """Jobs that were asked for before a slot was free."""
         self._untold = dict[int, JobState]()
@@ -84,7 +86,9 @@ class SearchSource(Source):
         """
         self._ending.pop(state.number, None)
         self._given.add(state.number)
-        if state.is_over or state.state == "paused":
+        if state.is_over:
+            self._over.add(state.number)
+        if state.is_left:
             self._untold[state.number] = state
         if state.state == "paused":
             self._given.discard(state.number)
@@ -199,8 +203,8 @@ class SearchSource(Source):
                     | metrics
                     | {"feasible": told.is_feasible}
                 )
+            del self._untold[number]
             self._settle(trial)
-        self._untold.clear()
 
     def _tell_rung(self, trial: Trial, state: JobState, metrics: dict[str, Any]) -> None:
         rung = self._rungs.index(int(str(state.reason).rpartition("=")[2]))
@@ -264,5 +268,5 @@ class SearchSource(Source):
         }.get(trial.state, "the trial cannot win")
         for repeat in range(self._history.repeats):
             job = self._history.job(trial, repeat)
-            if job not in self._history.told and job not in self._untold:
+            if job not in self._over:
                 self._ending[job] = why

@@ -83,10 +83,10 @@ def _wrong_labels(task: Any, frames: Sequence[FrameType], split: str) -> UserErr
         problem = f"the targets of a batch are {described(targets)}, but the loss takes classes, int64 {shape}"
         remedy = "Let the data set return the class of a sample as an int, without a dimension for it."
         return UserError(problem, key=f"data.{split}", remedy=remedy)
-    return _out_of_range(task, {split: targets}, logits.size(1 if logits.ndim > 1 else 0), losses[0]["ignore_index"])
+    return out_of_range(task, {split: targets}, logits.size(1 if logits.ndim > 1 else 0), losses[0]["ignore_index"])
 
 
-def _out_of_range(task: Any, found: Mapping[str, Tensor], count: int, ignored: int) -> UserError | None:
+def out_of_range(task: Any, found: Mapping[str, Tensor], count: int, ignored: int) -> UserError | None:
     """Return the mistake of labels that are not below the number of classes.
 
     Args:
@@ -149,7 +149,7 @@ def _device_assert(task: Any) -> UserError:
     if isinstance(count, int):
         nothing = torch.zeros(0, dtype=torch.int64)
         ignored = getattr(task, "ignore_index", getattr(task.loss, "ignore_index", -100))
-        mistake = _out_of_range(task, {"train": nothing, "val": nothing}, count, ignored)
+        mistake = out_of_range(task, {"train": nothing, "val": nothing}, count, ignored)
         if mistake is not None:
             return mistake
     return UserError(

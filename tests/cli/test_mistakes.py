@@ -321,11 +321,7 @@ ALL = MISTAKES | MORE_MISTAKES | BUILDING
 
 @pytest.mark.parametrize(
     "line",
-    [
-        *MISTAKES,
-        *map(nightly, MORE_MISTAKES),
-        *(slow(line) if "torchmetrics" in line else line for line in BUILDING),
-    ],
+    [*MISTAKES, *map(nightly, MORE_MISTAKES), *(slow(line) if "torchmetrics" in line else line for line in BUILDING)],
 )
 def test_a_mistake_names_key_and_fix(line: str, tmp_path: Path) -> None:
     key, remedy = ALL[line]

@@ -73,6 +73,7 @@ def complete(project: Project, capsys: pytest.CaptureFixture[str]) -> Complete:
         ("python train.py 'hooks=[ema]' hooks.", ["hooks.ema."]),
         ("python train.py -m optimizer=sgd,adam engine.max_e", ["engine.max_epochs="]),
         ("python train.py -m optimizer=sgd,adam optimizer.nes", ["optimizer.nesterov="]),
+        ("python train.py optimizer={lr:1} optimizer.wei", ["optimizer.weight_decay="]),
         ("python train.py +hooks=wei", ["+hooks=weight_norm"]),
         ("python train.py model=sp", ["model=spiral_net"]),
         ("python train.py resume=outputs/2026-01-02", ["resume=outputs/2026-01-02/11-00-00-cd"]),

@@ -307,10 +307,7 @@ def _slow_saves(project: Project, line: str, count: int) -> Script:
     return script
 
 
-@pytest.mark.parametrize(
-    ("line", "count"),
-    [nightly(RANKS, 1), slow(JOBS, 2)],
-)
+@pytest.mark.parametrize(("line", "count"), [nightly(RANKS, 1), slow(JOBS, 2)])
 def test_stop_waits_for_the_saves_of_ranks_and_of_jobs(line: str, count: int, tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
     script = _slow_saves(project, line, count)

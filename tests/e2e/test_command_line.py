@@ -251,7 +251,7 @@ def test_torch_is_not_imported_and_nothing_is_written(project: Project) -> None:
         ["--cfg", "hydra"],
         ["-c", "job", "--resolve", "--package", "engine"],
         ["--info", "searchpath"],
-        ["--hydra-help"],
+        ["--hydra-help", "hooks=ema"],
         ["--version"],
     ]
     project.write("probes.py", PROBES)

@@ -20,6 +20,7 @@ from hydraloop.data.sampler import BatchRequest
 from hydraloop.data.seeded_fetcher import SeededFetcher
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation.first_batches import first_batches
+from hydraloop.tasks.mistakes import out_of_range
 
 MOST = 20_000
 """Samples of a data set that are read."""
@@ -121,12 +122,9 @@ def labels(engine: Engine, sets: Mapping[str, Read]) -> Finding:
     classes = found[0].shape[1]
     ignored = getattr(engine.task, "ignore_index", getattr(engine.task.loss, "ignore_index", -100))
     for key, one in known.items():
-        outside = sorted(one.labels - {ignored} - set(range(classes)))
-        if outside:
-            remedy = f"Use labels from 0 to {classes - 1}, or let the model have {max(outside) + 1} outputs."
-            wrong = outside[-1 if outside[-1] >= classes else 0]
-            text = f"the label {wrong} is outside of the model's {classes} outputs"
-            return Finding("problem", text, f"data.{key.replace('/', '.')}", remedy)
+        read = {key.replace("/", "."): torch.tensor(list(one.labels))}
+        if (wrong := out_of_range(engine.task, read, classes, ignored)) is not None:
+            return Finding("problem", wrong.problem, wrong.key, wrong.remedy)
     everywhere = set[int]().union(*(one.labels for one in known.values())) - {ignored}
     never = [label for label in (0, classes - 1) if label not in everywhere]
     if never and all(len(one.hashes) == one.samples for one in known.values()):

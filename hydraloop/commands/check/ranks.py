@@ -114,7 +114,9 @@ def _step(rank: int, text: str, private: Private, size: int, port: int) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": _RANKS, "LOCAL_WORLD_SIZE": _RANKS, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="localhost")
+    os.environ.update(
+        {name: str(value) for name, value in place.items()}, MASTER_ADDR="localhost", CUDA_VISIBLE_DEVICES=""
+    )
     plan = private.added_to(RunPlan.from_json(text))
     plan.cfg.distributed.timeout = _SECONDS
     remember_config(plan.cfg)

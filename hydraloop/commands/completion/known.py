@@ -70,13 +70,6 @@ def _merge(into: dict[Any, Any], content: Mapping[Any, Any]) -> None:
             into[name] = value
 
 
-def _nested(key: str, content: Any) -> Any:
-    """Return what is at a key of the config: `{a: {b: content}}` for `a.b`."""
-    for part in reversed(key.split(".") if key else []):
-        content = {part: content}
-    return content
-
-
 class _Project:
     """The config files of a project, and hydraloop's own options.
 
@@ -107,19 +100,24 @@ class _Project:
         options are null.
         """
         groups = self.groups()
-        root: dict[Any, Any] = {"defaults": [name]}
+        defaults: list[Any] = [name]
+        added = []
         for argument in arguments:
             key, _, value = argument.partition("=")
             group, options = f"/{key.lstrip('+~')}", re.findall(r"[^\[\],]+", value)
+            if "{" in value:  # a mapping selects nothing
+                continue
             if group[1:].partition("@")[0] not in groups:
-                _merge(root, _nested(key.lstrip("+"), None) if key.startswith("+") else {})
+                added += [(key.lstrip("+"), None)] if key.startswith("+") else []
             elif key.startswith("+"):
-                root["defaults"].append({group: options})
+                defaults.append({group: options})
             else:
                 self._chosen[group] = options
         config: dict[Any, Any] = {}
-        for package, content in reversed(self._parts("/", root, "")):
-            _merge(config, _nested(package, content))
+        for place, content in [*reversed(self._parts("/", {"defaults": defaults}, "")), *added]:
+            for part in reversed(place.split(".") if place else []):
+                content = {part: content}
+            _merge(config, content)
         return config
 
     def _parts(self, base: str, content: dict[Any, Any], package: str) -> list[tuple[str, dict[Any, Any]]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from hydraloop.safety.instantiate import instantiate
-from hydraloop.sweeps.search.history import History, Trial
+from hydraloop.sweeps.search.history import History, Rule, Trial
 from hydraloop.sweeps.search.space import Dimension, Params, Space, Value
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Suggester:
         self._study: optuna.Study | None = None
         self._known: list[tuple[Any, ...]] = []
         """What the study knows of each trial."""
+        self._rules: tuple[Rule, ...] = ()
+        """Of the study: those of the history are not known before the first result."""
 
     def suggest(
         self, history: History, number: int, given: Params | None = None
@@ -108,7 +110,8 @@ class Suggester:
         trials = [*history.earlier, *history.trials]
         study, known = self._study, self._known
         changed = [one for one, trial in enumerate(trials[: len(known)]) if known[one] != _fingerprint(trial)]
-        if study is None or any(not _only_ended(known[one], trials[one]) for one in changed) or self._is_stateful:
+        is_other = study is None or self._rules != history.rules or self._is_stateful
+        if study is None or is_other or any(not _only_ended(known[one], trials[one]) for one in changed):
             return self._rebuilt(history, trials)
         for one in changed:
             study.tell(one, list(trials[one].values or ()))
@@ -129,7 +132,7 @@ class Suggester:
             storage=lib.storages.InMemoryStorage(), study_name=_NAME, directions=directions
         )
         study.add_trials([self._frozen(trial, history) for trial in trials])
-        self._study, self._known = study, [_fingerprint(trial) for trial in trials]
+        self._study, self._known, self._rules = study, [_fingerprint(trial) for trial in trials], history.rules
         return study
 
     def _frozen(self, trial: Trial, history: History) -> optuna.trial.FrozenTrial:

@@ -66,14 +66,7 @@ def filling(disk: Path, after: int, **options: int) -> list[str]:
     return [*SPIRALS, f"hydra.run.dir='{disk}/r'", "+hooks.fills._target_=my_project.fills.Fills", *given]
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        slow(signal.SIGTERM),
-        nightly(signal.SIGUSR1),
-        nightly(signal.SIGINT),
-    ],
-)
+@pytest.mark.parametrize("number", [slow(signal.SIGTERM), nightly(signal.SIGUSR1), nightly(signal.SIGINT)])
 def test_ranks_that_could_not_save_end_as_the_signal_to_one_of_them(number: int, project: Project, disk: Path) -> None:
     done = project.train(*filling(disk, 1, number=number, only=1), "distributed.nproc_per_node=2")
     assert done.code == 128 + number, done.text

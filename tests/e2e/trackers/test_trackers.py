@@ -242,7 +242,7 @@ def test_a_sweep_that_is_continued_in_the_background_has_one_parent_run(project:
     assert [child.name for child in children] == ["seed=1", "seed=2", "seed=3"]
 
 
-@pytest.mark.slow  # two processes that import torch
+@pytest.mark.nightly  # two processes that import torch
 def test_two_ranks_are_one_run(project: Project) -> None:
     done = project.train(ALL, "engine.max_epochs=1", "distributed.nproc_per_node=2", *PATIENT)
     assert done.code == 0, done.text

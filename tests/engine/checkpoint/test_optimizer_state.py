@@ -37,7 +37,7 @@ from hydraloop.optim import (
 )
 from tests.config.composed import REPOSITORY
 from tests.helpers import at, batches, tiny_task
-from tests.marks import nightly
+from tests.marks import nightly, slow
 from tests.ranks import on_ranks
 
 QUICK = (
@@ -75,7 +75,7 @@ def weights(engine: Engine) -> dict[str, Tensor]:
 # Layout and implementation. ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [True, slow(False)])
 def test_channels_last_may_be_switched_between_two_parts_of_a_run(tmp_path: Path, first: bool) -> None:
     whole = trained(tmp_path / "whole", *ADAMW, "engine.channels_last=false", "engine.max_iters=4")
     trained(tmp_path / "parts", *ADAMW, f"engine.channels_last={first}")
@@ -345,12 +345,7 @@ AD_HOC_CYCLIC = ("scheduler=[]", AD_HOC.format("CyclicLR", "base_lr: 0.001, max_
 
 
 @pytest.mark.parametrize(
-    ("schedule", "named"),
-    [
-        (ONECYCLE, "onecycle"),
-        pytest.param(AD_HOC_ONECYCLE, "s", marks=pytest.mark.slow),
-        pytest.param(AD_HOC_CYCLIC, "s", marks=pytest.mark.slow),
-    ],
+    ("schedule", "named"), [(ONECYCLE, "onecycle"), slow(AD_HOC_ONECYCLE, "s"), slow(AD_HOC_CYCLIC, "s")]
 )
 def test_what_cannot_take_effect_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: tuple[str, ...], named: str

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hydraloop.errors import UserError
+from hydraloop.sweeps import states
+from hydraloop.sweeps.search.history import History
+from hydraloop.sweeps.search.sampler import Suggester
 from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.search.played import LR, KilledError, Search
@@ -36,6 +40,20 @@ def test_tpe_finds_the_best_value_and_each_decision_can_be_made_again(tmp_path: 
     assert sum(losses[20:]) / 20 < sum(losses[:10]) / 10 / 2
     again = replay(search.directory)
     assert (again.differing, again.counts) == ([], {"ask": 40, "told": 40})
+
+
+def test_an_ask_does_not_depend_on_earlier_asks_of_the_process(tmp_path: Path) -> None:
+    """A second controller, or one after a kill, asks for the same. More is better here: known from the first result."""
+    space, draws = Search(tmp_path).trials.space, random.Random(0)
+    history, sampler, running = History(), Suggester(space, "tpe", 0), []
+    for number in range(25):
+        params, attributes = Suggester(space, "tpe", 0).suggest(history, number)
+        assert sampler.suggest(history, number) == (params, attributes), number
+        history.apply({"event": "ask", "trial": number, "params": params, "attributes": attributes})
+        running.append(number)
+        if number % 3:
+            told = {"job": running.pop(draws.randrange(len(running))), "state": "complete", "values": [draws.random()]}
+            history.apply({"event": "told", **told, "metrics": ["accuracy"], "rules": ["greater"]})
 
 
 @pytest.mark.parametrize("options", [{}, ASHA, {"sampler": "nsga2"}, {"sampler": "random"}], ids=str)
@@ -180,3 +198,13 @@ def test_the_line_of_a_killed_writer_is_written_again(tmp_path: Path) -> None:
     log.write_bytes(b"".join(lines[:2]) + b"{]\n" + b"".join(lines[2:]))
     with pytest.raises(UserError, match=r"line 3 of .* is damaged"):
         search.run()
+
+
+def test_a_job_that_a_kill_has_left_paused_after_the_decision_to_prune_it_is_pruned(tmp_path: Path) -> None:
+    search = Search(tmp_path, options={**ASHA, "trials": 9}, validations=9)
+    search.run()
+    pruned = next(state for state in search.directory.states() if state.state == "pruned")
+    paused = replace(pruned, state="paused", reason="preempted by engine.pause_after=1")
+    states.write(search.directory.folder(pruned.number), paused, flush=False)
+    assert search.run().left == []
+    assert search.directory.state(pruned.number).state == "pruned"
