@@ -143,7 +143,8 @@ def of(name: str) -> argparse.ArgumentParser:
 
 
 def _add_run(parser: argparse.ArgumentParser, name: str) -> None:
-    parser.add_argument("run", type=Path, help="the run directory, outputs/<date>/<run>")
+    of_search = "; or a search, multirun/<date>/<sweep>" if name == "replay" else ""
+    parser.add_argument("run", type=Path, help=f"the run directory, outputs/<date>/<run>{of_search}")
     own = ", ".join(f"{key}={values}" for key, values in COMMANDS[name].keys.items())
     what = f"{own}; or changes of the run's config, such as data.test.root=/data"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])
