@@ -25,6 +25,7 @@ from hydraloop.validate import slots_of
 _OTHER_GROUPS = {
     "experiment": "Whole runs",
     "model": "The model, task.model",
+    "search": "Spaces of searches, for -m",
 }
 _FLAGS = """\
 Flags
