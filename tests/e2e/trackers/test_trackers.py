@@ -328,18 +328,6 @@ def _steps(found: Points, key: str) -> list[int]:
 # Places. -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
-def test_files_of_an_older_mlflow_are_left_alone(project: Project) -> None:
-    project.write("mlruns/0/meta.yaml", "name: Default\n")
-    done = project.train("hooks=[mlflow]", "engine.max_epochs=1", "+hooks.mlflow.tags.team=a", PATIENT[0])
-    assert done.code == 0, done.text
-    count = len(project.run.records)
-    assert mlflow_run(project.path).tags["team"] == "a"
-    assert mlflow_run(project.path).points.items() >= points(project.run).items()
-    command = "mlflow ui --backend-store-uri sqlite:///mlflow.db"
-    assert summary(done, "mlflow").startswith(f"{count} of {count} records sent, {command}, http://localhost:5000/#/")
-
-
 @pytest.mark.slow  # a server
 def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Project, tmp_path: Path) -> None:
     server = MLflowServer(_made(tmp_path / "server"))

@@ -1,4 +1,4 @@
-"""MLflowTracker with a real server on loopback: killed, started again, silent."""
+"""MLflowTracker with a real server on loopback. One that is down is in tests/e2e/trackers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from hydraloop.run_files.record_log import LoggedObject, Record
-from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, UnusableError
+from hydraloop.tracking.tracker import Finish, GoneError, UnusableError
 from tests.tracking.mlflow.runs import (
     BEGAN,
     QUIET,
@@ -26,8 +24,7 @@ from tests.tracking.mlflow.runs import (
     send_files,
     training,
 )
-from tests.tracking.mlflow.server import MLflowServer, mlflow_server
-from tests.tracking.runs import log_records
+from tests.tracking.mlflow.server import MLflowServer
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -72,28 +69,3 @@ def test_a_server(tmp_path: Path, server: MLflowServer) -> None:
     client(uri).delete_experiment(experiment)
     with pytest.raises(UnusableError, match="mlflow experiments restore"):
         opened(run_in(tmp_path / "other", uid="other"), tracking_uri=uri)
-
-
-@pytest.mark.nightly
-def test_a_server_that_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    with mlflow_server(tmp_path) as server:
-        run = run_in(tmp_path / "run")
-        cursor = Cursor(MLFLOW, {})
-        tracker = MLflowTracker({"tracking_uri": server.uri, "system_metrics": False}, run, cursor.memory)
-        (run.run_dir / "tracking").mkdir()
-        troubles: list[str | None] = []
-        follower = Follower(tracker, cursor, run.run_dir, "mlflow", troubles.append)
-        log_records(run.run_dir, 50)
-        assert follower.step(None) == "following"
-        log_records(run.run_dir, 50, first=50)
-        server.kill()
-        assert follower.step(None) == "in trouble"
-        assert len(troubles) == 1
-        log_records(run.run_dir, 100, first=100)
-        server.start()
-        while (state := follower.step(Finish("finished"))) != "done":
-            assert state in ("following", "in trouble")
-        assert troubles[-1] is None
-        assert [step for step, _ in points(tracker, "train/loss", server.uri)] == [10 * (i + 1) for i in range(200)]
-        assert found(tracker, server.uri).info.status == "FINISHED"
