@@ -130,7 +130,10 @@ class SweepDirectory:
 
     def current_states(self) -> list[JobState]:
         """Return the states of all jobs for readers: a job whose process was killed is not `running`."""
-        return [states.current(self.folder(state.number), state, self.run_dir(state)) for state in self.states()]
+        return [
+            states.current(self.folder(state.number), state, self.run_dir(state)) if state.state == "running" else state
+            for state in self.states()
+        ]
 
     def announce(self) -> None:
         """Tell others that this process, a controller, starts jobs of the sweep.

@@ -121,6 +121,9 @@ def written(folder: Path, count: int) -> None:
         path = folder / "all" / str(number)
         path.mkdir(exist_ok=True)
         (path / "job.json").write_text(json.dumps(job))
+    described = json.loads((folder / "all" / "sweep.json").read_text())
+    described["axes"]["trials"] = count
+    (folder / "all" / "sweep.json").write_text(json.dumps(described))
     log.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.sweeps import states
+from hydraloop.sweeps.search import sampler
 from hydraloop.sweeps.search.history import History
 from hydraloop.sweeps.search.sampler import Suggester
 from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from tests.sweeps.search.played import LR, KilledError, Search
+from tests.sweeps.search.played import LR, KilledError, Search, distance
 
 ASHA = {"promote": "asha", "trials": 30}
 
@@ -45,10 +46,10 @@ def test_tpe_finds_the_best_value_and_each_decision_can_be_made_again(tmp_path: 
 def test_an_ask_does_not_depend_on_earlier_asks_of_the_process(tmp_path: Path) -> None:
     """A second controller, or one after a kill, asks for the same. More is better here: known from the first result."""
     space, draws = Search(tmp_path).trials.space, random.Random(0)
-    history, sampler, running = History(), Suggester(space, "tpe", 0), []
+    history, kept, running = History(), Suggester(space, "tpe", 0), []
     for number in range(25):
         params, attributes = Suggester(space, "tpe", 0).suggest(history, number)
-        assert sampler.suggest(history, number) == (params, attributes), number
+        assert kept.suggest(history, number) == (params, attributes), number
         history.apply({"event": "ask", "trial": number, "params": params, "attributes": attributes})
         running.append(number)
         if number % 3:
@@ -200,3 +201,24 @@ def test_a_job_that_a_kill_has_left_paused_after_the_decision_to_prune_it_is_pru
     states.write(search.directory.folder(pruned.number), paused, flush=False)
     assert search.run().left == []
     assert search.directory.state(pruned.number).state == "pruned"
+
+
+def test_after_many_trials_tpe_knows_the_best_and_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ask then takes as long as with few. It does not depend on earlier asks of the process either."""
+    monkeypatch.setattr(sampler, "_BLOCK", 20)
+    monkeypatch.setattr(sampler, "_BEST", 5)
+    space = Search(tmp_path).trials.space
+    history, kept = History(), Suggester(space, "tpe", 0)
+    told = {"event": "told", "state": "complete", "metrics": ["loss"], "rules": ["less"]}
+    for number in range(75):
+        params, attributes = Suggester(space, "tpe", 0).suggest(history, number)
+        assert kept.suggest(history, number) == (params, attributes), number
+        history.apply({"event": "ask", "trial": number, "params": params, "attributes": attributes})
+        if number not in (3, 30):  # they run for long
+            history.apply({**told, "job": number, "values": [distance({"optimizer.lr": str(params["optimizer.lr"])})]})
+        if number == 67:
+            history.apply({**told, "job": 3, "values": [0.0]})
+    known = [trial.number for trial in sampler._known_to_sampler(history)]
+    assert (len(known), known[5:]) == (5 + 35, list(range(40, 75)))
+    assert 3 in known
+    assert known[:5] == sorted(known[:5])
