@@ -170,6 +170,18 @@ def test_a_search_ends_at_its_target(tmp_path: Path) -> None:
     assert loop.left == []
 
 
+def test_an_objective_that_no_record_has_ends_the_search_and_can_be_corrected(tmp_path: Path) -> None:
+    search = Search(tmp_path, options={"trials": 6, "objectives": {"los": "min"}})
+    loop = search.run()
+    assert (loop.problem.key, loop.problem.problem) == ("sweep.objectives", "no record of job 0 has los")
+    assert ends(search)["running"] == 0
+    search = Search(tmp_path, options={"trials": 6, "objectives": {"loss": "min"}})
+    assert search.run().left == []
+    assert replay(search.directory).differing == []
+    with pytest.raises(UserError, match="decides by another value"):
+        Search(tmp_path, options={"trials": 6, "objectives": {"loss": "max"}}).run()
+
+
 def test_an_earlier_sweep_is_known_to_the_sampler(tmp_path: Path) -> None:
     Search(tmp_path / "a", options={"trials": 30}).run()
     later = Search(tmp_path / "b", options={"trials": 10, "warm_start": str(tmp_path / "a" / "sweep")})
