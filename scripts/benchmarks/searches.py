@@ -4,8 +4,10 @@
 
 * A slot is idle for at most 20 ms between two trials of 0.5 s, 2 at a time, after 1,000 trials: from `result.json` of a
   job (`ended` in its `job.json`; its process then still ends) until the process of the next one has claimed it
-  (`began`). Of Optuna's `optimize(n_jobs=2)`, with the same sampler: from the end of an objective to the next begin.
-* With 10,000 trials: `sweep.resume` until a job starts takes at most 10 s, `status` 1 s, the controller 500 MB.
+  (`began`). Beside it, the same jobs as a grid; and Optuna's `optimize(n_jobs=2)`, with the same sampler and threads in
+  place of processes: from the end of an objective to the next begin.
+* With 10,000 trials: `sweep.resume` until a job starts takes at most 10 s, `status` 1 s, the controller 500 MB. On a
+  busy machine, compare the processor time.
 
 The earlier trials are copies of one real trial, with other values.
 """
@@ -15,16 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
-from measure import environment, goal, interleaved, project, row, spread, table
+from measure import differences, environment, goal, interleaved, project, row, spread, table
 from sweeps import most_memory, sweep, until
 
 SLEEP = """
@@ -71,12 +74,12 @@ def main() -> None:
 
 def idle(earlier: int, trials: int, rounds: int) -> None:
     """Compare how long slots wait."""
-    means: dict[str, list[float]] = {"hydraloop": [], "optimize(n_jobs=2)": []}
+    sides = {"a search": _ours, "a grid": _grid, "optimize(n_jobs=2)": _peer}
+    means: dict[str, list[float]] = {name: [] for name in sides}
 
     def waited(name: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
-            path = project(Path(folder))
-            spans = _ours(path, earlier, trials) if name == "hydraloop" else _peer(path, earlier, trials)
+            spans = sides[name](project(Path(folder)), earlier, trials)
         begins, ends = (sorted(column) for column in zip(*spans, strict=True))
         waits = [1000 * (begin - end) for begin, end in zip(begins[2:], ends, strict=False)]
         means[name].append(statistics.mean(waits))
@@ -86,14 +89,25 @@ def idle(earlier: int, trials: int, rounds: int) -> None:
     table(f"{rounds} rounds of {trials} trials after {earlier:,}", "ms between two trials, median", "mean")
     for name, values in found.items():
         row(name, spread(values, 1), spread(means[name], 1))
-    goal("\nms between two trials of hydraloop", found["hydraloop"], most=20, digits=1)
+    goal("\nms between two trials of a search", found["a search"], most=20, digits=1)
+    print(f"more than in a grid, ms: {spread(differences(found['a search'], found['a grid']), 1)}")
 
 
 def _ours(folder: Path, earlier: int, trials: int) -> Sequence[Sequence[float]]:
     """Return when jobs have begun and ended."""
     written(folder, earlier)
     sweep(folder, *LINE, f"sweep.trials={earlier + trials}", "sweep.resume=all")
-    states = [json.loads((folder / f"all/{earlier + job}/job.json").read_text()) for job in range(trials)]
+    return _spans(folder, range(earlier, earlier + trials))
+
+
+def _grid(folder: Path, earlier: int, trials: int) -> Sequence[Sequence[float]]:
+    (folder / "my_project" / "sleep.py").write_text(SLEEP)
+    sweep(folder, *LINE[1:], f"seed={','.join(map(str, range(trials)))}")
+    return _spans(folder, range(trials))
+
+
+def _spans(folder: Path, jobs: Iterable[int]) -> Sequence[Sequence[float]]:
+    states = [json.loads((folder / f"all/{job}/job.json").read_text()) for job in jobs]
     return [(state["began"], state["ended"]) for state in states]
 
 
@@ -121,6 +135,9 @@ def written(folder: Path, count: int) -> None:
         path = folder / "all" / str(number)
         path.mkdir(exist_ok=True)
         (path / "job.json").write_text(json.dumps(job))
+    described = json.loads((folder / "all" / "sweep.json").read_text())
+    described["axes"]["trials"] = count
+    (folder / "all" / "sweep.json").write_text(json.dumps(described))
     log.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
@@ -134,18 +151,19 @@ def many(count: int) -> None:
         process = psutil.Popen(command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL)
         try:
             until(process, Path(folder, "all", str(count), "job.json"))
-            first = time.time() - began
+            first, used = time.time() - began, sum(process.cpu_times()[:2])
             until(process, Path(folder, "all", str(count + 9), "job.json"))
             memory = most_memory(process)
         finally:
             process.terminate()
             process.wait()
-        began = time.time()
+        began, before = time.time(), sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
         subprocess.run([sys.executable, "-m", "hydraloop", "status", "all"], cwd=folder, env=environment(), check=True)
-        status = time.time() - began
+        status, after = time.time() - began, sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     print(f"\n{count:,} trials")
     goal("sweep.resume until a job starts, s", [first], most=10)
     goal("status, s", [status], most=1)
+    print(f"processor time of both, s: {used:.2f}, {after - before:.2f}")
     goal("memory of the controller, MB", [memory / 1e6], most=500)
 
 

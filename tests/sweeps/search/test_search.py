@@ -12,11 +12,12 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.sweeps import states
+from hydraloop.sweeps.search import sampler
 from hydraloop.sweeps.search.history import History
 from hydraloop.sweeps.search.sampler import Suggester
 from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from tests.sweeps.search.played import LR, KilledError, Search
+from tests.sweeps.search.played import LR, KilledError, Search, distance
 
 ASHA = {"promote": "asha", "trials": 30}
 
@@ -45,10 +46,10 @@ def test_tpe_finds_the_best_value_and_each_decision_can_be_made_again(tmp_path: 
 def test_an_ask_does_not_depend_on_earlier_asks_of_the_process(tmp_path: Path) -> None:
     """A second controller, or one after a kill, asks for the same. More is better here: known from the first result."""
     space, draws = Search(tmp_path).trials.space, random.Random(0)
-    history, sampler, running = History(), Suggester(space, "tpe", 0), []
+    history, kept, running = History(), Suggester(space, "tpe", 0), []
     for number in range(25):
         params, attributes = Suggester(space, "tpe", 0).suggest(history, number)
-        assert sampler.suggest(history, number) == (params, attributes), number
+        assert kept.suggest(history, number) == (params, attributes), number
         history.apply({"event": "ask", "trial": number, "params": params, "attributes": attributes})
         running.append(number)
         if number % 3:
@@ -177,6 +178,18 @@ def test_a_search_ends_at_its_target(tmp_path: Path) -> None:
     assert loop.left == []
 
 
+def test_an_objective_that_no_record_has_ends_the_search_and_can_be_corrected(tmp_path: Path) -> None:
+    search = Search(tmp_path, options={"trials": 6, "objectives": {"los": "min"}})
+    loop = search.run()
+    assert (loop.problem.key, loop.problem.problem) == ("sweep.objectives", "no record of job 0 has los")
+    assert ends(search)["running"] == 0
+    search = Search(tmp_path, options={"trials": 6, "objectives": {"loss": "min"}})
+    assert search.run().left == []
+    assert replay(search.directory).differing == []
+    with pytest.raises(UserError, match="decides by another value"):
+        Search(tmp_path, options={"trials": 6, "objectives": {"loss": "max"}}).run()
+
+
 def test_an_earlier_sweep_is_known_to_the_sampler(tmp_path: Path) -> None:
     Search(tmp_path / "a", options={"trials": 30}).run()
     later = Search(tmp_path / "b", options={"trials": 10, "warm_start": str(tmp_path / "a" / "sweep")})
@@ -208,3 +221,24 @@ def test_a_job_that_a_kill_has_left_paused_after_the_decision_to_prune_it_is_pru
     states.write(search.directory.folder(pruned.number), paused, flush=False)
     assert search.run().left == []
     assert search.directory.state(pruned.number).state == "pruned"
+
+
+def test_after_many_trials_tpe_knows_the_best_and_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ask then takes as long as with few. It does not depend on earlier asks of the process either."""
+    monkeypatch.setattr(sampler, "_BLOCK", 20)
+    monkeypatch.setattr(sampler, "_BEST", 5)
+    space = Search(tmp_path).trials.space
+    history, kept = History(), Suggester(space, "tpe", 0)
+    told = {"event": "told", "state": "complete", "metrics": ["loss"], "rules": ["less"]}
+    for number in range(75):
+        params, attributes = Suggester(space, "tpe", 0).suggest(history, number)
+        assert kept.suggest(history, number) == (params, attributes), number
+        history.apply({"event": "ask", "trial": number, "params": params, "attributes": attributes})
+        if number not in (3, 30):  # they run for long
+            history.apply({**told, "job": number, "values": [distance({"optimizer.lr": str(params["optimizer.lr"])})]})
+        if number == 67:
+            history.apply({**told, "job": 3, "values": [0.0]})
+    known = [trial.number for trial in sampler._known_to_sampler(history)]
+    assert (len(known), known[5:]) == (5 + 35, list(range(40, 75)))
+    assert 3 in known
+    assert known[:5] == sorted(known[:5])
