@@ -23,6 +23,7 @@ from hydraloop.commands.dispatch import run as main
 from hydraloop.run_files.checkpoint_files import is_complete
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.processes import is_alive, started
+from hydraloop.run_files.result import Result
 from hydraloop.sweeps import states, stopping
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -164,16 +165,19 @@ def test_escape_sequences_in_files_do_not_reach_the_terminal(
 
 
 @pytest.mark.parametrize("checkpoints", [[], ["epoch_1.pth"]])
+@pytest.mark.parametrize("state", ["interrupted", "paused"])
 def test_status_of_an_interrupted_run_has_a_command_if_the_run_can_continue(
-    checkpoints: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+    state: str, checkpoints: list[str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "result.json").unlink()  # it was killed
+    if state == "paused":
+        Result("interrupted", reason="preempted by engine.pause_after=1").write(run)
     (run / "checkpoints").mkdir()
     for name in checkpoints:
         (run / "checkpoints" / name).touch()
     assert main(["status", str(run)]) == 0
     found = capsys.readouterr().out
-    assert "interrupted" in found
+    assert state in found
     assert found.count("resume") == len(checkpoints)
 
 

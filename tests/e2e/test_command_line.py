@@ -251,7 +251,7 @@ def test_torch_is_not_imported_and_nothing_is_written(project: Project) -> None:
         ["--cfg", "hydra"],
         ["-c", "job", "--resolve", "--package", "engine"],
         ["--info", "searchpath"],
-        ["--hydra-help"],
+        ["--hydra-help", "hooks=ema"],
         ["--version"],
     ]
     project.write("probes.py", PROBES)
@@ -264,15 +264,17 @@ def test_torch_is_not_imported_and_nothing_is_written(project: Project) -> None:
 
 
 def test_what_they_print(project: Project) -> None:
-    dry, shown, package, search, completed = project.many(
+    dry, shown, package, search, completed, again = project.many(
         [
             ["--dry-run", "hooks=ema,profiler"],
             ["--cfg", "job", "hooks=ema,profiler"],
             ["--cfg", "job", "--package", "engine"],
             ["--info", "searchpath"],
             ["--cfg", "job", "-cn", "other"],
+            ["--dry-run", "--pdb", "--info", "searchpath"],
         ]
     )
+    assert again.out == search.out
     assert "ema (50)" in dry.out
     assert "Nothing was trained or written." in dry.out
     assert "hooks:\n  ema:\n    _target_: hydraloop.hooks.EMAHook" in shown.out

@@ -167,6 +167,16 @@ def _commit_then_change(project: Project, name: str, text: str) -> None:
     project.write(name, text)
 
 
+def test_what_is_shown_of_a_config_has_no_secret(project: Project) -> None:
+    project.write("conf/team/team.yaml", TEAM)
+    typed = "+hooks.other={_target_:my_project.service.Service,api_key:hunter2-typed}"
+    commands = [["--dry-run"], ["--cfg", "job"], ["--cfg", "job", "--package", "hooks.mine"]]
+    for done in project.many([[*line, "+team=team", typed] for line in commands]):
+        assert done.code == 0
+        assert "  pin: '***'" in done.out or "pin: ***" in done.out
+        assert "hunter2" not in done.text
+
+
 @pytest.mark.slow
 def test_a_run_with_a_secret_in_its_data_is_found_again(project: Project) -> None:
     data = ("data.train._target_=my_project.service.Private", f"+data.train.api_token={TYPED}")
