@@ -199,7 +199,9 @@ def _shortened(arguments: list[str]) -> list[str]:
 def _shell(command: str, project: Project) -> None:
     """Execute a command in bash; `python` and `torchrun` are those of the tests. hydraloop starts with torch."""
     if command.startswith(("python -m hydraloop ", "hydraloop ")):
-        done = project.python("-m", "hydraloop", *shlex.split(command.removeprefix("python -m "))[1:])
+        _, *words = shlex.split(command.removeprefix("python -m "))
+        short = ("engine.limit_train_batches=1", "engine.limit_val_batches=1") if words[0] == "resume" else ()
+        done = project.python("-m", "hydraloop", *words, *short)
         assert done.code == 0, f"{command}\n{done.text}"
         return
     command = command.replace("torchrun ", "python -m torch.distributed.run ")
