@@ -108,7 +108,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "-m hooks=[ema] hooks.ema.priority=HIGH,HIHG": ("hooks.ema.priority", "Did you mean HIGH"),
     "-m hooks=[ema] hooks.ema.priority=50,100": ("default_hooks.checkpoint.priority", "engine.check_order=false"),
     "-m optimizer.lr=1,x": ("optimizer.lr", "a number"),
-    "-m optimizer.lr=interval(0,1)": ("optimizer.lr", "List its values"),
+    "-m optimizer.lr=interval(0,1)": ("optimizer.lr", "list its values"),
     "-m optimizer.lr=glob(*)": ("optimizer.lr", "list its values"),
     "-m resume=auto seed=1,2": ("resume", "use load_from="),
     "task.metrics.accuracy=5": ("task.metrics.accuracy", "_target_"),
