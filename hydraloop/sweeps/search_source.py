@@ -156,9 +156,11 @@ class SearchSource(Source):
 
     def _asked(self) -> Job | None:
         """Return the first job of a new trial; None if the search has all of them."""
-        if self._left == 0:
-            return None
         history = self._history
+        if self._left == 0:
+            if len(history.trials) < self._trials.trials and not history.is_ended:
+                self._log.append({"event": "end"}, flush=True)
+            return None
         number, given = len(history.trials), None
         enqueued = sum(trial.given is not None for trial in history.trials)
         if enqueued < len(self._enqueued):
@@ -171,10 +173,11 @@ class SearchSource(Source):
     @property
     def _left(self) -> int:
         """The trials that may still be asked for."""
-        left = max(0, self._trials.trials - len(self._history.trials))
+        history = self._history
+        left = 0 if history.is_ended else max(0, self._trials.trials - len(history.trials))
         if left and self._until is not None:
             hours = (time.time() - self._directory.description.created) / 3600
-            left = 0 if self._until.holds(decisions.names(self._history, hours), ()) else left
+            left = 0 if self._until.holds(decisions.names(history, hours), ()) else left
         return left
 
     def _job(self, number: int) -> Job:

@@ -40,7 +40,8 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
     assert trials.log is not None
     make(settings.sampler, 0)  # refused now, not after the first job
     enqueued = [_point(trials.space, one) for one in options.enqueue]
-    content = {"event": "begin", "space": asdict(trials.space.masked()), "settings": settings.to_json()}
+    content: dict[str, Any] = {"event": "begin", "space": asdict(trials.space.masked()), "settings": settings.to_json()}
+    content |= {"trials": trials.trials, "until": options.until}
     event = json.loads(json.dumps(plain(content)))  # as it was read
     with trials.log.deciding() as decides:
         before = trials.log.begin

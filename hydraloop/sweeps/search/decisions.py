@@ -26,8 +26,8 @@ def cannot_win(history: History, trial: Trial) -> bool:
 
 
 def prunes(history: History, trial: Trial, settings: Settings) -> bool:
-    """Return whether a trial ends early, after its last validation."""
-    if not trial.curve or len(history.rules) != 1:
+    """Return whether a trial ends early, after the last validation of its curve."""
+    if not trial.curve or len(history.rules) != 1 or max(trial.curve) >= (settings.validations or 0):
         return False
     rule: Rule = history.rules[0]
     others = {one.number: one for one in history.trials if one is not trial}

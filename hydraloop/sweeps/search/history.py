@@ -63,6 +63,8 @@ class History:
     """The trials that were promoted out of each rung."""
     rungs: list[dict[int, float]] = field(default_factory=list)
     """The values of all trials that have reached each rung."""
+    is_ended: bool = False
+    """Whether no further trial is asked for."""
     told: set[int] = field(default_factory=set)
     """The jobs whose end is known."""
 
@@ -76,7 +78,12 @@ class History:
         getattr(self, f"_on_{entries.pop('event')}")(**entries)
 
     def _on_begin(self, **_: Any) -> None:
-        """The space and the settings, at the start and whenever they change. `decisions` reads them."""
+        """The space and the options, at the start and whenever they change."""
+        self.is_ended = False
+
+    def _on_end(self) -> None:
+        """`sweep.until` holds."""
+        self.is_ended = True
 
     def _on_ask(self, trial: int, params: Params, attributes: Mapping[str, Any], given: Params | None = None) -> None:
         assert trial == len(self.trials), "trials are numbered"

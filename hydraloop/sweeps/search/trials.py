@@ -24,7 +24,11 @@ class Trials:
 
     @property
     def count(self) -> int:
-        """The number of jobs, also of those that are not asked for yet."""
+        """The number of jobs, also of those that are not asked for yet, unless `sweep.until` has ended the search."""
+        if self.log is not None:
+            self.log.refresh()
+            if self.log.history.is_ended:
+                return len(self.log.history.trials) * self.space.repeat_count
         return self.trials * self.space.repeat_count
 
     @property

@@ -174,6 +174,7 @@ def test_a_search_ends_at_its_target(tmp_path: Path) -> None:
     loop = search.run()
     history = history_of(search)
     assert len(history.trials) < 200
+    assert SweepDirectory.load(search.directory.path).description.axes.count == len(history.trials)
     assert history.best().values[0] < 0.1
     assert loop.left == []
 
