@@ -83,6 +83,8 @@ def _same_jobs(old: Description, new: Description, draft: SweepDraft) -> Descrip
         UserError: the command line has another config, or not all jobs of the sweep.
     """
     axes = _widened(draft.axes, old.axes)
+    if isinstance(axes, Trials) and axes.log is not None and draft.search is not None:
+        draft.search.check_same(axes.log)
     now = draft.configs(axes)
     changes = [
         f"{choice}: {change}" if choice else str(change)

@@ -45,8 +45,7 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
     event = json.loads(json.dumps(plain(content)))  # as it was read
     with trials.log.deciding() as decides:
         before = trials.log.begin
-        if before and trials.log.history.metrics:  # an objective that no record has may be corrected
-            settings.check_same(Settings.from_json(before["settings"]))
+        settings.check_same(trials.log)
         if decides and before != event:
             earlier = [] if before or options.warm_start is None else _earlier(options.warm_start, trials, settings)
             trials.log.append(event, *earlier, flush=True)

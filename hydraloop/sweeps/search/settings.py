@@ -15,6 +15,7 @@ from hydraloop.run_files.changes import differences
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.search.history import Rule
+from hydraloop.sweeps.search.log import SearchLog
 
 _RULES: dict[str, Rule] = {"max": "greater", "min": "less"}
 _GP_MOST = 200
@@ -51,12 +52,13 @@ class Settings:
         """Return the settings that `to_json` wrote."""
         return cls(**{**content, "constraints": tuple(content["constraints"])})
 
-    def check_same(self, earlier: Settings) -> None:
-        """Refuse to continue a search with other settings.
+    def check_same(self, log: SearchLog) -> None:
+        """Refuse to continue a search with other settings. Before its first result, all may change.
 
         Raises:
             UserError: one has changed.
         """
+        earlier = Settings.from_json(log.begin["settings"]) if log.begin and log.history.metrics else self
         for change in differences(earlier.to_json(), self.to_json()):
             raise UserError(
                 f"the search decides by another value: {change}",
