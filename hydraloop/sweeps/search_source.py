@@ -120,7 +120,7 @@ class SearchSource(Source):
                     for job in grown:
                         self._note_curve(job)
                     self._drop_hopeless()
-                    if asks and (job_ahead := self._promoted() or self._asked()) is not None:
+                    if asks and (job_ahead := self._waiting() or self._promoted() or self._asked()) is not None:
                         self._ahead.append(job_ahead)
                 else:
                     self._sizes.clear()  # to look again

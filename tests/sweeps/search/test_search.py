@@ -76,6 +76,19 @@ def test_under_kills_each_trial_ends_once_and_no_decision_differs(tmp_path: Path
     assert replay(search.directory).differing == []
 
 
+def test_trials_that_a_killed_controller_has_asked_for_start_before_new_ones(tmp_path: Path) -> None:
+    search = Search(tmp_path, options={"trials": 6}, workers=1)
+    search.run()
+    log = search.directory.path / "search.jsonl"
+    events = [event for event in log.read_text().splitlines(keepends=True) if '"ask"' in event or '"begin"' in event]
+    log.write_text("".join(events[:4]))
+    for number in range(6):
+        (search.directory.folder(number) / "job.json").unlink()
+    search = Search(tmp_path, options={"trials": 6}, workers=1)
+    search.run()
+    assert [number for number, _ in search.started] == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_changed_result_or_decision_is_found(tmp_path: Path) -> None:
     search = Search(tmp_path, options={"trials": 12})
     search.run()
