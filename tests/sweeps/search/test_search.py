@@ -12,7 +12,7 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.sweeps import states
-from hydraloop.sweeps.search import sampler
+from hydraloop.sweeps.search import measures, sampler
 from hydraloop.sweeps.search.history import History
 from hydraloop.sweeps.search.sampler import Suggester
 from hydraloop.sweeps.search_replay import replay
@@ -193,6 +193,17 @@ def test_an_objective_that_no_record_has_ends_the_search_and_can_be_corrected(tm
     assert replay(search.directory).differing == []
     with pytest.raises(UserError, match="decides by another value"):
         Search(tmp_path, options={"trials": 6, "objectives": {"loss": "max"}}).run()
+
+
+def test_a_search_that_continues_does_not_read_the_records_of_earlier_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With objectives it would read `metrics.jsonl` of 10,000 jobs."""
+    Search(tmp_path, options={"trials": 6, "objectives": {"loss": "min"}}).run()
+    jobs, measure = list[int](), measures.measure
+    monkeypatch.setattr(measures, "measure", lambda state, *rest: (jobs.append(state.number), measure(state, *rest))[1])
+    Search(tmp_path, options={"trials": 8, "objectives": {"loss": "min"}}).run()
+    assert sorted(jobs) == [6, 7]
 
 
 def test_an_earlier_sweep_is_known_to_the_sampler(tmp_path: Path) -> None:
