@@ -20,7 +20,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order, missing, not_applied
 from hydraloop.engine.settings import seconds_of
-from hydraloop.errors import UserError, any_of, suggestion
+from hydraloop.errors import UserError, any_of, close_names, suggestion
 from hydraloop.hooks import CLASSES
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS as HOOK_GROUPS
 from hydraloop.hooks.shared.selected_hooks import has_schedules, is_left_out, targets
@@ -370,6 +370,8 @@ def _not_a_hook(name: str, hooks: DictConfig, group: str) -> UserError:
         )
     elif isinstance(node, DictConfig):
         remedy = f"Add +{group}.{name}._target_=package.Class. A file in conf/{group}/ begins with: {header}"
+        if close := close_names(name, dict(stored(group)), most=1, cutoff=0.8):
+            remedy = f"Did you mean {close[0]}?"
     else:
         remedy = f"A file in conf/{group}/ begins with the line, before any comment: {header}"
         if name != "_target_":  # typed; not from a file without that line

@@ -16,6 +16,7 @@ from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import resume_command, shown
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.sweeps import states, sweep_description
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -60,20 +61,24 @@ def _of_run(path: Path) -> list[str]:
 
 def _of_sweep(sweep: SweepDirectory) -> list[str]:
     found = sweep.current_states()
-    counts = Counter(state.state for state in found)
+    axes, listed = sweep.description.axes, found
+    count = f"{len(found)} jobs"
+    if isinstance(axes, Trials):
+        listed, count = found[: axes.asked * axes.space.repeat_count], axes.title
+    counts = Counter(state.state for state in listed)
     lines = [
         f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
-        f"{len(found)} jobs: {', '.join(f'{counts[name]} {name}' for name in counts)}",
+        f"{count}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
     ]
     controllers = sweep.controllers().values()
     lines += [f"controller: process {one.processes[0][0]} on {one.host}, since {one.since}" for one in controllers]
     lines += hint(sweep, found)
     for name in _LISTED:
-        listed = [state for state in found if state.state == name]
-        for state in listed[:_MOST]:
+        alike = [state for state in found if state.state == name]
+        for state in alike[:_MOST]:
             lines += _described(state, sweep.name(state.number), sweep.folder(state.number))
-        if len(listed) > _MOST:
-            lines.append(f"and {len(listed) - _MOST} other jobs {name}")
+        if len(alike) > _MOST:
+            lines.append(f"and {len(alike) - _MOST} other jobs {name}")
     return lines
 
 

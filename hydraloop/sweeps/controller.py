@@ -122,6 +122,7 @@ class Controller:
                     self._end(ended)
                 self._pass_signals_on()
                 self.watcher.update()
+            self._prune()  # the source is told of the last ends
         for number, state in self.ended.items():  # another controller may have finished it since
             if state.state != "finished":
                 self.ended[number] = self.directory.state(number)
@@ -131,7 +132,7 @@ class Controller:
         self._look()
         self._start()
         self._prune()
-        return bool(self._running) or (bool(self._elsewhere) and not self._gives_up)
+        return bool(self._running) or ((bool(self._elsewhere) or self.source.waits) and not self._gives_up)
 
     @property
     def stops(self) -> bool:

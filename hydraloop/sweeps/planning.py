@@ -27,7 +27,7 @@ from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
-from hydraloop.sweeps.search import settings
+from hydraloop.sweeps.search import optuna_sweeper, settings
 from hydraloop.sweeps.search.conditions import with_conditions
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.search.trials import Trials
@@ -140,6 +140,7 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     Raises:
         UserError: a mistake in the overrides or in the config files.
     """
+    optuna_sweeper.check(args.overrides)
     lines = arguments.with_hook_options_swept(args.overrides)
     typed = arguments.typed_keys(lines)
     master = command_line.compose_sweep(lines, composer, typed)

@@ -73,7 +73,7 @@ class _Again:
             params, attributes = self._suggester.suggest(history, trial, event["given"])
             return {"trial": len(history.trials), "params": params, "attributes": attributes}
         if kind == "promote":
-            rung, promoted = decisions.promotion(history) or (None, None)
+            rung, promoted = decisions.promotion(history, event["left"]) or (None, None)
             return {"trial": promoted, "rung": rung}
         if kind == "skip":
             return {"trial": trial if decisions.cannot_win(history, history.trials[trial]) else None}

@@ -99,6 +99,7 @@ class SearchSource(Source):
     def next_job(self) -> Job | None:
         """Return a job that was asked for before, one that is promoted, or a new one. Takes as long as an ask."""
         with self._log.deciding() as decides:
+            self.waits = not decides
             if not decides:
                 return None
             self._tell()
@@ -145,11 +146,12 @@ class SearchSource(Source):
 
     def _promoted(self) -> Job | None:
         """Return a paused job that continues."""
-        found = decisions.promotion(self._history)
+        left = self._left
+        found = decisions.promotion(self._history, left)
         if found is None:
             return None
         rung, trial = found
-        self._log.append({"event": "promote", "trial": trial, "rung": rung}, flush=True)
+        self._log.append({"event": "promote", "trial": trial, "rung": rung, "left": left}, flush=True)
         return self._job(trial)
 
     def _asked(self) -> Job | None:

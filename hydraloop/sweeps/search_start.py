@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.errors import UserError
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.sweeps.search import measures
+from hydraloop.sweeps.search.sampler import make
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.search.space import Params, Space, Value
 from hydraloop.sweeps.search.trials import Trials
@@ -37,6 +38,7 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
         OSError: the log cannot be written.
     """
     assert trials.log is not None
+    make(settings.sampler, 0)  # refused now, not after the first job
     enqueued = [_point(trials.space, one) for one in options.enqueue]
     content = {"event": "begin", "space": asdict(trials.space.masked()), "settings": settings.to_json()}
     event = json.loads(json.dumps(plain(content)))  # as it was read

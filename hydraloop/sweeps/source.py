@@ -22,6 +22,9 @@ class Job:
 class Source(Protocol):
     """Gives each job that is not over once, and a paused job again. A resumed sweep has a new source."""
 
+    waits: bool = False
+    """Whether another process decides just now, so that `next_job` has to be called again."""
+
     @property
     def count(self) -> int:
         """The number of jobs that the sweep is to have."""

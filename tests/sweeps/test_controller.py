@@ -240,6 +240,41 @@ def test_a_preempted_job_is_queued_again_and_an_attempt_without_progress_is_a_re
     assert (loop.ended[1].state, loop.code) == (("finished", 0) if attempts == 4 else ("interrupted", 1))
 
 
+def test_a_paused_job_starts_again_in_the_next_sweep_only(make: Make) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number != 1 or request.attempts == 2:
+            return finish(played, request)
+        played.write(request, "running")
+        played.write(replace(request, attempts=request.attempts + 1), "paused")
+        return 75
+
+    for left in ([1], [1], []):
+        loop, played = make(play, max_retries=5, stop_on_failure=True)
+        loop.run()
+        assert played.started.count(1) == 1
+        assert (loop.left, loop.failed, loop.code) == (left, [], 0)
+
+
+def test_a_job_that_another_controller_has_paused_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    monkeypatch.setattr(SweepDirectory, "controllers", lambda self: {"other": None})
+    lock = RunLock(make(finish)[0].directory.folder(1), key="")
+
+    def play(played: Played, request: Request) -> int | None:
+        if request.number == 0:  # meanwhile, the other one starts job 1
+            lock.acquire()
+            played.write(replace(request, number=1, controller="other"), "running")
+        if request.number == 5:
+            played.write(replace(request, number=1, attempts=1, controller="other"), "paused")
+            lock.release()
+        return finish(played, request)
+
+    loop, played = make(play, workers=1)
+    loop.run()
+    assert 1 not in played.started
+    assert loop.left == [1]
+
+
 def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:
     loop, played = make(fail, workers=1, stop_on_failure=True)
     loop.run()

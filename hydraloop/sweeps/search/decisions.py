@@ -46,11 +46,31 @@ def rungs(settings: Settings) -> tuple[int, ...]:
     return () if settings.promote is None else asha.rungs(settings.validations or 0, settings.rung)
 
 
-def promotion(history: History) -> tuple[int, int] | None:
-    """Return a rung and the paused trial that continues from there; None if there is none."""
+def promotion(history: History, left: int) -> tuple[int, int] | None:
+    """Return a rung and the paused trial that continues from there; None if there is none.
+
+    If the search would end without a trial that has trained to its end, the best one of the highest rung continues.
+
+    Args:
+        left: the trials that may still be asked for.
+    """
     if not history.rungs or not history.rules:
         return None
-    return asha.promotion(history.rungs, _left_rung(history), history.rules[0])
+    found = asha.promotion(history.rungs, _left_rung(history), history.rules[0])
+    is_last = not left and all(trial.state != "running" for trial in history.trials)
+    return _foremost(history) if found is None and is_last else found
+
+
+def _foremost(history: History) -> tuple[int, int] | None:
+    """Return the highest rung with a paused trial, and its best one; None if a trial has trained to its end."""
+    if any(trial.state == "complete" for trial in history.trials):
+        return None
+    for rung in reversed(range(len(history.rungs))):
+        values = history.rungs[rung]
+        paused = [one.number for one in history.trials if one.state == "paused" and one.rung == rung]
+        if paused:
+            return rung, min(paused, key=lambda number: (rank((values[number],), history.rules), number))
+    return None
 
 
 def hopeless(history: History, left: int) -> list[int]:
@@ -61,7 +81,7 @@ def hopeless(history: History, left: int) -> list[int]:
     """
     paused = [trial.number for trial in history.trials if trial.state == "paused"]
     running = any(trial.state == "running" for trial in history.trials)
-    if not running and not left and promotion(history) is None:
+    if not running and not left and promotion(history, left) is None:
         return paused
     if not paused or not history.rules:
         return []
@@ -69,7 +89,8 @@ def hopeless(history: History, left: int) -> list[int]:
     never = asha.hopeless(
         history.rungs, _left_rung(history), total, history.rules[0], lost=[one.number for one in _gone(history)]
     )
-    return [number for number in paused if number in never]
+    _, foremost = _foremost(history) or (0, None)
+    return [number for number in paused if number in never and number != foremost]
 
 
 def _gone(history: History) -> list[Trial]:

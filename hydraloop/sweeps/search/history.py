@@ -103,7 +103,8 @@ class History:
     ) -> None:
         trial, repeat = self.of(job)
         self.told.add(job)
-        if trial.state not in ("running", "paused", "failed"):
+        is_late = trial.state == "complete" or (trial.state == "pruned" and state != "complete")
+        if is_late:
             return
         if values is not None and rules is not None and metrics is not None:
             self.rules, self.metrics = tuple(rules), tuple(metrics)
@@ -129,8 +130,8 @@ class History:
         self.rungs[rung][trial] = self.trials[trial].curve[rung + 1] = float(value)
         self.trials[trial].state = "paused"
 
-    def _on_promote(self, trial: int, rung: int) -> None:
-        """A trial continues from a rung."""
+    def _on_promote(self, trial: int, rung: int, left: int) -> None:
+        """A trial continues from a rung. `left` are the trials that could still be asked for."""
         self.promoted[rung].add(trial)
         self.trials[trial].rung, self.trials[trial].state = rung + 1, "running"
 

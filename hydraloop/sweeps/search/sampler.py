@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from hydraloop.errors import not_installed
 from hydraloop.safety.instantiate import instantiate
 from hydraloop.sweeps.search.history import History, Rule, Trial, rank
 from hydraloop.sweeps.search.space import Dimension, Params, Space, Value
@@ -39,7 +38,7 @@ def make(kind: Any, seed: int) -> optuna.samplers.BaseSampler:
         kind: `tpe`, `random`, `nsga2`, `gp`, or a config with a trusted `_target_`, which gets `seed`.
 
     Raises:
-        UserError: Optuna is not installed, or the class is not trusted.
+        UserError: the class is not trusted.
     """
     samplers = imported().samplers
     # Multivariate: dimensions depend on each other. Grouped: conditions. Constant liar: other jobs run meanwhile.
@@ -56,15 +55,9 @@ def make(kind: Any, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def imported() -> Any:
-    """Return Optuna, which reports only errors.
+    """Return Optuna, which reports only errors."""
+    import optuna
 
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise not_installed("optuna", key="sweep.trials") from error
     optuna.logging.set_verbosity(logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna
@@ -113,6 +106,10 @@ class Suggester:
         attributes = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
         self._known.append(_fingerprint(Trial(number, params)))
         return params, attributes
+
+    def study(self, history: History) -> optuna.Study:
+        """Return a new study with the trials of a history."""
+        return self._rebuilt(history, [*history.earlier, *history.trials])
 
     def _updated(self, history: History) -> optuna.Study:
         """Return a study with a history: the one of the last ask, if the trials since have only ended."""

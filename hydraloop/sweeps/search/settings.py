@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from math import ceil
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError, not_installed, suggestion
 from hydraloop.run_files.changes import differences
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.condition import Condition
@@ -75,6 +76,9 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
     Raises:
         UserError: options contradict each other, or the search could not decide by them.
     """
+    for package in ("optuna", *(["scipy"] if options.sampler == "gp" else [])):
+        if find_spec(package) is None:
+            raise not_installed(package, key="sweep.trials", use="chooses the values of a search")
     objectives: dict[str, Rule] = {}
     for name, how in options.objectives.items():
         if how not in _RULES:

@@ -28,6 +28,25 @@ class Trials:
         return self.trials * self.space.repeat_count
 
     @property
+    def asked(self) -> int:
+        """The number of trials that were asked for."""
+        if self.log is None:
+            return 0
+        self.log.refresh()
+        return len(self.log.history.trials)
+
+    @property
+    def title(self) -> str:
+        """How many trials were asked for, before the numbers of jobs by their state."""
+        return f"{self.asked:,} of {self.trials:,} trials; jobs"
+
+    @property
+    def compares_otherwise(self) -> bool:
+        """Whether the best job need not be the one with the best monitored metric."""
+        settings = {} if self.log is None else self.log.begin.get("settings", {})
+        return bool(settings.get("objectives") or settings.get("constraints"))
+
+    @property
     def swept(self) -> tuple[Axis, ...]:
         """The keys that differ between jobs."""
         repeats = [] if self.space.repeats is None else [self.space.repeats]

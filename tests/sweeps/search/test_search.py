@@ -115,6 +115,14 @@ def test_with_asha_a_third_of_each_rung_continues_and_the_others_are_pruned(tmp_
     assert ends(search) == {"finished": len(finished), "pruned": 27 - len(finished)}
 
 
+def test_a_search_with_few_trials_has_one_that_has_trained_to_its_end(tmp_path: Path) -> None:
+    search = Search(tmp_path, options={**ASHA, "trials": 5}, validations=9)
+    search.run()
+    assert ends(search) == {"finished": 1, "pruned": 4}
+    again = replay(search.directory)
+    assert (again.differing, again.counts["told"]) == ([], 5)
+
+
 def test_a_failed_trial_is_not_repeated_by_the_sampler(tmp_path: Path) -> None:
     """Half of the space diverges."""
     search = Search(tmp_path, options={"trials": 40})
