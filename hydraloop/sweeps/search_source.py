@@ -121,7 +121,7 @@ class SearchSource(Source):
                     for job in grown:
                         self._note_curve(job)
                     self._drop_hopeless()
-                    if asks and (job_ahead := self._promoted() or self._asked()) is not None:
+                    if asks and (job_ahead := self._waiting() or self._promoted() or self._asked()) is not None:
                         self._ahead.append(job_ahead)
                 else:
                     self._sizes.clear()  # to look again
@@ -193,21 +193,22 @@ class SearchSource(Source):
         """Write how jobs have ended."""
         for number, state in sorted(self._untold.items()):
             trial, _ = self._history.of(number)
-            told = measures.measure(state, self._directory.run_dir(state), self._settings)
-            metrics: dict[str, Any] = {"metrics": told.metrics, "rules": told.rules} if told.values is not None else {}
-            if state.state == "paused":
-                self._tell_rung(trial, state, metrics)
-            elif number not in self._history.told or (trial.state, told.state) == ("failed", "complete"):
-                if told.metrics and self._settings.prune is not None:
-                    for _ in self._new_curve(trial, state, told.metrics[0]):
-                        pass
-                self._log.append(
-                    {"event": "told", "job": number, "state": told.state, "values": told.values}
-                    | metrics
-                    | {"feasible": told.is_feasible}
-                )
+            if state.state == "paused" or number not in self._history.told or trial.state == "failed":
+                self._tell_one(trial, state)
             del self._untold[number]
             self._settle(trial)
+
+    def _tell_one(self, trial: Trial, state: JobState) -> None:
+        told = measures.measure(state, self._directory.run_dir(state), self._settings)
+        metrics: dict[str, Any] = {"metrics": told.metrics, "rules": told.rules} if told.values is not None else {}
+        if state.state == "paused":
+            self._tell_rung(trial, state, metrics)
+        elif state.number not in self._history.told or told.state == "complete":
+            if told.metrics and self._settings.prune is not None:
+                for _ in self._new_curve(trial, state, told.metrics[0]):
+                    pass
+            event = {"event": "told", "job": state.number, "state": told.state, "values": told.values}
+            self._log.append(event | metrics | {"feasible": told.is_feasible})
 
     def _tell_rung(self, trial: Trial, state: JobState, metrics: dict[str, Any]) -> None:
         rung = self._rungs.index(int(str(state.reason).rpartition("=")[2]))

@@ -12,7 +12,7 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.sweeps import states
-from hydraloop.sweeps.search import sampler
+from hydraloop.sweeps.search import measures, sampler
 from hydraloop.sweeps.search.history import History
 from hydraloop.sweeps.search.sampler import Suggester
 from hydraloop.sweeps.search_replay import replay
@@ -74,6 +74,19 @@ def test_under_kills_each_trial_ends_once_and_no_decision_differs(tmp_path: Path
     assert sum(ends(search).values()) == len(history.trials) == search.trials.count
     assert set(ends(search)) <= {"finished", "pruned"}
     assert replay(search.directory).differing == []
+
+
+def test_trials_that_a_killed_controller_has_asked_for_start_before_new_ones(tmp_path: Path) -> None:
+    search = Search(tmp_path, options={"trials": 6}, workers=1)
+    search.run()
+    log = search.directory.path / "search.jsonl"
+    events = [event for event in log.read_text().splitlines(keepends=True) if '"ask"' in event or '"begin"' in event]
+    log.write_text("".join(events[:4]))
+    for number in range(6):
+        (search.directory.folder(number) / "job.json").unlink()
+    search = Search(tmp_path, options={"trials": 6}, workers=1)
+    search.run()
+    assert [number for number, _ in search.started] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_changed_result_or_decision_is_found(tmp_path: Path) -> None:
@@ -189,6 +202,17 @@ def test_an_objective_that_no_record_has_ends_the_search_and_can_be_corrected(tm
     assert replay(search.directory).differing == []
     with pytest.raises(UserError, match="decides by another value"):
         Search(tmp_path, options={"trials": 6, "objectives": {"loss": "max"}}).run()
+
+
+def test_a_search_that_continues_does_not_read_the_records_of_earlier_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With objectives it would read `metrics.jsonl` of 10,000 jobs."""
+    Search(tmp_path, options={"trials": 6, "objectives": {"loss": "min"}}).run()
+    jobs, measure = list[int](), measures.measure
+    monkeypatch.setattr(measures, "measure", lambda state, *rest: (jobs.append(state.number), measure(state, *rest))[1])
+    Search(tmp_path, options={"trials": 8, "objectives": {"loss": "min"}}).run()
+    assert sorted(jobs) == [6, 7]
 
 
 def test_an_earlier_sweep_is_known_to_the_sampler(tmp_path: Path) -> None:
