@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydraloop.errors import UserError
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.record_log import FILENAME as RECORDS
 from hydraloop.run_files.run_directory import checkpoint_folders
@@ -191,9 +192,11 @@ class SearchSource(Source):
         for number, state in sorted(self._untold.items()):
             trial, _ = self._history.of(number)
             told = measures.measure(state, self._directory.run_dir(state), self._settings)
+            if told.metrics != (self._history.metrics or told.metrics) and told.values is not None:
+                raise self._other_metric(number, told.metrics)
             metrics: dict[str, Any] = {"metrics": told.metrics, "rules": told.rules} if told.values is not None else {}
             if state.state == "paused":
-                self._tell_rung(trial, state, metrics)
+                self._tell_rung(trial, state, {"value": told.values[0] if told.values else "nan"} | metrics)
             elif number not in self._history.told or (trial.state, told.state) == ("failed", "complete"):
                 if told.metrics and self._settings.prune is not None:
                     for _ in self._new_curve(trial, state, told.metrics[0]):
@@ -206,12 +209,16 @@ class SearchSource(Source):
             del self._untold[number]
             self._settle(trial)
 
-    def _tell_rung(self, trial: Trial, state: JobState, metrics: dict[str, Any]) -> None:
+    def _other_metric(self, number: int, metrics: Sequence[str]) -> UserError:
+        problem = f"job {number} monitors {metrics[0]}, and earlier results are values of {self._history.metrics[0]}"
+        remedy = f"Start a search that names a metric of all jobs: 'sweep.objectives={{{metrics[0]}: max}}'."
+        return UserError(problem, key="sweep.objectives", remedy=remedy)
+
+    def _tell_rung(self, trial: Trial, state: JobState, measured: Mapping[str, Any]) -> None:
         rung = self._rungs.index(int(str(state.reason).rpartition("=")[2]))
         reached = self._history.rungs[rung] if rung < len(self._history.rungs) else {}
         if trial.number not in reached:
-            value = "nan" if state.value is None else state.value
-            self._log.append({"event": "rung", "trial": trial.number, "rung": rung, "value": value} | metrics)
+            self._log.append({"event": "rung", "trial": trial.number, "rung": rung, **measured})
 
     def _has_grown(self, job: JobState) -> bool:
         """Return whether a running job has new records, if they decide anything."""

@@ -1,0 +1,50 @@
+"""What a search is told of a job: the objective that was asked for, at rungs too, and one metric for all jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydraloop.sweeps.search_replay import replay
+from hydraloop.sweeps.states import JobState
+from tests.sweeps.search.played import LR, Search, distance
+from tests.sweeps.search.test_search import ASHA, history_of
+
+
+def changed(search: Search, change: Callable[[JobState, tuple[str, ...]], JobState]) -> Search:
+    """Let each job end in another way, by its overrides."""
+    write = search._write
+
+    def changing(played: Any, request: Any, state: JobState) -> None:
+        write(played, request, state if state.value is None else change(state, request.lines))
+
+    search._write = changing  # type: ignore[method-assign]
+    return search
+
+
+def as_time(state: JobState, lines: tuple[str, ...]) -> JobState:
+    """What the job monitors gets worse when its time gets better."""
+    assert state.value is not None
+    return replace(state, seconds=state.value, metric="accuracy", rule="greater", value=1 - state.value)
+
+
+def test_rungs_compare_the_objective_and_not_what_a_job_monitors(tmp_path: Path) -> None:
+    options = {**ASHA, "trials": 9, "objectives": {"time": "min"}}
+    search = changed(Search(tmp_path, options=options, validations=9), as_time)
+    search.run()
+    history = history_of(search)
+    best = min(history.trials, key=lambda trial: distance({key: str(value) for key, value in trial.params.items()}))
+    assert (best.state, history.metrics, history.rules) == ("complete", ("time",), ("less",))
+    assert replay(search.directory).differing == []
+
+
+def test_jobs_that_monitor_other_metrics_are_not_compared(tmp_path: Path) -> None:
+    def other(state: JobState, lines: tuple[str, ...]) -> JobState:
+        return replace(state, metric="accuracy", rule="greater") if "task=b" in lines else state
+
+    loop = changed(Search(tmp_path, (LR, "task=a,b"), {"trials": 20}), other).run()
+    assert loop.problem is not None
+    assert loop.problem.key == "sweep.objectives"
+    assert "monitors" in loop.problem.problem
