@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop.cli.arguments import parse
 from hydraloop.errors import UserError
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.sweeps.search import measures
@@ -63,12 +64,12 @@ def _point(space: Space, given: Any) -> Params:
     if not isinstance(values, dict):
         raise UserError("an entry is not a trial", key=key, remedy="Write 'sweep.enqueue=[{optimizer.lr: 1e-3}]'.")
     dimensions, found = {one.key: one for one in space.searched}, dict[str, Value]()
-    for name, value in ((str(name), value) for name, value in values.items()):
+    for name, value in values.items():
         one = dimensions.get(name)
         if one is None:
             raise UserError(f"{name} is not searched", key=key, remedy=f"Use {', '.join(dimensions)}.")
-        text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
-        found[one.key] = one.read(text, key=key)
+        same = (choice for choice in one.choices if parse([f"{one.element}={choice}"])[0].value() == value)
+        found[one.key] = one.read(next(same, str(value)), key=key)
     return found
 
 
