@@ -89,7 +89,8 @@ def _earlier(path: str, trials: Trials, settings: Settings) -> Iterator[dict[str
             found = True
             told = measures.measure(state, other.run_dir(state), settings)
             values = None if told.values is None or told.state != "complete" else list(told.values)
-            yield {"event": "earlier", "params": params, "values": values, "rules": told.rules, "metrics": told.metrics}
+            content = {"params": params, "values": values, "rules": told.rules, "metrics": told.metrics}
+            yield {"event": "earlier", **content, "feasible": told.is_feasible}
     if not found:
         keys = ", ".join(one.key for one in trials.space.searched)
         remedy = f"Name a sweep whose jobs set {keys}, with values that this search has."

@@ -108,6 +108,6 @@ def test_a_range_with_other_steps_is_no_wider_space(tmp_path: Path) -> None:
         Search(tmp_path / name, (f"task.width=range({low},64,{step})",)).trials
         for name, low, step in (("a", 8, 8), ("b", 4, 8))
     )
-    with pytest.raises(UserError, match="leave no value out|this command line has"):
+    with pytest.raises(UserError, match="this command line has"):
         now.space.widened(earlier.space)
     assert Search(tmp_path / "c", ("task.width=range(0,80,8)",)).trials.space.widened(earlier.space)
