@@ -68,6 +68,7 @@ class SearchSource(Source):
         self._sizes = dict[int, int]()
         """Of the record log of each running job at the last look."""
         self._log.refresh()
+        self._begin = self._log.begin
         for trial in self._history.trials:
             self._settle(trial)
 
@@ -159,6 +160,9 @@ class SearchSource(Source):
         """Return the first job of a new trial; None if the search has all of them."""
         if self._left == 0:
             return None
+        if self._log.begin is not self._begin:
+            problem = "another process continues this search with a wider space, and starts its next jobs"
+            raise UserError(problem, key="sweep.resume", remedy="Give this command the same space to help it.")
         history = self._history
         number, given = len(history.trials), None
         enqueued = sum(trial.given is not None for trial in history.trials)

@@ -22,6 +22,8 @@ from hydraloop.sweeps.search_source import SearchSource
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _KEY = "sweep.warm_start"
+_PATIENCE = 10.0
+"""Seconds to wait for another process that decides. A decision takes less than one."""
 
 
 def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options: DictConfig) -> SearchSource:
@@ -35,7 +37,7 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
 
     Raises:
         UserError: the search had other settings, an enqueued trial is outside the space, or the earlier sweep has no
-            result for it.
+            result for it, or another process holds the log.
         OSError: the log cannot be written.
     """
     assert trials.log is not None
@@ -43,11 +45,14 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
     enqueued = [_point(trials.space, one) for one in options.enqueue]
     content = {"event": "begin", "space": asdict(trials.space.masked()), "settings": settings.to_json()}
     event = json.loads(json.dumps(plain(content)))  # as it was read
-    with trials.log.deciding() as decides:
+    with trials.log.deciding(patience=_PATIENCE) as decides:
+        if not decides:
+            remedy = "Look at it with `python -m hydraloop status`, or try again in a minute."
+            raise UserError("another process of this search does not answer", key="sweep.resume", remedy=remedy)
         before = trials.log.begin
         if before:
             settings.check_same(Settings.from_json(before["settings"]))
-        if decides and before != event:
+        if before != event:
             earlier = [] if before or options.warm_start is None else _earlier(options.warm_start, trials, settings)
             trials.log.append(event, *earlier, flush=True)
     return SearchSource(directory, trials, settings, enqueued, options.until)

@@ -68,6 +68,8 @@ def test_a_key_that_only_one_option_of_a_group_has_is_only_sampled_with_it() -> 
         (f"{FIVE} engine.max_epochs=5,9 sweep.promote=asha", "sweep.promote", "different numbers", "length"),
         ("optimizer.lr=1e-3,1e-2 sweep.prune=median", "sweep.prune", "this sweep is a grid", "sweep.trials=50"),
         (f"{FIVE} sweep.zip=[[optimizer.lr,seed]]", "sweep.zip", "by itself", "Leave"),
+        (f"{FIVE} data.val=null", "sweep.trials", "compares validations", "data.val"),
+        (f"{FIVE} engine.pause_after=2", "engine.pause_after", "does not continue", "sweep.promote=asha"),
         (f"{LR} sweep.trials=0", "sweep.trials", "below 1", "null for a grid"),
     ],
 )  # fmt: skip
