@@ -132,7 +132,8 @@ class Controller:
         self._look()
         self._start()
         self._prune()
-        return bool(self._running) or ((bool(self._elsewhere) or self.source.waits) and not self._gives_up)
+        waits = self.source.waits and not self.stops
+        return bool(self._running) or waits or (bool(self._elsewhere) and not self._gives_up)
 
     @property
     def stops(self) -> bool:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydraloop.errors import UserError
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.record_log import FILENAME as RECORDS
 from hydraloop.run_files.run_directory import checkpoint_folders
@@ -67,6 +68,7 @@ class SearchSource(Source):
         self._sizes = dict[int, int]()
         """Of the record log of each running job at the last look."""
         self._log.refresh()
+        self._begin = self._log.begin
         for trial in self._history.trials:
             self._settle(trial)
 
@@ -157,8 +159,12 @@ class SearchSource(Source):
     def _asked(self) -> Job | None:
         """Return the first job of a new trial; None if the search has all of them."""
         history = self._history
+        is_short = len(history.trials) < self._trials.trials
+        if is_short and self._log.begin["space"] != self._begin["space"]:
+            problem = "another process continues this search with a wider space, and starts its next jobs"
+            raise UserError(problem, key="sweep.resume", remedy="Give this command the same space to help it.")
         if self._left == 0:
-            if len(history.trials) < self._trials.trials and not history.is_ended:
+            if is_short and not history.is_ended:
                 self._log.append({"event": "end"}, flush=True)
             return None
         number, given = len(history.trials), None
@@ -200,9 +206,11 @@ class SearchSource(Source):
 
     def _tell_one(self, trial: Trial, state: JobState) -> None:
         told = measures.measure(state, self._directory.run_dir(state), self._settings)
+        if told.values is not None and told.metrics != (self._history.metrics or told.metrics):
+            raise self._other_metric(state.number, told.metrics)
         metrics: dict[str, Any] = {"metrics": told.metrics, "rules": told.rules} if told.values is not None else {}
         if state.state == "paused":
-            self._tell_rung(trial, state, metrics)
+            self._tell_rung(trial, state, {"value": told.values[0] if told.values else "nan"} | metrics)
         elif state.number not in self._history.told or told.state == "complete":
             if told.metrics and self._settings.prune is not None:
                 for _ in self._new_curve(trial, state, told.metrics[0]):
@@ -210,12 +218,16 @@ class SearchSource(Source):
             event = {"event": "told", "job": state.number, "state": told.state, "values": told.values}
             self._log.append(event | metrics | {"feasible": told.is_feasible})
 
-    def _tell_rung(self, trial: Trial, state: JobState, metrics: dict[str, Any]) -> None:
+    def _other_metric(self, number: int, metrics: Sequence[str]) -> UserError:
+        problem = f"job {number} monitors {metrics[0]}, and earlier results are values of {self._history.metrics[0]}"
+        remedy = f"Start a search that names a metric of all jobs: 'sweep.objectives={{{metrics[0]}: max}}'."
+        return UserError(problem, key="sweep.objectives", remedy=remedy)
+
+    def _tell_rung(self, trial: Trial, state: JobState, measured: Mapping[str, Any]) -> None:
         rung = self._rungs.index(int(str(state.reason).rpartition("=")[2]))
         reached = self._history.rungs[rung] if rung < len(self._history.rungs) else {}
         if trial.number not in reached:
-            value = "nan" if state.value is None else state.value
-            self._log.append({"event": "rung", "trial": trial.number, "rung": rung, "value": value} | metrics)
+            self._log.append({"event": "rung", "trial": trial.number, "rung": rung, **measured})
 
     def _has_grown(self, job: JobState) -> bool:
         """Return whether a running job has new records, if they decide anything."""

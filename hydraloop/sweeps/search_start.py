@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop.cli.arguments import parse
 from hydraloop.errors import UserError
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.sweeps.search import measures
@@ -21,6 +22,8 @@ from hydraloop.sweeps.search_source import SearchSource
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _KEY = "sweep.warm_start"
+_PATIENCE = 10.0
+"""Seconds to wait for another process that decides. A decision takes less than one."""
 
 
 def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options: DictConfig) -> SearchSource:
@@ -34,7 +37,7 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
 
     Raises:
         UserError: the search had other settings, an enqueued trial is outside the space, or the earlier sweep has no
-            result for it.
+            result for it, or another process holds the log.
         OSError: the log cannot be written.
     """
     assert trials.log is not None
@@ -43,10 +46,13 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
     content: dict[str, Any] = {"event": "begin", "space": asdict(trials.space.masked()), "settings": settings.to_json()}
     content |= {"trials": trials.trials, "until": options.until}
     event = json.loads(json.dumps(plain(content)))  # as it was read
-    with trials.log.deciding() as decides:
+    with trials.log.deciding(patience=_PATIENCE) as decides:
+        if not decides:
+            remedy = "Look at it with `python -m hydraloop status`, or try again in a minute."
+            raise UserError("another process of this search does not answer", key="sweep.resume", remedy=remedy)
         before = trials.log.begin
         settings.check_same(trials.log)
-        if decides and before != event:
+        if before != event:
             earlier = [] if before or options.warm_start is None else _earlier(options.warm_start, trials, settings)
             trials.log.append(event, *earlier, flush=True)
     return SearchSource(directory, trials, settings, enqueued, options.until)
@@ -67,8 +73,8 @@ def _point(space: Space, given: Any) -> Params:
         one = dimensions.get(name)
         if one is None:
             raise UserError(f"{name} is not searched", key=key, remedy=f"Use {', '.join(dimensions)}.")
-        text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
-        found[one.key] = one.read(text, key=key)
+        same = (choice for choice in one.choices if parse([f"{one.element}={choice}"])[0].value() == value)
+        found[one.key] = one.read(next(same, str(value)), key=key)
     return found
 
 
@@ -88,7 +94,8 @@ def _earlier(path: str, trials: Trials, settings: Settings) -> Iterator[dict[str
             found = True
             told = measures.measure(state, other.run_dir(state), settings)
             values = None if told.values is None or told.state != "complete" else list(told.values)
-            yield {"event": "earlier", "params": params, "values": values, "rules": told.rules, "metrics": told.metrics}
+            content = {"params": params, "values": values, "rules": told.rules, "metrics": told.metrics}
+            yield {"event": "earlier", **content, "feasible": told.is_feasible}
     if not found:
         keys = ", ".join(one.key for one in trials.space.searched)
         remedy = f"Name a sweep whose jobs set {keys}, with values that this search has."

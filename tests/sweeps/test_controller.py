@@ -167,6 +167,16 @@ def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: M
     assert played.most == 1
 
 
+def test_a_sweep_that_stops_after_a_failure_does_not_wait_for_its_source(make: Make) -> None:
+    class Waiting(Grid):
+        waits = True  # another process decides
+
+    loop, played = make(fail, workers=1, stop_on_failure=True)
+    loop.source = Waiting(loop.directory.description.axes)
+    loop.run()
+    assert played.started == [0]
+
+
 def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: Make) -> None:
     make(lambda played, request: fail(played, request) if request.number == 2 else finish(played, request))[0].run()
     loop, played = make(finish)

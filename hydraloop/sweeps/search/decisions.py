@@ -18,7 +18,7 @@ def open_jobs(history: History, trial: Trial) -> list[int]:
 
 def cannot_win(history: History, trial: Trial) -> bool:
     """Return whether a trial gets no further jobs: its mean is worse than each job of the best trial."""
-    best = history.best()
+    best = history.best(earlier=False)
     if best is None or not trial.results or len(trial.results) == history.repeats:
         return False
     worst = max(rank(values, history.rules) for values in best.results.values())

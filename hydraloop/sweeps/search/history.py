@@ -89,8 +89,10 @@ class History:
         assert trial == len(self.trials), "trials are numbered"
         self.trials.append(Trial(trial, params, given, attributes))
 
-    def _on_earlier(self, params: Params, values: list[float] | None, rules: list[Rule], metrics: list[str]) -> None:
-        trial = Trial(-1, params, state="failed" if values is None else "complete")
+    def _on_earlier(
+        self, params: Params, values: list[float] | None, rules: list[Rule], metrics: list[str], feasible: bool = True
+    ) -> None:
+        trial = Trial(-1, params, state="failed" if values is None else "complete", is_feasible=feasible)
         if values is not None:
             trial.results[0] = tuple(values)
             self.rules, self.metrics = tuple(rules), tuple(metrics)
@@ -110,7 +112,7 @@ class History:
     ) -> None:
         trial, repeat = self.of(job)
         self.told.add(job)
-        is_late = trial.state == "complete" or (trial.state == "pruned" and state != "complete")
+        is_late = trial.state == "complete" or (trial.state in ("pruned", "failed") and state != "complete")
         if is_late:
             return
         if values is not None and rules is not None and metrics is not None:
@@ -154,14 +156,18 @@ class History:
         """Return the number of a job of a trial."""
         return trial.number * self.repeats + repeat
 
-    def best(self) -> Trial | None:
+    def best(self, *, earlier: bool = True) -> Trial | None:
         """Return the best feasible trial that is complete, with one objective; None if there is none.
 
         A trial whose jobs were not all run is not compared.
+
+        Args:
+            earlier: whether it may be one of an earlier search, which is a single job.
         """
         if len(self.rules) != 1:
             return None
-        full = [one for one in [*self.earlier, *self.trials] if one.state == "complete" and one.is_feasible]
+        trials = [*self.earlier, *self.trials] if earlier else self.trials
+        full = [one for one in trials if one.state == "complete" and one.is_feasible]
         found = [one for one in full if one.number < 0 or len(one.results) == self.repeats]
         return min(found, key=lambda one: (rank(one.values, self.rules), one.number), default=None)
 

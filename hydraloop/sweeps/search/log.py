@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from hydraloop.sweeps.search.history import Event, History
 FILENAME = "search.jsonl"
 LOCK = ".search"
 """A folder with the lock of the process that decides."""
+_POLL = 0.05
+"""Seconds between two attempts to acquire that lock."""
 
 
 class SearchLog:
@@ -85,11 +88,18 @@ class SearchLog:
         return UserError(f"line {self._line + 1} of {self._path} is damaged", key="sweep.resume", remedy=remedy)
 
     @contextmanager
-    def deciding(self) -> Iterator[bool]:
-        """In the body, be the one that decides, with all events read. Yields False if another process is."""
-        if self._lock.try_acquire(renew=False) is not None:
-            yield False
-            return
+    def deciding(self, *, patience: float = 0.0) -> Iterator[bool]:
+        """In the body, be the one that decides, with all events read. Yields False if another process is.
+
+        Args:
+            patience: seconds to wait for that process.
+        """
+        until = time.monotonic() + patience
+        while self._lock.try_acquire(renew=False) is not None:
+            if time.monotonic() >= until:
+                yield False
+                return
+            time.sleep(_POLL)
         try:
             self.refresh()
             yield True

@@ -109,6 +109,13 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
         problem = f"a Gaussian process takes seconds to suggest a trial after {_GP_MOST} trials"
         raise UserError(problem, key="sweep.sampler", remedy=f"Use sweep.sampler=tpe, or sweep.trials={_GP_MOST}.")
     validations = _validations(configs, options) if options.prune or options.promote else None
+    for cfg in configs:
+        if None in (cfg.engine.val_interval, cfg.data.get("val")):
+            remedy = "Set data.val and engine.val_interval=1."
+            raise UserError("a search compares validations, and a job has none", key="sweep.trials", remedy=remedy)
+        if cfg.engine.pause_after is not None:
+            remedy = "Leave engine.pause_after out. To pause trials: sweep.promote=asha"
+            raise UserError("a search does not continue such a job", key="engine.pause_after", remedy=remedy)
     if options.until is not None:
         Condition(str(options.until), UNTIL, key="sweep.until")
     for text in options.constraints:

@@ -45,6 +45,11 @@ class Dimension:
         """Whether there is nothing to choose."""
         return len(self.choices) == 1
 
+    @property
+    def line(self) -> str:
+        """The override of a constant. `~key` has no value."""
+        return f"{self.element}={self.choices[0]}" if self.choices[0] or self.element[0] != "~" else self.element
+
     def is_active(self, params: Params) -> bool:
         """Return whether a trial with these values sets the key."""
         return all(params.get(key) in allowed for key, allowed in self.only.items())
@@ -67,19 +72,27 @@ class Dimension:
         value: Value = text
         if not self.choices:
             try:
-                value = int(float(text)) if self.is_int else float(text)
+                value = float(text)
+                value = int(value) if self.is_int and value.is_integer() else value
             except ValueError:
                 value = math.nan
-        if not (value in self.choices if self.choices else self.low <= float(value) <= self.high):
+        if not (value in self.choices if self.choices else self._has(value)):
             raise UserError(f"{text} is not in {self}", key=key, remedy="Use one of its values.")
         return value
+
+    def _has(self, value: Any) -> bool:
+        """Return whether a number is between the ends, and at a step."""
+        if not self.low <= value <= self.high or (self.is_int and not isinstance(value, int)):
+            return False
+        steps = 0.0 if self.step is None else (value - self.low) / self.step
+        return math.isclose(steps, round(steps), abs_tol=1e-8)
 
     def contains(self, other: Dimension) -> bool:
         """Return whether each value of another dimension is one of this one, with the same scale."""
         if self.choices:
             return set(self.choices) >= set(other.choices) and bool(other.choices)
         kind = (self.step, self.is_int, self.is_log) == (other.step, other.is_int, other.is_log)
-        return kind and not other.choices and self.low <= other.low <= other.high <= self.high
+        return kind and not other.choices and all(map(self._has, other.ends()))
 
     def __str__(self) -> str:
         """Return the override, as one would type it."""
@@ -118,7 +131,7 @@ class Space:
         Args:
             repeat: the number of the job in its trial, from 0.
         """
-        constant = [f"{one.element}={one.choices[0]}" for one in self.dimensions if one.is_constant]
+        constant = [one.line for one in self.dimensions if one.is_constant]
         return (*constant, *self.chosen(params, repeat))
 
     def chosen(self, params: Params, repeat: int = 0) -> tuple[str, ...]:
@@ -160,9 +173,7 @@ class Space:
     def masked(self) -> Space:
         """Return the space with secrets masked. Only constants have any."""
         masked = [
-            replace(one, choices=(mask_overrides([f"{one.element}={one.choices[0]}"])[0].partition("=")[2],))
-            if one.is_constant
-            else one
+            replace(one, choices=(mask_overrides([one.line])[0].partition("=")[2],)) if one.is_constant else one
             for one in self.dimensions
         ]
         return replace(self, dimensions=tuple(masked))
@@ -239,8 +250,7 @@ def _number(key: str, override: Override) -> Dimension:
         is_int = isinstance(start, int)
     else:
         listed = [float(text) for text in override.sweep_string_iterator()] or [0.0, -1.0]
-        low, high, step = listed[0], listed[-1], abs(float(value.step))
-        low, high = min(low, high), max(low, high)
+        low, high, step = min(listed), max(listed), abs(float(value.step))  # in any order: shuffle(range(…))
         is_int = isinstance(start, int) and isinstance(value.step, int)
     is_log = _LOG in value.tags
     if not low < high or (is_log and low <= 0):

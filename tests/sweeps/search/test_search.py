@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import threading
+import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from hydraloop.errors import UserError
 from hydraloop.sweeps import states
 from hydraloop.sweeps.search import measures, sampler
 from hydraloop.sweeps.search.history import History
+from hydraloop.sweeps.search.log import SearchLog
 from hydraloop.sweeps.search.sampler import Suggester
 from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -176,6 +180,49 @@ def test_a_search_goes_on_with_more_trials_and_a_wider_space_but_no_other_sample
         narrower.trials.widened(narrower.directory.description.axes)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="sampler"):
         Search(tmp_path, ("optimizer.lr=tag(log,interval(1e-5,1))",), {"trials": 15, "sampler": "random"}).run()
+
+
+def widened(folder: Path, options: dict[str, object]) -> Search:
+    wider = Search(folder, ("optimizer.lr=tag(log,interval(1e-6,10))",), options)
+    description = wider.directory.description
+    wider.directory.widen(replace(description, axes=wider.trials.widened(description.axes)))  # type: ignore[arg-type]
+    return wider
+
+
+def test_a_controller_ends_when_another_one_has_widened_the_space(tmp_path: Path) -> None:
+    """It would suggest values of the old space, and could not tell the sampler of values outside it."""
+    search = Search(tmp_path, options={"trials": 30})
+
+    def loss(values: Mapping[str, str]) -> float:
+        if len(search.started) == 4:
+            widened(tmp_path, {"trials": 30, "until": "stale > 6"}).run()
+        return distance(values)
+
+    search.loss = loss
+    problem = search.run().problem
+    assert problem is not None
+    assert "wider space" in problem.problem
+    assert widened(tmp_path, {"trials": 30}).run().left == []
+    assert replay(search.directory).differing == []
+
+
+def test_the_start_of_a_controller_waits_until_another_one_has_decided(tmp_path: Path) -> None:
+    """Otherwise its space would not be in the log."""
+    search = Search(tmp_path, options={"trials": 5})
+    search.run()
+    other = SearchLog(search.directory.path, 1)
+
+    def decide() -> None:
+        with other.deciding():
+            deciding.set()
+            time.sleep(0.2)
+
+    deciding, thread = threading.Event(), threading.Thread(target=decide)
+    thread.start()
+    deciding.wait()
+    widened(tmp_path, {"trials": 8}).run()
+    thread.join()
+    assert replay(search.directory).differing == []
 
 
 def _fields(description):  # type: ignore[no-untyped-def]  # of a dataclass with slots

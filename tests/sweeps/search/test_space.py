@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.sweeps.search.trials import Trials
 from tests.config.composed import composer
+from tests.sweeps.search.played import Search
+from tests.sweeps.search.test_search import history_of
 from tests.sweeps.test_planning import planned
 
 LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
@@ -64,6 +68,8 @@ def test_a_key_that_only_one_option_of_a_group_has_is_only_sampled_with_it() -> 
         (f"{FIVE} engine.max_epochs=5,9 sweep.promote=asha", "sweep.promote", "different numbers", "length"),
         ("optimizer.lr=1e-3,1e-2 sweep.prune=median", "sweep.prune", "this sweep is a grid", "sweep.trials=50"),
         (f"{FIVE} sweep.zip=[[optimizer.lr,seed]]", "sweep.zip", "by itself", "Leave"),
+        (f"{FIVE} data.val=null", "sweep.trials", "compares validations", "data.val"),
+        (f"{FIVE} engine.pause_after=2", "engine.pause_after", "does not continue", "sweep.promote=asha"),
         (f"{LR} sweep.trials=0", "sweep.trials", "below 1", "null for a grid"),
     ],
 )  # fmt: skip
@@ -73,3 +79,37 @@ def test_a_mistake_is_one_message_before_a_job_starts(typed: str, key: str, prob
     assert caught.value.key == key
     assert problem in caught.value.problem
     assert remedy in (caught.value.remedy or "")
+
+
+def test_a_trial_sets_and_deletes_what_was_typed() -> None:
+    with composer() as opened:
+        plan, checked = planned(
+            f"-m {LR} ~default_hooks.timer optimizer.weight_decay=shuffle(range(0,9)) sweep.trials=5", opened
+        )
+    assert "~default_hooks.timer" in plan.axes.lines(0)
+    assert all("timer" not in cfg.default_hooks for cfg in checked)
+    assert {0, 8} <= {cfg.optimizer.weight_decay for cfg in checked}
+
+
+def test_enqueued_values_are_those_of_yaml_and_must_be_in_the_space(tmp_path: Path) -> None:
+    overrides = (LR, "task.x=true,null,'a b',[1, 2]", "task.width=range(8,64,8)")
+    given = [{"task.x": None}, {"task.x": "a b"}, {"task.x": True}, {"task.x": [1, 2]}, {"task.width": 56.0}]
+    search = Search(tmp_path / "a", overrides, {"trials": 5, "enqueue": given})
+    search.run()
+    trials = history_of(search).trials
+    assert [trial.params["task.x"] for trial in trials[:4]] == ["null", "'a b'", "True", "[1,2]"]
+    assert trials[4].params["task.width"] == 56
+    for wrong in (10, 64, 8.5, float("inf"), float("nan"), "a"):
+        with pytest.raises(UserError, match=r"is not in task\.width=range\(8,64,8\)"):
+            Search(tmp_path / "b", overrides, {"enqueue": [{"task.width": wrong}]}).run()
+
+
+def test_a_range_with_other_steps_is_no_wider_space(tmp_path: Path) -> None:
+    """Optuna raises for trials that are not in the space."""
+    earlier, now = (
+        Search(tmp_path / name, (f"task.width=range({low},64,{step})",)).trials
+        for name, low, step in (("a", 8, 8), ("b", 4, 8))
+    )
+    with pytest.raises(UserError, match="this command line has"):
+        now.space.widened(earlier.space)
+    assert Search(tmp_path / "c", ("task.width=range(0,80,8)",)).trials.space.widened(earlier.space)
