@@ -108,6 +108,9 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
     if sampler == "gp" and options.trials > _GP_MOST:
         problem = f"a Gaussian process takes seconds to suggest a trial after {_GP_MOST} trials"
         raise UserError(problem, key="sweep.sampler", remedy=f"Use sweep.sampler=tpe, or sweep.trials={_GP_MOST}.")
+    if options.retry_failed:
+        remedy = "Leave it out. sweep.max_retries=2 starts a job again as soon as it has failed."
+        raise UserError("a search does not run failed trials again", key="sweep.retry_failed", remedy=remedy)
     validations = _validations(configs, options) if options.prune or options.promote else None
     for cfg in configs:
         if None in (cfg.engine.val_interval, cfg.data.get("val")):

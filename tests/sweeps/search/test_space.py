@@ -59,6 +59,7 @@ def test_a_key_that_only_one_option_of_a_group_has_is_only_sampled_with_it() -> 
         ("engine.max_epochs=interval(3,9) sweep.trials=5", "engine.max_epochs", "to Integer", "=int(interval(3,9))"),
         (f"{FIVE} sweep.sampler=cma", "sweep.sampler", "'cma' is unknown", "tpe"),
         (f"{LR} sweep.trials=500 sweep.sampler=gp", "sweep.sampler", "takes seconds", "sweep.trials=200"),
+        (f"{FIVE} sweep.retry_failed=true", "sweep.retry_failed", "does not run failed trials", "sweep.max_retries=2"),
         (f"{FIVE} sweep.prune=median engine.val_interval=null", "sweep.prune", "not known", "val_interval=1"),
         (f"{FIVE} sweep.promote=asha sweep.rung=20", "sweep.rung", "a run has 20", "sweep.rung=1"),
         (f"{FIVE} sweep.promote=asha sweep.prune=median", "sweep.prune", "either prunes", "Leave"),
