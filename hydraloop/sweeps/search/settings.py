@@ -107,6 +107,9 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
         problem = f"a Gaussian process takes seconds to suggest a trial after {_GP_MOST} trials"
         raise UserError(problem, key="sweep.sampler", remedy=f"Use sweep.sampler=tpe, or sweep.trials={_GP_MOST}.")
     validations = _validations(configs, options) if options.prune or options.promote else None
+    if options.retry_failed:
+        remedy = "Leave it out. To run values again: 'sweep.enqueue=[{optimizer.lr: 1e-3}]'"
+        raise UserError("a trial that has failed is not run again", key="sweep.retry_failed", remedy=remedy)
     for cfg in configs:
         if None in (cfg.engine.val_interval, cfg.data.get("val")):
             remedy = "Set data.val and engine.val_interval=1."

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hydraloop.errors import UserError
+from hydraloop.sweeps.search.conditions import with_conditions
 from hydraloop.sweeps.search.trials import Trials
 from tests.config.composed import composer
 from tests.sweeps.search.played import Search
@@ -49,6 +51,19 @@ def test_a_key_that_only_one_option_of_a_group_has_is_only_sampled_with_it() -> 
     assert lines == ("optimizer=adamw", "optimizer.lr=0.01")
 
 
+def test_a_key_may_depend_on_two_groups(tmp_path: Path) -> None:
+    typed = ("model=cnn,mlp", "norm=batch,none,group", "norm.groups=1,2", "model.norm.rate=interval(0,1)", "a=1")
+    space = Search(tmp_path, typed).trials.space
+
+    def has(lines: Sequence[str], key: str) -> bool:
+        """The default model has no norm."""
+        chosen = {"model": "mlp", "norm": "batch", **dict(line.split("=") for line in lines)}
+        return key != "model.norm.rate" or (chosen["model"] == "cnn" and chosen["norm"] != "none")
+
+    rate = next(one for one in with_conditions(space, ("model", "norm"), has).dimensions if one.only)
+    assert (rate.key, rate.only) == ("model.norm.rate", {"model": ("cnn",), "norm": ("batch", "group")})
+
+
 @pytest.mark.parametrize(
     ("typed", "key", "problem", "remedy"),
     [
@@ -70,6 +85,7 @@ def test_a_key_that_only_one_option_of_a_group_has_is_only_sampled_with_it() -> 
         (f"{FIVE} sweep.zip=[[optimizer.lr,seed]]", "sweep.zip", "by itself", "Leave"),
         (f"{FIVE} data.val=null", "sweep.trials", "compares validations", "data.val"),
         (f"{FIVE} engine.pause_after=2", "engine.pause_after", "does not continue", "sweep.promote=asha"),
+        (f"{FIVE} sweep.retry_failed=true", "sweep.retry_failed", "not run again", "sweep.enqueue"),
         (f"{LR} sweep.trials=0", "sweep.trials", "below 1", "null for a grid"),
     ],
 )  # fmt: skip
