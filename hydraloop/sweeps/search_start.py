@@ -69,7 +69,7 @@ def _point(space: Space, given: Any) -> Params:
     if not isinstance(values, dict):
         raise UserError("an entry is not a trial", key=key, remedy="Write 'sweep.enqueue=[{optimizer.lr: 1e-3}]'.")
     dimensions, found = {one.key: one for one in space.searched}, dict[str, Value]()
-    for name, value in values.items():
+    for name, value in ((str(name), value) for name, value in values.items()):
         one = dimensions.get(name)
         if one is None:
             raise UserError(f"{name} is not searched", key=key, remedy=f"Use {', '.join(dimensions)}.")

@@ -9,6 +9,7 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.sweeps.search.conditions import with_conditions
+from hydraloop.sweeps.search.space import Dimension, Space
 from hydraloop.sweeps.search.trials import Trials
 from tests.config.composed import composer
 from tests.sweeps.search.played import Search
@@ -129,3 +130,15 @@ def test_a_range_with_other_steps_is_no_wider_space(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this command line has"):
         now.space.widened(earlier.space)
     assert Search(tmp_path / "c", ("task.width=range(0,80,8)",)).trials.space.widened(earlier.space)
+
+
+def test_a_wider_group_may_have_options_with_and_without_a_key() -> None:
+    def space(choices: str, *having: str) -> Space:
+        number = Dimension("o.m", "o.m", low=0.0, high=1.0, only={"o": having} if having else {})
+        return Space((Dimension("o", "o", tuple(choices.split(","))), number))
+
+    wider = space("sgd,adamw,rmsprop,lion", "sgd", "rmsprop")
+    assert wider.widened(space("sgd,adamw", "sgd")) is wider
+    assert wider.widened(space("rmsprop,sgd")) is wider
+    with pytest.raises(UserError, match=r"o\.m"):
+        wider.widened(space("sgd,adamw", "adamw"))
