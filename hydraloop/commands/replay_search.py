@@ -6,6 +6,7 @@ import argparse
 
 from hydraloop.errors import UserError, printable
 from hydraloop.safety import working_directory
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -19,6 +20,7 @@ def run(args: argparse.Namespace) -> int:
     if args.overrides or args.pdb:
         remedy = "Leave them out. To replay one job, name its directory: replay <sweep>/<job> iteration=<n>"
         raise UserError("a search has no iterations: this command line has arguments of a run", remedy=remedy)
+    ALLOWLIST.distrust(args.run)
     working_directory.trust(["replay", str(args.run)], args.run, args.trusted)
     found = replay(SweepDirectory.load(args.run, key="run"))
     counts = ", ".join(f"{count:,} {kind}" for kind, count in found.counts.items())

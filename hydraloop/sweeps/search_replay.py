@@ -40,16 +40,24 @@ def replay(directory: SweepDirectory) -> Replay:
         problem = f"{directory.path} is a grid, which decides nothing"
         raise UserError(problem, remedy="Name the directory of a search, or of a run with iteration=<n>.")
     found, again = Replay(), _Again(SearchLog(directory.path, trials.space.repeat_count))
-    for event in again.log.events():
-        kind = event["event"]
-        expected = _of_job(directory, event, again) if kind == "told" else again.decided(event)
-        if expected is not None:
-            found.counts[kind] += 1
-            if not _equal(expected, event):
-                found.differing.append(f"{kind} {event.get('trial', event.get('job'))}: {expected}, not {dict(event)}")
-        if kind == "begin":
-            again.begin(event)
+    try:
+        for event in again.log.events():
+            _compare(directory, event, again, found)
+    except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
+        raise again.log.damaged() from error
     return found
+
+
+def _compare(directory: SweepDirectory, event: Event, again: _Again, found: Replay) -> None:
+    """Decide again what an event of the log says, before it is added to the history."""
+    kind = event["event"]
+    expected = _of_job(directory, event, again) if kind == "told" else again.decided(event)
+    if expected is not None:
+        found.counts[kind] += 1
+        if not _equal(expected, event):
+            found.differing.append(f"{kind} {event.get('trial', event.get('job'))}: {expected}, not {dict(event)}")
+    if kind == "begin":
+        again.begin(event)
 
 
 class _Again:

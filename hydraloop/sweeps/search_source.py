@@ -95,8 +95,10 @@ class SearchSource(Source):
         if state.state == "paused":
             self._given.discard(state.number)
         if state.state == "pruned" and self._settings.promote is not None:
-            for checkpoint in candidates(*checkpoint_folders(self._directory.run_dir(state))):
-                checkpoint.unlink(missing_ok=True)
+            run_dir = self._directory.run_dir(state)
+            if run_dir.resolve().is_relative_to(self._directory.path.resolve()):  # `job.json` may be somebody else's
+                for checkpoint in candidates(*checkpoint_folders(run_dir)):
+                    checkpoint.unlink(missing_ok=True)
 
     def next_job(self) -> Job | None:
         """Return a job that was asked for before, one that is promoted, or a new one. Takes as long as an ask."""

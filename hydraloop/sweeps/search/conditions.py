@@ -24,10 +24,12 @@ def with_conditions(space: Space, groups: Sequence[str], has: Callable[[Sequence
     def condition(one: Dimension) -> Dimension:
         if one.element.startswith("+") or one.key in groups:
             return one
+        only, needed = dict[str, tuple[str, ...]](), constants
         for group in chosen:
-            found = [choice for choice in group.choices if has((*constants, f"{group.element}={choice}"), one.key)]
-            if found and len(found) < len(group.choices):
-                return replace(one, only={group.key: tuple(found)})
-        return one
+            lines = {choice: f"{group.element}={choice}" for choice in group.choices}
+            found = [choice for choice, line in lines.items() if has((*needed, line), one.key)]
+            if found and len(found) < len(lines):
+                only[group.key], needed = tuple(found), (*needed, lines[found[0]])
+        return replace(one, only=only)
 
     return replace(space, dimensions=tuple(condition(one) for one in space.dimensions))

@@ -70,20 +70,21 @@ class SearchLog:
         try:
             event: Event = json.loads(line)
         except ValueError as error:
-            raise self._damaged() from error
+            raise self.damaged() from error
         return event
 
     def _add(self, event: Event, line: bytes) -> None:
         try:
             self.history.apply(event)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, AssertionError) as error:
-            raise self._damaged() from error
+            raise self.damaged() from error
         if event["event"] == "begin":
             self.begin = event
         self._offset += len(line)
         self._line += 1
 
-    def _damaged(self) -> UserError:
+    def damaged(self) -> UserError:
+        """Return the error that the next line cannot be read."""
         remedy = "Copy that file again, or start a new search."
         return UserError(f"line {self._line + 1} of {self._path} is damaged", key="sweep.resume", remedy=remedy)
 

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError, not_installed, suggestion
 from hydraloop.run_files.changes import differences
+from hydraloop.safety.secrets import masked
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.search.history import Rule
@@ -44,8 +45,9 @@ class Settings:
     constraints: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings for the log."""
-        return asdict(self)
+        """Return the settings for the log, with secrets masked."""
+        content: dict[str, Any] = masked(asdict(self))
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Settings:

@@ -190,13 +190,21 @@ class Space:
             problem = "the search is over {}; this command line has {}".format(*listed)
             raise UserError(problem, key="sweep.resume", remedy=f"Give the same keys. {_NEW}")
         for key, old in before.items():
-            if not now[key].contains(old) or now[key].only != old.only:
+            if not now[key].contains(old) or _conditions(now[key], before) != _conditions(old, before):
                 remedy = f"Widen it, but leave no value out. {_NEW}"
                 raise UserError(f"the search has {old}; this command line has {now[key]}", key=key, remedy=remedy)
         return self
 
 
 _NEW = "To start a new search, leave sweep.resume and hydra.sweep.dir out."
+
+
+def _conditions(one: Dimension, groups: Mapping[str, Dimension]) -> dict[str, set[str]]:
+    """Return the conditions of a dimension among the options that `groups` have."""
+    options = {key: set(groups[key].choices) for key in one.only}
+    return {
+        key: found for key, allowed in one.only.items() if (found := options[key].intersection(allowed)) != options[key]
+    }
 
 
 def _repeats(space: Space) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import threading
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from hydraloop.commands import dispatch
 from hydraloop.errors import UserError
+from hydraloop.safety import working_directory
 from hydraloop.sweeps import states
 from hydraloop.sweeps.search import measures, sampler
 from hydraloop.sweeps.search.history import History
@@ -314,3 +317,46 @@ def test_after_many_trials_tpe_knows_the_best_and_the_newest(tmp_path: Path, mon
     assert (len(known), known[5:]) == (5 + 35, list(range(40, 75)))
     assert 3 in known
     assert known[:5] == sorted(known[:5])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "{}",
+        '{"event": "ask"}',
+        '{"event": "skip", "trial": 99}',
+        '{"event": "told", "job": 77, "state": "failed"}',
+        '{"event": "begin", "space": {}, "settings": {}}',
+        '{"event": "init__"}',
+    ],
+)
+def test_the_log_of_somebody_else_may_have_anything(tmp_path: Path, line: str) -> None:
+    search = Search(tmp_path, options={"trials": 2})
+    search.run()
+    log = search.directory.path / "search.jsonl"
+    count = len(log.read_text().splitlines())
+    log.write_text(log.read_text() + line + "\n")
+    with pytest.raises(UserError, match=f"line {count + 1} of .* is damaged"):
+        replay(search.directory)
+
+
+@pytest.mark.parametrize("target", ["os.mkdir", "sweep.sampler.Sampler"])
+def test_the_log_of_somebody_else_runs_no_code(
+    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also not in a trusted working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(working_directory.UNTRUSTED, "1")  # the command sets it
+    monkeypatch.setattr(working_directory.ALLOWLIST, "_folders", {tmp_path})
+    monkeypatch.setattr(working_directory.ALLOWLIST, "_untrusted", set[Path]())
+    search = Search(tmp_path, options={"trials": 2})
+    search.run()
+    log, ran = search.directory.path / "search.jsonl", tmp_path / "ran"
+    (search.directory.path / "sampler.py").write_text(f"import os\nos.mkdir({str(ran)!r})\nSampler = dict\n")
+    sampler = json.dumps({"_target_": target, "path": str(ran)})
+    log.write_text(log.read_text().replace('"sampler": "tpe"', f'"sampler": {sampler}'))
+    assert dispatch.run(["replay", "sweep"]) == 2
+    assert "sampler" in capsys.readouterr().err
+    assert not ran.exists()

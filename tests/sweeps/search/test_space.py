@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hydraloop.errors import UserError
+from hydraloop.sweeps.search.conditions import with_conditions
+from hydraloop.sweeps.search.space import Dimension, Space
 from hydraloop.sweeps.search.trials import Trials
 from tests.config.composed import composer
 from tests.sweeps.search.played import Search
@@ -47,6 +50,19 @@ def test_a_key_that_only_one_option_of_a_group_has_is_only_sampled_with_it() -> 
     assert ["momentum" in cfg.optimizer for cfg in checked].count(True) >= 2
     lines = plan.axes.space.lines({"optimizer": "adamw", "optimizer.lr": 0.01})
     assert lines == ("optimizer=adamw", "optimizer.lr=0.01")
+
+
+def test_a_key_may_depend_on_two_groups(tmp_path: Path) -> None:
+    typed = ("model=cnn,mlp", "norm=batch,none,group", "norm.groups=1,2", "model.norm.rate=interval(0,1)", "a=1")
+    space = Search(tmp_path, typed).trials.space
+
+    def has(lines: Sequence[str], key: str) -> bool:
+        """The default model has no norm."""
+        chosen = {"model": "mlp", "norm": "batch", **dict(line.split("=") for line in lines)}
+        return key != "model.norm.rate" or (chosen["model"] == "cnn" and chosen["norm"] != "none")
+
+    rate = next(one for one in with_conditions(space, ("model", "norm"), has).dimensions if one.only)
+    assert (rate.key, rate.only) == ("model.norm.rate", {"model": ("cnn",), "norm": ("batch", "group")})
 
 
 @pytest.mark.parametrize(
@@ -114,3 +130,15 @@ def test_a_range_with_other_steps_is_no_wider_space(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this command line has"):
         now.space.widened(earlier.space)
     assert Search(tmp_path / "c", ("task.width=range(0,80,8)",)).trials.space.widened(earlier.space)
+
+
+def test_a_wider_group_may_have_options_with_and_without_a_key() -> None:
+    def space(choices: str, *having: str) -> Space:
+        number = Dimension("o.m", "o.m", low=0.0, high=1.0, only={"o": having} if having else {})
+        return Space((Dimension("o", "o", tuple(choices.split(","))), number))
+
+    wider = space("sgd,adamw,rmsprop,lion", "sgd", "rmsprop")
+    assert wider.widened(space("sgd,adamw", "sgd")) is wider
+    assert wider.widened(space("rmsprop,sgd")) is wider
+    with pytest.raises(UserError, match=r"o\.m"):
+        wider.widened(space("sgd,adamw", "adamw"))
