@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import numpy as np
-from search_space import EPOCHS, Choice, Table
+from search_space import EPOCHS, Log, Table
 
 WORKERS = 4
 ETA = 3
@@ -163,11 +163,10 @@ class Tpe(Search):
         lib = optuna_package()
         sampler = lib.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True)
         self.study = lib.create_study(sampler=sampler)
+        self.steps = {key: None if isinstance(one, Log) else len(one) - 1 for key, one in table.space.items()}
+        float_, category = lib.distributions.FloatDistribution, lib.distributions.CategoricalDistribution
         self.dimensions = {
-            key: lib.distributions.CategoricalDistribution(range(len(dimension.values)))
-            if isinstance(dimension, Choice)
-            else lib.distributions.FloatDistribution(dimension.low, dimension.high, log=True)
-            for key, dimension in table.space.items()
+            key: float_(0, 1) if steps is None else category(range(steps + 1)) for key, steps in self.steps.items()
         }
         self.is_free = np.ones(len(table.losses), dtype=bool)
 
@@ -182,19 +181,13 @@ class Tpe(Search):
         suggested = self.study.ask(self.dimensions).params
         config = self.order[len(self.trials)]
         if len(self.trials) >= STARTUP:
-            dimensions = self.table.space.items()
-            values = {
-                key: one.values[suggested[key]] if isinstance(one, Choice) else suggested[key]
-                for key, one in dimensions
-            }
-            distances = ((self.table.positions - self.table.position(values)) ** 2).sum(1)
+            position = [suggested[key] / (steps or 1) for key, steps in self.steps.items()]
+            distances = ((self.table.positions - position) ** 2).sum(1)
             config = int(np.where(self.is_free, distances, math.inf).argmin())
         self.is_free[config] = False
-        values = self.table.parameters[config]
-        self.study.get_trials(deepcopy=False)[-1].params = {
-            key: one.values.index(values[key]) if isinstance(one, Choice) else values[key]
-            for key, one in self.table.space.items()
-        }
+        taken = zip(self.steps.items(), self.table.positions[config].tolist(), strict=True)
+        params = {key: where if steps is None else round(where * steps) for (key, steps), where in taken}
+        self.study.get_trials(deepcopy=False)[-1].params = params
         return config
 
 
