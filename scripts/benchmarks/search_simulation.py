@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -23,9 +23,6 @@ TRIALS = 32
 """Trials of the random search whose best value is the target."""
 STARTUP = 10
 """Trials that TPE draws at random first: its default."""
-
-Decide = Callable[[Sequence[Mapping[int, float]], Sequence[Collection[int]]], tuple[int, int] | None]
-"""Returns the (rung, trial) to continue next, from the values at each rung and the trials promoted out of each."""
 
 
 @dataclass
@@ -71,7 +68,7 @@ class Search:
 
 
 def iterations_until(table: Table, search: Search, target: float) -> float:
-    """Return the iterations of all workers until a loss reaches the target; infinity if it takes too long.
+    """Return the iterations of all workers until a complete trial reaches the target; infinity if it takes too long.
 
     The clock of a worker is the number of its iterations. Too long is three times the iterations of the random search.
     """
@@ -88,13 +85,13 @@ def iterations_until(table: Table, search: Search, target: float) -> float:
         free = [now] * len(free)
         spent += table.iterations[trial.config]
         loss = float(table.losses[trial.config, len(trial.losses)])
-        if loss <= target:
-            return spent
         if math.isnan(loss):
             trial.state = "failed"
         else:
             trial.losses.append(loss)
             trial.state = "complete" if len(trial.losses) == EPOCHS else "stopped"
+            if trial.state == "complete" and loss <= target:
+                return spent
             if search.goes_on(trial):
                 trial.state = "running"
         if trial.state == "running":
@@ -114,20 +111,13 @@ def by_hand(results: Sequence[Mapping[int, float]], promoted: Sequence[Collectio
     return None
 
 
-def by_hydraloop(results: Sequence[Mapping[int, float]], promoted: Sequence[Collection[int]]) -> tuple[int, int] | None:
-    """Decide as hydraloop, and check that the paper's algorithm decides the same."""
-    decided: tuple[int, int] | None = importlib.import_module("hydraloop.sweeps.search.asha").promotion(
-        results, promoted, "less", ETA
-    )
-    assert decided == by_hand(results, promoted), (
-        f"hydraloop promotes {decided}, the paper {by_hand(results, promoted)}"
-    )
-    return decided
-
-
-def decision() -> Decide:
-    """Return hydraloop's decision, or the paper's if this version of hydraloop has none."""
-    return by_hydraloop if importlib.util.find_spec("hydraloop.sweeps.search") else by_hand
+def decide(results: Sequence[Mapping[int, float]], promoted: Sequence[Collection[int]]) -> tuple[int, int] | None:
+    """Decide as hydraloop, and check that the paper decides the same. Without hydraloop's ASHA: as the paper."""
+    by_paper = by_hand(results, promoted)
+    if importlib.util.find_spec("hydraloop.sweeps.search"):
+        ours = importlib.import_module("hydraloop.sweeps.search.asha").promotion(results, promoted, "less", ETA)
+        assert ours == by_paper, f"hydraloop promotes {ours}, the paper {by_paper}"
+    return by_paper
 
 
 class Asha(Search):
@@ -135,13 +125,12 @@ class Asha(Search):
 
     def __init__(self, table: Table, seed: int) -> None:
         super().__init__(table, seed)
-        self.decide = decision()
         self.results: list[dict[int, float]] = [{} for _ in RUNGS]
         self.promoted: list[set[int]] = [set() for _ in RUNGS]
 
     def next(self) -> Trial | None:
         """Return a promoted trial, or a new one."""
-        if (decided := self.decide(self.results, self.promoted)) is None:
+        if (decided := decide(self.results, self.promoted)) is None:
             return super().next()
         rung, number = decided
         self.promoted[rung].add(number)
@@ -176,7 +165,7 @@ class Tpe(Search):
         known = self.study.get_trials(deepcopy=False)  # Optuna's own objects, so that a paused trial can run again
         for trial, frozen in zip(self.trials, known, strict=True):
             frozen.state = {"running": states.RUNNING, "complete": states.COMPLETE}.get(trial.state, states.PRUNED)
-            frozen.values = [min(trial.losses)] if trial.state == "complete" else None
+            frozen.values = trial.losses[-1:] if trial.state == "complete" else None
             frozen.intermediate_values = {} if trial.state == "failed" else dict(enumerate(trial.losses, 1))
         suggested = self.study.ask(self.dimensions).params
         config = self.order[len(self.trials)]
@@ -214,7 +203,7 @@ class Hyperband(Search):
         asked = self.asked[trial.number]
         asked.report(trial.losses[-1], len(trial.losses))
         if trial.state == "complete":
-            self.study.tell(asked, min(trial.losses))
+            self.study.tell(asked, trial.losses[-1])
             return False
         if asked.should_prune():
             self.study.tell(asked, state=optuna_package().trial.TrialState.PRUNED)

@@ -89,14 +89,16 @@ class Table:
 
     Args:
         task: its name.
+        best: the value of a trial is its best loss until now, not its last one.
     """
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, task: str, *, best: bool) -> None:
         found = entries(task)
         drawn = draw(task, found[-1]["number"] + 1)
         self.space = SPACES[task]
         self.positions = np.array([drawn[entry["number"]].position for entry in found])
-        self.losses: npt.NDArray[np.float64] = np.array([entry["losses"] for entry in found], dtype=np.float64)
+        losses: npt.NDArray[np.float64] = np.array([entry["losses"] for entry in found], dtype=np.float64)
+        self.losses = np.minimum.accumulate(losses, 1) if best else losses
         """Validation losses `[configurations, EPOCHS]`; NaN after a run has diverged."""
         self.iterations: list[int] = [entry["iterations"] for entry in found]
         """Length of an epoch."""

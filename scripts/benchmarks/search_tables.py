@@ -1,7 +1,7 @@
 """Searches on recorded curves: 512 configurations of a task, each trained once in full.
 
     python scripts/benchmarks/search_tables.py train   [digits char_lm mlp] [--workers 2] [--count 512]
-    python scripts/benchmarks/search_tables.py compare [digits char_lm mlp] [--seeds 200] [--syne-tune PYTHON]
+    python scripts/benchmarks/search_tables.py compare [digits char_lm mlp] [--seeds 200] [--best] [--syne-tune PYTHON]
 
 `train` draws the configurations from a fixed seed and appends each finished curve to `tables/<task>.json.gz`. It can be
 stopped and started again.
@@ -90,19 +90,19 @@ def curve(task: str, job: tuple[int, Config]) -> dict[str, Any]:
     return {"number": number, "parameters": config.parameters, "iterations": per_epoch, "losses": found}
 
 
-def compare(task: str, seeds: int, syne_tune: str) -> None:
+def compare(task: str, options: argparse.Namespace) -> None:
     """Print how many iterations each search needs on a table until it reaches the target."""
-    recorded = Table(task)
-    best = [np.nanmin(recorded.losses[Search(recorded, seed).order[:TRIALS]]) for seed in range(seeds)]
-    target = float(np.median(best))
-    print(f"\n{task}, {len(recorded.losses)} configurations, {seeds} seeds: until a loss of {target:.5g}\n")
+    recorded = Table(task, best=options.best)
+    print(f"\n{len(recorded.losses)} configurations, {options.seeds} seeds, ", end="")
+    print(f"until a {'best' if options.best else 'last'} loss of {target_of(recorded, options.seeds):.5g}\n")
     table(task, "iterations, median (95 % interval)", "to random search", "arrived")
     medians: dict[str, float] = {}
-    for name in SEARCHES if syne_tune else [name for name in SEARCHES if name != SYNE_TUNE]:
-        command = [syne_tune, __file__, "reach", task, f"--search={name}", f"--target={target}", f"--seeds={seeds}"]
-        found = np.array(reach(task, name, target, seeds) if name != SYNE_TUNE else json.loads(last_line(command)))
+    for name in SEARCHES:
+        if name == SYNE_TUNE and not options.syne_tune:
+            continue
+        found = np.array(elsewhere(task, options) if name == SYNE_TUNE else reach(task, name, options))
         medians[name] = float(np.median(found))
-        drawn = np.median(np.random.default_rng(0).choice(found, (2000, seeds)), 1)
+        drawn = np.median(np.random.default_rng(0).choice(found, (2000, len(found))), 1)
         low, high = np.quantile(drawn, (0.025, 0.975), method="nearest")
         ratio, arrived = medians[name] / medians[RANDOM], np.isfinite(found).mean()
         row(name, f"{medians[name]:,.0f} ({low:,.0f} to {high:,.0f})", f"{ratio:.2f}", f"{arrived:.0%}")
@@ -111,38 +111,45 @@ def compare(task: str, seeds: int, syne_tune: str) -> None:
     goal("its iterations to those of random search", [medians[ASHA] / medians[RANDOM]], most=0.33)
 
 
-def reach(task: str, name: str, target: float, seeds: int) -> list[float]:
+def target_of(recorded: Table, seeds: int) -> float:
+    """Return the median of the lowest loss after the first trials of a random search."""
+    ends = recorded.losses[:, -1]
+    return float(np.median([np.nanmin(ends[Search(recorded, seed).order[:TRIALS]]) for seed in range(seeds)]))
+
+
+def reach(task: str, name: str, options: argparse.Namespace) -> list[float]:
     """Return the iterations that a search needs until the target, for each seed."""
-    recorded = Table(task)
-    return [iterations_until(recorded, SEARCHES[name](recorded, seed), target) for seed in range(seeds)]
+    recorded = Table(task, best=options.best)
+    target = target_of(recorded, options.seeds)
+    return [iterations_until(recorded, SEARCHES[name](recorded, seed), target) for seed in range(options.seeds)]
 
 
-def last_line(command: list[str]) -> str:
-    """Return the last line that a command prints."""
-    return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()[-1]
+def elsewhere(task: str, options: argparse.Namespace) -> list[float]:
+    """Return what `reach` returns for Syne Tune, which is in another environment."""
+    command = [options.syne_tune, __file__, "reach", task, f"--seeds={options.seeds}", *["--best"] * options.best]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    found: list[float] = json.loads(printed.splitlines()[-1])
+    return found
 
 
 def main() -> None:
     """Run the chosen part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("train", "compare", "reach"))
+    parser.add_argument("command", choices=("train", "compare", "reach"), help="reach: of Syne Tune, as JSON")
     parser.add_argument("tasks", nargs="*", default=[*SPACES], help="default: all")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--count", type=int, default=512, help="configurations of a task")
     parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument(
-        "--syne-tune", default="", metavar="PYTHON", help="interpreter of an environment with Syne Tune"
-    )
-    parser.add_argument("--search", default=RANDOM, choices=[*SEARCHES], help="of reach, which prints JSON")
-    parser.add_argument("--target", type=float, default=0.0, help="of reach")
+    parser.add_argument("--best", action="store_true", help="the value of a trial is its best loss, not its last one")
+    parser.add_argument("--syne-tune", metavar="PYTHON", help="interpreter of an environment with Syne Tune")
     options = parser.parse_args()
     for task in options.tasks:
         if options.command == "train":
             train(task, options.count, options.workers)
         elif options.command == "compare":
-            compare(task, options.seeds, options.syne_tune)
+            compare(task, options)
         else:
-            print(json.dumps(reach(task, options.search, options.target, options.seeds)))
+            print(json.dumps(reach(task, SYNE_TUNE, options)))
 
 
 if __name__ == "__main__":
