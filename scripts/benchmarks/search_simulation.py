@@ -212,46 +212,28 @@ class Hyperband(Search):
 
 
 class SyneTune(Search):
-    """Syne Tune's ASHA of the type `promotion`, which continues. It draws the configurations of the random search."""
+    """Syne Tune's ASHA, which stops trials. It draws the configurations of the random search."""
 
     def __init__(self, table: Table, seed: int) -> None:
         super().__init__(table, seed)
-        logging.disable(logging.WARNING)
-        baselines = importlib.import_module("syne_tune.optimizer.baselines")
-        self.scheduler = baselines.ASHA(
-            {"config": importlib.import_module("syne_tune.config_space").randint(0, len(self.order) - 1)},
-            metric="loss",
-            mode="min",
-            resource_attr="epoch",
-            max_t=EPOCHS,
-            type="promotion",
-            grace_period=RUNGS[0],
-            reduction_factor=ETA,
-            random_seed=seed,
-            points_to_evaluate=[{"config": config} for config in self.order],
-        )
-        self.made: list[Any] = []
+        space = {"config": importlib.import_module("syne_tune.config_space").randint(0, len(self.order) - 1)}
+        draws = [{"config": config} for config in self.order]
+        asha = importlib.import_module("syne_tune.optimizer.baselines").ASHA
+        self.scheduler = asha(space, "loss", "epoch", EPOCHS, random_seed=seed, points_to_evaluate=draws)
+        self.begun: list[Any] = []
 
-    def next(self) -> Trial | None:
-        """Return the trial that the scheduler suggests."""
-        suggestion = self.scheduler.suggest(len(self.trials))
-        if suggestion is None or suggestion.spawn_new_trial_id is False:
-            return None if suggestion is None else self.trials[suggestion.checkpoint_trial_id]
-        trial = super().next()
-        assert trial is not None
-        assert suggestion.config["config"] == trial.config
+    def choose(self) -> int:
+        """Return the next draw."""
+        config = self.scheduler.suggest().config
         status = importlib.import_module("syne_tune.backend.trial_status")
-        self.made.append(status.Trial(trial.number, suggestion.config, datetime.now(UTC)))
-        self.scheduler.on_trial_add(self.made[-1])
-        return trial
+        self.begun.append(status.Trial(len(self.trials), config, datetime.now(UTC)))
+        self.scheduler.on_trial_add(self.begun[-1])
+        return int(config["config"])
 
     def goes_on(self, trial: Trial) -> bool:
-        """Tell the scheduler a result."""
+        """Ask the scheduler."""
         result = {"loss": trial.losses[-1], "epoch": len(trial.losses)}
-        if trial.state == "complete":
-            self.scheduler.on_trial_complete(self.made[trial.number], result)
-            return False
-        return bool(self.scheduler.on_trial_result(self.made[trial.number], result) == "CONTINUE")
+        return bool(self.scheduler.on_trial_result(self.begun[trial.number], result) == "CONTINUE")
 
 
 def optuna_package() -> Any:

@@ -27,9 +27,9 @@ SPACES: dict[str, Space] = {
     "digits": {
         "optimizer.lr": Log(1e-4, 1e-1),
         "optimizer.weight_decay": Log(1e-4, 1.0),
-        "task.model.width": [2, 4, 6],
+        "task.model.width": [2, 4, 8],
         "task.model.dropout": [0.0, 0.2, 0.4],
-        "data.loader.batch_size": [64, 128, 256],
+        "data.loader.batch_size": [32, 64, 128],
     },
     "char_lm": {
         "optimizer.lr": Log(1e-4, 1e-1),

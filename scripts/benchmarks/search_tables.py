@@ -36,10 +36,10 @@ USUAL = (
     "data.loader.eval_batch_size=512",
 )
 OVERRIDES: dict[str, tuple[str, ...]] = {
-    "digits": (),
+    "digits": ("engine.limit_train_batches=5",),
     "char_lm": (
         *("experiment=char_lm", "data.train.block_size=32", "data.train.megabytes=0.008", "data.val.megabytes=0.004"),
-        *("task.model.layers=1", "task.model.heads=1"),
+        *("task.model.layers=1", "task.model.heads=1", "engine.limit_train_batches=8"),
     ),
     "mlp": ("experiment=diabetes",),
 }
@@ -78,13 +78,14 @@ def curve(task: str, job: tuple[int, Config]) -> dict[str, Any]:
         OmegaConf.update(cfg, key, value)
     with tempfile.TemporaryDirectory() as folder:
         engine = hydraloop.build(cfg, run_dir=Path(folder) / "run")
-        per_epoch = len(engine.batches.loaders.train)
         try:
             engine.train()
         except hydraloop.UserError as error:
             if error.key != "engine.allow_nan":
                 raise
         records = [record for record in hydraloop.records(Path(folder) / "run") if record["mode"] == "val"]
+    assert records, "a validation after each epoch"
+    per_epoch = records[0]["iteration"]
     losses = [float(f"{record['loss']:.5g}") for record in records]
     found = [loss if math.isfinite(loss) else None for loss in losses] + [None] * (EPOCHS - len(losses))
     return {"number": number, "parameters": config.parameters, "iterations": per_epoch, "losses": found}
