@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import importlib
 import importlib.util
@@ -70,9 +71,9 @@ class Search:
 def iterations_until(table: Table, search: Search, target: float) -> float:
     """Return the iterations of all workers until a complete trial reaches the target; infinity if it takes too long.
 
-    The clock of a worker is the number of its iterations. Too long is three times the iterations of the random search.
+    The clock of a worker is the number of its iterations. Too long is the length of 64 complete trials.
     """
-    spent, limit = 0, 3 * TRIALS * EPOCHS * float(np.mean(table.iterations))
+    spent, limit = 0, 2 * TRIALS * EPOCHS * float(np.mean(table.iterations))
     free = [0] * WORKERS  # the time since when a worker has no trial
     queue: list[tuple[int, int, Trial]] = []  # the time at which a trial ends its epoch, and its number
     while spent <= limit:
@@ -112,12 +113,19 @@ def by_hand(results: Sequence[Mapping[int, float]], promoted: Sequence[Collectio
 
 
 def decide(results: Sequence[Mapping[int, float]], promoted: Sequence[Collection[int]]) -> tuple[int, int] | None:
-    """Decide as hydraloop, and check that the paper decides the same. Without hydraloop's ASHA: as the paper."""
+    """Decide as the paper, and check that hydraloop decides the same."""
     by_paper = by_hand(results, promoted)
-    if importlib.util.find_spec("hydraloop.sweeps.search"):
-        ours = importlib.import_module("hydraloop.sweeps.search.asha").promotion(results, promoted, "less", ETA)
+    if (asha := hydraloop_asha()) is not None:
+        ours = asha.promotion(results, promoted, "less", ETA)
         assert ours == by_paper, f"hydraloop promotes {ours}, the paper {by_paper}"
     return by_paper
+
+
+@functools.cache
+def hydraloop_asha() -> Any:
+    """Return hydraloop's ASHA, or None if this version has none."""
+    is_there = importlib.util.find_spec("hydraloop.sweeps.search")
+    return importlib.import_module("hydraloop.sweeps.search.asha") if is_there else None
 
 
 class Asha(Search):
@@ -216,6 +224,7 @@ class SyneTune(Search):
 
     def __init__(self, table: Table, seed: int) -> None:
         super().__init__(table, seed)
+        logging.disable(logging.WARNING)
         space = {"config": importlib.import_module("syne_tune.config_space").randint(0, len(self.order) - 1)}
         draws = [{"config": config} for config in self.order]
         asha = importlib.import_module("syne_tune.optimizer.baselines").ASHA

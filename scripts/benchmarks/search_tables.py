@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from measure import ROOT, goal, row, table
-from search_simulation import SEARCHES, TRIALS, Search, iterations_until
+from search_simulation import SEARCHES, TRIALS, Search, Tpe, iterations_until
 from search_space import EPOCHS, SPACES, Config, Table, draw, entries, table_file
 
 RANDOM, ASHA, SYNE_TUNE = "random search", "ASHA that continues", "ASHA of Syne Tune"
@@ -122,7 +122,8 @@ def reach(task: str, name: str, options: argparse.Namespace) -> list[float]:
     """Return the iterations that a search needs until the target, for each seed."""
     recorded = Table(task, best=options.best)
     target = target_of(recorded, options.seeds)
-    return [iterations_until(recorded, SEARCHES[name](recorded, seed), target) for seed in range(options.seeds)]
+    seeds = range(options.tpe_seeds if issubclass(SEARCHES[name], Tpe) else options.seeds)
+    return [iterations_until(recorded, SEARCHES[name](recorded, seed), target) for seed in seeds]
 
 
 def elsewhere(task: str, options: argparse.Namespace) -> list[float]:
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--count", type=int, default=512, help="configurations of a task")
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--tpe-seeds", type=int, default=50, help="of TPE, which is slow")
     parser.add_argument("--best", action="store_true", help="the value of a trial is its best loss, not its last one")
     parser.add_argument("--syne-tune", metavar="PYTHON", help="interpreter of an environment with Syne Tune")
     options = parser.parse_args()
