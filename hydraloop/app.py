@@ -22,7 +22,6 @@ from hydraloop.cli.compose import Composer, opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import format_help, format_plan, show
 from hydraloop.cli.help_topics import Topics
-from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.commands.parser import listed_names, listing
 from hydraloop.errors import Terminated, UserError, printable
 from hydraloop.plan import Draft
@@ -31,6 +30,7 @@ from hydraloop.processes.checks import check_debugger, check_options
 from hydraloop.processes.failure import Requeue
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
+from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.sweeps import planning
 from hydraloop.sweeps.planning import SweepDraft
@@ -106,7 +106,6 @@ class _App:
     project: Path
     """The folder whose Python files a config may name."""
     configs: Path
-    """The folder with config files."""
     name: str
     """Of the primary config."""
     reports: Reports
@@ -133,11 +132,11 @@ class _App:
                 return show(printable(format_help(names, topics, " ".join(environment.command()), commands)))
             sweep: SweepDraft | None = None
             if args.is_for_hydra:
-                check_search_path(name, [line for line in args.overrides if line.startswith("hydra")])
-                overrides = args.overrides
+                overrides = command.read_for_hydra(args, composer)
             else:
                 draft = check_command(args, composer)
                 overrides = draft.overrides
+                remember_config(draft.cfg)
                 if args.dry_run:
                     return show(format_plan(draft.cfg))
                 if args.cfg is None:

@@ -20,7 +20,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order, missing, not_applied
 from hydraloop.engine.settings import seconds_of
-from hydraloop.errors import UserError, any_of, suggestion
+from hydraloop.errors import UserError, any_of, close_names, suggestion
 from hydraloop.hooks import CLASSES
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS as HOOK_GROUPS
 from hydraloop.hooks.shared.selected_hooks import has_schedules, is_left_out, targets
@@ -41,6 +41,7 @@ _AT_LEAST = {
     "engine.accumulate": (1, "Use 1 or more."),
     "engine.val_interval": (1, "Use 1 or more, or null for never."),
     "engine.val_begin": (0, "Use 0 for the start."),
+    "engine.pause_after": (1, "Use 1 or more, or null for never."),
     "engine.sanity_val_steps": (0, "Use 0 for none."),
     "engine.threads": (1, "Use 1 or more, or null for all cores."),
     "distributed.nproc_per_node": (1, "Use 1 or more."),
@@ -49,6 +50,8 @@ _AT_LEAST = {
     "data.loader.eval_batch_size": (1, "Use 1 or more."),
     "sweep.max_workers": (1, "Use 1 or more, or null for one per GPU."),
     "sweep.max_retries": (0, "Use 0 (no retry) or more."),
+    "sweep.trials": (1, "Use 1 or more, or null for a grid."),
+    "sweep.rung": (1, "Use 1 or more validations."),
 }
 """By key: the lowest value, and the fix. Null is always accepted."""
 _ABOVE_0 = {
@@ -67,6 +70,8 @@ _CHOICES = {
     "init.mismatched": ("error", "skip"),
     "sweep.on_failure": ("continue", "stop"),
     "sweep.executor": ("pool", "submitit"),
+    "sweep.prune": ("median", "hyperband"),
+    "sweep.promote": ("asha",),
 }
 
 
@@ -263,7 +268,7 @@ def _check_options(cfg: DictConfig, section: str = "") -> None:
             check_at_least(lowest, remedy, **{key: OmegaConf.select(cfg, key)})
     for key, choices in _CHOICES.items():
         value = OmegaConf.select(cfg, key)
-        if key.startswith(section) and value not in choices:
+        if key.startswith(section) and value is not None and value not in choices:
             raise UserError(f"{value!r} is unknown", key=key, remedy=f"Use {any_of(choices)}.")
 
 
@@ -303,6 +308,9 @@ def _check_values(cfg: DictConfig) -> None:
 def _check_data(cfg: DictConfig, *, trains: bool) -> None:
     if trains and cfg.data.get("train") is None:
         raise UserError("there is no training data", key="data.train", remedy="Select some: data=digits.")
+    if trains and cfg.engine.pause_after is not None and None in (cfg.engine.val_interval, cfg.data.get("val")):
+        remedy = "Set data.val and engine.val_interval=1, or set engine.pause_after=null."
+        raise UserError("this needs a validation, and the run has none", key="engine.pause_after", remedy=remedy)
     for split in SPLITS:
         loader_options(cfg.data, split)
 
@@ -362,6 +370,8 @@ def _not_a_hook(name: str, hooks: DictConfig, group: str) -> UserError:
         )
     elif isinstance(node, DictConfig):
         remedy = f"Add +{group}.{name}._target_=package.Class. A file in conf/{group}/ begins with: {header}"
+        if close := close_names(name, dict(stored(group)), most=1, cutoff=0.8):
+            remedy = f"Did you mean {close[0]}?"
     else:
         remedy = f"A file in conf/{group}/ begins with the line, before any comment: {header}"
         if name != "_target_":  # typed; not from a file without that line

@@ -1,6 +1,7 @@
 """Write the generated parts of `docs/reference/`: tables of hooks, options and schedules, and of the engine's names.
 
-Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows.
+Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows, and
+`hydraloop/commands/completion/options.json`, what the Tab key completes without a project.
 
     python scripts/hook_docs.py            # write the tables and the file
     python scripts/hook_docs.py --check    # write nothing; exit code 1 if a page is out of date
@@ -19,21 +20,26 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 import hydraloop  # stores the options
+from hydraloop.cli.arguments import parser as parser_of_runs
+from hydraloop.commands.parser import COMMANDS
+from hydraloop.commands.parser import of as parser_of
 from hydraloop.engine.deprecated_names import NEW_NAMES
 from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.engine.mount_points import Priority
 from hydraloop.schemas import stored
 from hydraloop.schemas.docs import field_docs, summary, typed
 from hydraloop.schemas.hook import HookConf
-from hydraloop.schemas.root import DEFAULT_HOOKS, Config
+from hydraloop.schemas.root import DEFAULT_HOOKS, HYDRA_SETTINGS, Config
 
 ROOT = Path(hydraloop.__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -169,6 +175,51 @@ def _with_bases(module: str, name: str) -> Iterator[tuple[str, ast.ClassDef]]:
             for base in node.bases:
                 if ast.unparse(base) != "Hook":
                     yield from _with_bases(module, ast.unparse(base))
+
+
+def completion_options() -> str:
+    """Return the JSON of `options.json`: flags, commands and options of hydraloop, for the Tab key.
+
+    An option is [its package, its content]. Its values are null, because only keys are completed.
+    """
+    found = {
+        "flags": _flags(parser_of_runs().format_usage()),
+        "commands": {name: _command(name) for name in COMMANDS},
+        "runs": [re.sub(r"\$\{[^}]*\}", "*", HYDRA_SETTINGS[mode]["dir"]) for mode in ("run", "sweep")],
+        "options": dict(_stored_options(ConfigStore.instance().repo, "")),
+    }
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _command(name: str) -> dict[str, Any]:
+    values = {key: [one for one in text.split("|") if one.islower()] for key, text in COMMANDS[name].keys.items()}
+    return {"flags": _flags(parser_of(name).format_help()), "values": values}
+
+
+def _flags(text: str) -> list[str]:
+    refused = ("--experimental-rerun", "--shell-completion")
+    return [flag for flag in re.findall(r"(?<![\w-])--[a-z-]+", text) if flag not in refused]
+
+
+def _stored_options(entries: dict[str, Any], folder: str) -> Iterator[tuple[str, Any]]:
+    for name, entry in sorted(entries.items()):
+        if name in ("hydra", "_dummy_empty_config_.yaml"):  # Hydra's own
+            continue
+        if isinstance(entry, dict):
+            yield from _stored_options(entry, f"{folder}{name}/")
+        else:
+            plain = OmegaConf.to_container(deepcopy(entry.node), resolve=False)
+            is_file = isinstance(plain, dict) and "defaults" in plain
+            yield (
+                folder + name.removesuffix(".yaml"),
+                (f"_global_.{entry.package}" if entry.package else None, plain if is_file else _keys(plain)),
+            )
+
+
+def _keys(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return None
+    return {name: _keys(value) for name, value in node.items() if not name.startswith("_")}
 
 
 def hook_table() -> str:
@@ -399,12 +450,13 @@ PAGES = {
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
-    """Yield (path, text that is up to date) of `classes.json` and of each page.
+    """Yield (path, text that is up to date) of `classes.json`, `options.json` and each page.
 
     Raises:
         ValueError: a page has no marks.
     """
     yield ROOT / "hydraloop" / "hooks" / "classes.json", hook_classes()
+    yield ROOT / "hydraloop" / "commands" / "completion" / "options.json", completion_options()
     for name, parts in PAGES.items():
         text = (REFERENCE / name).read_text(encoding="utf-8")
         for mark, written in parts.items():

@@ -50,7 +50,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    slow = config.option.markexpr == "slow"  # most of these share the server, so one process would do most of the work
+    # Most of these share the server, so one process would do most of the work.
+    slow = config.option.markexpr in ("slow", "nightly")
 
     class ByShared(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:

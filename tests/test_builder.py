@@ -24,6 +24,7 @@ from hydraloop.hooks import EMAHook
 from hydraloop.plan import RunPlan
 from hydraloop.safety.instantiate import instantiate
 from tests.config.composed import REPOSITORY
+from tests.marks import slow
 from tests.ranks import on_ranks
 
 
@@ -272,7 +273,7 @@ def weights_when_built(distributed: Distributed, run_dir: str, *overrides: str) 
     return float(parameters[0].sum()), float(parameters[-1].sum())
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, slow(2)])
 def test_load_from_and_init_have_taken_effect_when_build_returns(tmp_path: Path, ranks: int) -> None:
     state = {
         name: torch.full_like(value, 0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException, OverrideParseException
 
+from hydraloop.cli.config_file_limits import leaves
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK, remember_overrides
@@ -24,6 +25,8 @@ from hydraloop.validate import HOOK_GROUPS
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected. `{}` means none; Hydra would merge it, without effect."""
 
+_OURS = ("--dry-run", "--pdb", "--trusted-links")
+"""Flags that Hydra does not have."""
 _BEGINS_OVERRIDE = re.compile(r"[+~]*[\w.@/]+=")
 _NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
 """`debug=nan` names an option of a group. Hydra would read a number."""
@@ -103,7 +106,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[str]:
-    """Return the arguments that are not overrides, in their order.
+    """Return Hydra's flags, in their order.
 
     Args:
         folder: with the config files. Hydra would look for a relative one next to a file of hydraloop.
@@ -112,7 +115,7 @@ def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[s
     for argument in argv:
         if argument in overrides:
             overrides.remove(argument)
-        elif argument != "--trusted-links":  # Hydra resumes no run
+        elif not any(flag.startswith(argument) for flag in _OURS):  # also abbreviated
             found.append(argument)
     return found if args.config_path is None else [*found, "--config-path", str(folder.absolute())]
 
@@ -168,20 +171,9 @@ def typed_keys(overrides: Iterable[str]) -> tuple[str, ...]:
         overrides: as typed, and valid.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    keys = (
-        _leaves(one.key_or_group, None if one.is_sweep_override() else one.value())
-        for one in parsed
-        if not one.is_delete()
-    )
-    return tuple(dict.fromkeys(key for found in keys for key in found))
-
-
-def _leaves(key: str, value: object) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield key
-        return
-    for name, inner in value.items():
-        yield from _leaves(f"{key}.{name!s}", inner)
+    kept = [one for one in parsed if not one.is_delete()]
+    found = [leaves(None if one.is_sweep_override() else one.value(), one.key_or_group) for one in kept]
+    return tuple(dict.fromkeys(key for one in found for key, _ in one if not key.endswith("]")))
 
 
 def is_sweep(override: Override) -> bool:

@@ -49,6 +49,19 @@ def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
     return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys, follows_links=args.trusted_links)
 
 
+def read_for_hydra(args: argparse.Namespace, composer: Composer) -> Sequence[str]:
+    """Return the overrides, checked, for a flag that asks Hydra for something else than a config. Its help takes none.
+
+    Raises:
+        UserError: a mistake in the flags, the overrides or the config files.
+    """
+    if args.unknown:
+        raise unknown_flag(args.unknown[0], args, composer)
+    lines: Sequence[str] = [] if args.hydra_help else args.overrides
+    explained(composer.compose_sweep if args.multirun else composer.compose, lines, composer)
+    return lines
+
+
 def compose_job(
     lines: Sequence[str],
     composer: Composer,
@@ -111,7 +124,7 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         value = override.value()
         names = value if isinstance(value, list) else [value]
         known = isinstance(value, dict) or all(isinstance(name, str) and name for name in names)
-        if known and not (override.is_delete() and isinstance(value, list)):
+        if known and not (override.is_delete() and isinstance(value, list | dict)):
             continue
         if override.is_delete() and value is None:
             continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli.config_file_limits import check_overrides
 from hydraloop.cli.hydra_targets import check_search_path
@@ -65,8 +67,8 @@ class Composer:
         return self._checked(overrides, partial(load, self.name, list(overrides), RunMode.MULTIRUN))
 
     def _checked(self, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
-        check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
         with _mistakes_explained():
+            check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
             cfg = compose()
         check_overrides(cfg, overrides)
         return cfg
@@ -82,7 +84,7 @@ class Composer:
             UserError: its file has no options.
             Exception: what Hydra raises.
         """
-        found = self._source(group, name).load_config(f"{group}/{name}")
+        found = self._source(f"{group}/{name}").load_config(f"{group}/{name}")
         if not isinstance(found.config, DictConfig):
             raise UserError(
                 "it is not a mapping", key=f"{group}/{name}.yaml", remedy="Write lines of the form key: value."
@@ -91,12 +93,17 @@ class Composer:
 
     def file(self, group: str, name: str) -> Path | None:
         """Return the file of an option. None: it is stored in Hydra's ConfigStore."""
-        source = self._source(group, name)
+        source = self._source(f"{group}/{name}")
         return Path(source.path, group, f"{name}.yaml") if source.scheme() == "file" else None
 
-    def _source(self, group: str, name: str) -> ConfigSource:
+    def content(self, path: str) -> DictConfig:
+        """Return what a config file has, with its defaults list. Its path is without `.yaml`."""
+        found = self._source(path).load_config(path).config
+        return found if isinstance(found, DictConfig) else OmegaConf.create()
+
+    def _source(self, path: str) -> ConfigSource:
         sources = GlobalHydra.instance().config_loader().get_sources()
-        return next(source for source in sources if source.is_config(f"{group}/{name}"))
+        return next(source for source in sources if source.is_config(path))
 
     def is_group(self, key: str) -> bool:
         """Return whether `key=` selects an option of a config group in Hydra."""
@@ -119,10 +126,12 @@ def _mistakes_explained() -> Iterator[None]:
     """Refuse what Hydra has no message for.
 
     It raises a KeyError for a variable of `hydra.job.env_copy` that is not set, and an AssertionError for a list, such
-    as `hooks: [ema]`, after an override in a defaults list.
+    as `hooks: [ema]`, after an override in a defaults list. The error for a file that is not UTF-8 does not name it.
     """
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise _not_utf8() or error from error
     except AssertionError as error:
         if traceback.extract_tb(error.__traceback__)[-1].name != "get_name":
             raise
@@ -134,6 +143,23 @@ def _mistakes_explained() -> Iterator[None]:
         raise UserError(
             f"the environment variable {name} is not set", key="hydra.job.env_copy", remedy=remedy
         ) from error
+
+
+def _not_utf8() -> UserError | None:
+    """Return the user's mistake for the first config file that is not UTF-8 text."""
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    folders = [Path(source.path) for source in sources if source.scheme() == "file"]
+    for path in [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]:
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            old = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
+            file = f"from pathlib import Path; file = Path({json.dumps(str(path))})"
+            convert = f'{file}; file.write_text(file.read_text("{old}"), "utf-8")'
+            remedy = f"Save it as UTF-8 in your editor. If it is {old}: python -c {shlex.quote(convert)}"
+            return UserError(f"line {line} is not UTF-8 text", key=str(path), remedy=remedy)
+    return None
 
 
 class _ExtraFolder(SearchPathPlugin):

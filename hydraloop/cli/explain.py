@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+import hydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -24,10 +25,12 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
 from hydraloop.cli.own_keys import line_for_defaults, selected_in_body
 from hydraloop.errors import RENAMED, UserError, any_of, close_names, emptying, suggestion
+from hydraloop.safety.secret_names import looks_secret
 from hydraloop.validate import HOOK_GROUPS
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
+_VARIABLES = {"hooks.wandb": "WANDB_API_KEY", "hooks.mlflow": "MLFLOW_TRACKING_TOKEN"}
 _KINDS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -66,8 +69,9 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
     override = _named(text, overrides)
     cfg, cause = _without(override, overrides, composer), str(error.__cause__ or text)
     check_defaults(cfg, composer)
-    if override is None:
-        case, meanings = _Case(text, cause, "", "", None, cfg, composer), _OF_FILES
+    if override is None:  # without a config of the project, the keys of the default one are suggested
+        known = cfg or hydra.compose("hydraloop/project")
+        case, meanings = _Case(text, cause, "", "", None, known, composer), _OF_FILES
     else:
         case = _Case(text, cause, override.key_or_group, override.input_line or "", override.value(), cfg, composer)
         meanings = (*_OF_SWEEPS, *(_OF_FILES if is_sweep(override) else _OF_OVERRIDES))
@@ -216,6 +220,10 @@ def _unknown_key(case: _Case, found: re.Match[str]) -> UserError:
     """`task.loss={reduction: sum}` is merged into the selected option, and so names `task.loss.reduction`."""
     if case.parent in _keys(case.cfg) and _select(case.cfg, case.parent) is None:
         return UserError("it does not exist yet", key=case.key, remedy=f"To add it, write a +: +{case.line}")
+    if case.parent in _VARIABLES and looks_secret(case.key):
+        name = _VARIABLES[case.parent]
+        remedy = f"Read it into the environment, which no file records: read -rs {name} && export {name}"
+        return UserError("this tracker takes no secret as an option", key=case.key, remedy=remedy)
     new = re.search(r"full_key: (\S+)", case.cause) if isinstance(case.value, dict) else None
     key = new[1] if new else case.key
     remedy, plus = _hint(key, case.cfg, case.composer), shlex.quote(f"+{case.line}")
@@ -275,6 +283,12 @@ def _selected_in_a_file(case: _Case, found: re.Match[str]) -> UserError | None:
     return None
 
 
+def _wrong_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
+    return UserError(
+        f"{found['problem']} ({found['file']}.yaml)", key=found["key"], remedy=_type_hint(found["key"], case.cfg)
+    )
+
+
 def _something_else(case: _Case, found: re.Match[str]) -> UserError:
     cause = "" if case.cause == case.text else f": {_first_line(case.cause)}"
     problem = " ".join(line.strip() for line in case.text.splitlines() if line.strip()) + cause
@@ -288,6 +302,10 @@ the key, the problem and the remedy; or a function, which returns None if it mea
 _LIST = "Write the whole list: {case.parent}=[…]; a mapping in it is {{…}}."
 _SECOND = "{found[name]} is not the only option"
 _SEVERAL = "Select one: optimizer={found[name]}. For several optimizers: see docs/how-to/optimizers.md."
+_YAML = (
+    "Correct this line or the one before it. YAML takes key: value, each key once, spaces and no tabs. A list in "
+    "brackets, [a, b], has no dashes."
+)
 _OF_SWEEPS: _Meanings = (
     (r"^Ambiguous value", _several_values),
     (r"requires --multirun", ("{case.key}", "{case.line} is a sweep", "Add -m to run it.")),
@@ -320,6 +338,11 @@ _OF_FILES: _Meanings = (
     (
         r"^In '(?P<group>[^']+)/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass",
         ("{found[group]}", _SECOND, "Select one: {found[group]}={found[name]}."),
+    ),
+    (r"^In '(?P<file>[^']+)': ValidationError[^\n]*\n(?P<problem>[^\n]+)\n\s*full_key: (?P<key>\S+)", _wrong_in_a_file),
+    (
+        r"^(.*\n)?(?P<problem>[^\n]+)\n  in \"(?P<file>[^\"]+)\", line (?P<line>\d+)",
+        ("{found[file]}", "line {found[line]}: {found[problem]}", _YAML),
     ),
     (r"", _something_else),
 )

@@ -11,6 +11,7 @@ from hydraloop.cli.console import end_with_reader
 from hydraloop.cli.help_topics import Topics, row
 from hydraloop.engine.report.hook_table import format_order
 from hydraloop.hooks.shared.selected_hooks import notices
+from hydraloop.run_files.config_yaml import masked_yaml
 from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf
 from hydraloop.schemas.docs import arguments_of_schema, field_docs, summary
@@ -24,6 +25,7 @@ from hydraloop.validate import slots_of
 _OTHER_GROUPS = {
     "experiment": "Whole runs",
     "model": "The model, task.model",
+    "search": "Spaces of searches, for -m",
 }
 _FLAGS = """\
 Flags
@@ -86,7 +88,7 @@ def format_plan(cfg: DictConfig) -> str:
     return "\n".join(
         [
             "# The composed config",
-            OmegaConf.to_yaml(shown, resolve=not waits_for_job).rstrip(),
+            masked_yaml(shown, resolve=not waits_for_job).rstrip(),
             "",
             "# Hooks by mount point, in the order they are called (priority)",
             format_order(slots_of(cfg)),

@@ -75,8 +75,9 @@ class Topics:
         """Return the error for a name, with close ones: whole names, otherwise names whose last part is close."""
         groups = self.composer.groups()
         known = [*groups, *(f"{group}.{one}" for group in groups for one in self.composer.options(group))]
-        known += [key for top, node in _plain(cfg).items() for key, _ in leaves(node, top)]
-        by_last = {one.rpartition(".")[2]: one for one in reversed(known)}
+        keys = [key for top, node in _plain(cfg).items() for key, _ in leaves(node, top)]
+        known += keys
+        by_last = {one.rpartition(".")[2]: one for one in reversed([*keys, *known])}  # lr: a key, not search=lr
         close = close_names(name, known) or [by_last[one] for one in close_names(name.rpartition(".")[2], by_last)]
         remedy = f"Did you mean {any_of(close)}?" if close else "--help names the groups, --help all every option."
         return UserError("there is no group, option or key of this name", key=name, remedy=remedy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +16,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from hydraloop.cli.console import end_with_reader, prepare_handlers
+from hydraloop.errors import UserError
 from hydraloop.run_files.config_yaml import mask_files, remember_config
 from hydraloop.safety import hydra_versions
+from hydraloop.safety.secrets import mask_text
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -36,9 +40,20 @@ def run_sweep(job: Job, argv: Sequence[str], folder: Path, name: str) -> None:
 
 
 def show(argv: Sequence[str], folder: Path, name: str) -> None:
-    """Let Hydra show what a command line asks for. The arguments are those of `run_sweep`; nothing is trained."""
+    """Let Hydra show what a command line asks for, with secrets masked. Nothing is trained.
+
+    The arguments are those of `run_sweep`.
+
+    Raises:
+        UserError: the flags do not go together.
+    """
     end_with_reader()
-    run_sweep(lambda cfg, run_dir: None, argv, folder, name)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            run_sweep(lambda cfg, run_dir: None, argv, folder, name)
+    except ValueError as error:
+        raise UserError(str(error), key=argv[0], remedy="Leave one of the flags out.") from error
+    print(mask_text(shown.getvalue()), end="")
 
 
 def sweep_dir() -> Path:

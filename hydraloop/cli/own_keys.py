@@ -73,7 +73,7 @@ def _check_unused(name: str, written: dict[str, object], lines: Sequence[str], c
 
 def selected_in_body(file: str, composer: Composer) -> Iterator[tuple[str, str]]:
     """Yield (group, option) of each selection in a config file beside its defaults list: `optimizer: sgd`."""
-    body = _read(file)
+    body = composer.content(file)
     for group in composer.groups():
         value = body.get(group)
         names = value if isinstance(value, ListConfig) else [value]
@@ -84,7 +84,7 @@ def selected_in_body(file: str, composer: Composer) -> Iterator[tuple[str, str]]
 
 def line_for_defaults(group: str, option: str, file: str, composer: Composer) -> str:
     """Return the line for the defaults list of a config file that selects an option."""
-    own = [entry for entry in _read(file).get("defaults", ()) if isinstance(entry, DictConfig)]
+    own = [entry for entry in composer.content(file).get("defaults", ()) if isinstance(entry, DictConfig)]
     for name, old in [item for entry in own for item in entry.items()]:
         if name in (group, f"/{group}"):
             return f"- {name}: {option}" + ("" if old == option else f" instead of {old}".replace("'", ""))
@@ -96,18 +96,10 @@ def line_for_defaults(group: str, option: str, file: str, composer: Composer) ->
     return f"- override /{group}: {option}"
 
 
-def _read(file: str) -> DictConfig:
-    sources = GlobalHydra.instance().config_loader().get_sources()
-    found = next((source.load_config(file).config for source in sources if source.is_config(file)), None)
-    return found if isinstance(found, DictConfig) else OmegaConf.create()
-
-
 def _files_with(name: str, lines: Sequence[str], composer: Composer) -> Iterator[str]:
     """Yield the config files that have a top-level key, the last one first, without `.yaml`."""
     loader = GlobalHydra.instance().config_loader()
-    merged = loader.compute_defaults_list(composer.name, list(lines), RunMode.RUN).defaults
-    for path in [default.config_path or "" for default in reversed(merged)]:
-        source = next((source for source in loader.get_sources() if source.is_config(path)), None)
-        found = source and source.load_config(path)
-        if found and isinstance(found.config, DictConfig) and (name in found.config or path.startswith(f"{name}/")):
+    for default in reversed(loader.compute_defaults_list(composer.name, list(lines), RunMode.RUN).defaults):
+        path = default.config_path or ""
+        if path.startswith(f"{name}/") or name in composer.content(path):
             yield path

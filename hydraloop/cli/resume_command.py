@@ -19,6 +19,7 @@ from hydraloop.cli.run_config import config_of
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
 from hydraloop.run_files.checkpoint_files import newest_intact
+from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import checkpoint_folders, config_file, holds_run, is_own, run_of
 from hydraloop.safety import working_directory
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -90,7 +91,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Draft:
     def meta() -> Mapping[str, Any]:
         return _meta(path if path.is_file() else newest_intact(*checkpoint_folders(run_dir)))
 
-    cfg = config_of(run_dir, ["resume_strict=true", *own_lines], meta)
+    cfg = config_of(run_dir, ["resume_strict=true", f"{PAUSE}=null", *own_lines], meta)
     _check_given(run_dir, meta)
     _check_secrets(cfg)
     if not is_own(run_dir):

@@ -12,6 +12,7 @@ from pathlib import Path
 from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
 from hydraloop.errors import UserError
+from hydraloop.sweeps import sweep_description
 
 
 def run(argv: Sequence[str]) -> int:
@@ -22,19 +23,22 @@ def run(argv: Sequence[str]) -> int:
         loads the run; 130 after Ctrl-C, otherwise 128 + the number of the signal.
     """
     args = parser.read(argv)
-    if args.command in parser.ON_RANKS:
+    name = args.command
+    if name == "replay" and (args.run / sweep_description.FILENAME).exists():
+        name = "replay_search"
+    if name in parser.ON_RANKS:
         from hydraloop.commands import on_ranks
 
         return on_ranks.run(argv, args)
     try:
-        code: int = importlib.import_module(f"hydraloop.commands.{args.command}").run(args)
+        code: int = importlib.import_module(f"hydraloop.commands.{name}").run(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, UserError) as error:
-        given = getattr(args, "directory", None) or Path()
+        given = getattr(args, "directory", None) or getattr(args, "run", None) or Path()
         Reports(with_traceback=False).show(_of_disk(error, given) if isinstance(error, OSError) else error)
         return 2
     except KeyboardInterrupt:

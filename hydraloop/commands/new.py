@@ -19,17 +19,7 @@ STARTER = "starter"
 _SCRIPT, _CONFIG = "train.py", "conf/config.yaml"
 _LEFT_OUT = {"__pycache__", "outputs", "multirun"}
 """Folders of an example in a clone, in which somebody has trained."""
-_CONFIG_OF_EXISTING = """\
-# What differs from the defaults: `python train.py --help` lists all options.
-defaults: [hydraloop/project, _self_]
-experiment_name: starter
-# Name your own classes: model.Net is the class Net in model.py. The other keys are its arguments.
-task: {model: {_target_: hydraloop.models.SmallCNN, in_channels: 1, num_classes: 10}}
-data:
-  train: {_target_: hydraloop.examples.Digits, split: train}
-  val: {_target_: hydraloop.examples.Digits, split: val}
-engine: {threads: 1}    # CPU threads: enough for a small model. Leave it out for a large one
-"""
+_CONFIG_OF_EXISTING = Path(__file__).with_name("new_here.yaml")
 """For `--here`."""
 
 
@@ -82,7 +72,7 @@ def _check_free(folder: Path | None) -> None:
 
 def _of_existing() -> dict[str, str]:
     """Return the files for a folder that has a model and data."""
-    return {_SCRIPT: _read(TEMPLATES / STARTER / _SCRIPT), _CONFIG: _CONFIG_OF_EXISTING}
+    return {_SCRIPT: _read(TEMPLATES / STARTER / _SCRIPT), _CONFIG: _read(_CONFIG_OF_EXISTING)}
 
 
 def _of_template(name: str) -> dict[str, str]:

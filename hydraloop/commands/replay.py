@@ -102,7 +102,7 @@ class Replay(RankCommand):
             trained_later: whether a checkpoint after the iteration is known, which tells how it was trained.
         """
         cfg, meta, typed = self.cfg, self._meta, list(typed_keys(overrides))
-        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
+        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = cfg.engine.pause_after = None
         cfg.engine.test = False
         cfg.engine.allow_nan = True  # the iteration may be the one at which the run has failed
         if self._start is not None:

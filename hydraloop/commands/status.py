@@ -16,6 +16,7 @@ from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import resume_command, shown
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.sweeps import states, sweep_description
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -53,27 +54,31 @@ def sweep_in(path: Path) -> SweepDirectory | None:
 
 def _of_run(path: Path) -> list[str]:
     state = states.current(path, states.read(path) or JobState(0, "running"), path)
-    continues = state.state == "interrupted" and candidates(*checkpoint_folders(path))
+    continues = state.state in ("interrupted", "paused") and candidates(*checkpoint_folders(path))
     hint = [f"  {shlex.join(resume_command(path))}"] if continues else []
     return [*_described(state, "the run", path), *hint]
 
 
 def _of_sweep(sweep: SweepDirectory) -> list[str]:
     found = sweep.current_states()
-    counts = Counter(state.state for state in found)
+    axes, listed = sweep.description.axes, found
+    count = f"{len(found)} jobs"
+    if isinstance(axes, Trials):
+        listed, count = found[: axes.asked * axes.space.repeat_count], axes.title
+    counts = Counter(state.state for state in listed)
     lines = [
         f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
-        f"{len(found)} jobs: {', '.join(f'{counts[name]} {name}' for name in counts)}",
+        f"{count}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
     ]
     controllers = sweep.controllers().values()
     lines += [f"controller: process {one.processes[0][0]} on {one.host}, since {one.since}" for one in controllers]
     lines += hint(sweep, found)
     for name in _LISTED:
-        listed = [state for state in found if state.state == name]
-        for state in listed[:_MOST]:
+        alike = [state for state in found if state.state == name]
+        for state in alike[:_MOST]:
             lines += _described(state, sweep.name(state.number), sweep.folder(state.number))
-        if len(listed) > _MOST:
-            lines.append(f"and {len(listed) - _MOST} other jobs {name}")
+        if len(alike) > _MOST:
+            lines.append(f"and {len(alike) - _MOST} other jobs {name}")
     return lines
 
 
@@ -81,7 +86,7 @@ def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
     """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
     if all(state.is_over for state in found) or sweep.controllers():
         return []
-    return [f"No controller is running. Continue the sweep: {sweep.resume_command()}"]
+    return [f"No controller is running. Continue the sweep: {sweep.resume_command(found)}"]
 
 
 def _described(state: JobState, name: str, folder: Path) -> list[str]:

@@ -42,7 +42,7 @@ class Every:
             last: whether n is the end, at which it always runs, also if the interval is None.
         """
         if done is not None:
-            return n > done if last else self._up_to(n) > self._up_to(done)
+            return n > done if last else self.up_to(n) > self.up_to(done)
         if last:
             return True
         if self.interval is None or n < 1:
@@ -51,8 +51,8 @@ class Every:
             return n % self.interval == 0
         return n >= self.begin and (n - self.begin) % self.interval == 0
 
-    def _up_to(self, n: int) -> int:
-        """Return how often it runs up to n."""
+    def up_to(self, n: int) -> int:
+        """Return how often it runs up to n, without an end at which it always runs."""
         if self.interval is None or n < self.begin:
             return 0
         return n // self.interval if self.begin <= 1 else 1 + (n - self.begin) // self.interval

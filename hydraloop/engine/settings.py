@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.errors import UserError
+from hydraloop.run_files.result import PAUSE
 
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)")
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
@@ -62,6 +63,7 @@ class Settings:
     limit_test_batches: int | float | None = None
     max_time: Any = None
     requeue_after: Any = None
+    pause_after: int | None = None
     benchmark: bool | None = None
     allow_nan: bool = False
     device: str = "auto"
@@ -96,6 +98,11 @@ class Settings:
     def requeue(self) -> str:
         """The reason of a preemption by `requeue_after`."""
         return f"engine.requeue_after={self.requeue_after}"
+
+    @property
+    def pause(self) -> str:
+        """The reason of a preemption by `pause_after`."""
+        return f"{PAUSE}={self.pause_after}"
 
     def limited(self, split: str, length: int) -> int:
         """Return how many of a loader's `length` batches a split uses (`limit_<split>_batches`)."""

@@ -18,6 +18,7 @@ ABSENT = "(absent)"
 _LONGEST = 80
 """Characters of a value that are shown."""
 _OF_A_START = ("resume", "resume_strict", "load_from", "secrets", "sweep", "detach")
+_ENDS_OF_A_START = ("engine.max_time", "engine.requeue_after", "engine.pause_after")
 """Options that are about one start of a run, not about its training."""
 _IMPLEMENTATION = ("fused", "foreach", "capturable", "differentiable", "every", "closure")
 """Options of an optimizer that are not stored in checkpoints. The others are reported when its state is loaded."""
@@ -93,7 +94,7 @@ def _is_reported(key: str) -> bool:
     first, _, rest = key.partition(".")
     if first == "optimizer":
         return rest.rpartition(".")[2] in _IMPLEMENTATION
-    return first not in _OF_A_START
+    return first not in _OF_A_START and key not in _ENDS_OF_A_START
 
 
 def _without_effect(key: str) -> str:

@@ -30,6 +30,8 @@ _INTERRUPTED = "interrupted by "
 """Begins the description of a signal that has ended the run."""
 PREEMPTED = "preempted by "
 """Begins the reason of a run that has saved and ended, to be continued."""
+PAUSE = "engine.pause_after"
+"""The option that pauses a run. The name begins what has preempted such a run."""
 _MOST = 2_000
 """Characters of an error in `result.json`, in states of jobs and in tables: twenty to fifty lines."""
 

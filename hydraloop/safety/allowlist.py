@@ -252,7 +252,7 @@ class Allowlist:
         problem = f"{target} does not exist: there is no module {target.split('.')[0]!r}"
         package, remedy = target.split(".")[0], self._advice.missing
         if command := to_install(package):
-            remedy = command if package in self._trusted else f"{command} Then {self.remedy(package)}"
+            remedy = command if package in self._trusted else f"{command}\n  Then {self.remedy(package)}"
         return UserError(problem, key=f"{key}._target_", remedy=remedy)
 
     def _is_untrusted(self, target: str) -> bool:

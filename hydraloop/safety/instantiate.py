@@ -163,6 +163,10 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
         remedy = f"{typed[0].upper()}{typed[1:]}"
         if line := emptying(key):
             in_file = f"If a config file names {name}, write in the defaults of the file: {line}"
+            if line.endswith("null"):
+                group = line.partition("/")[2].partition(":")[0]
+                place = f"a file in conf/{group}/ that begins with: # @package {key}"
+                in_file += f"\n  To select {name} with {group}=…, move {name} to {place}"
             remedy = f"{in_file}\n  If the command line names {name}, {typed}"
         problem = f"{name} takes no argument {argument!r}, which is left from {replaced}"
         return UserError(problem, key=f"{key}.{argument}", remedy=remedy)

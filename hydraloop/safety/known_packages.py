@@ -14,4 +14,4 @@ def to_install(module: str | None) -> str | None:
     """Return a sentence with the command that installs a module; None if its package is not known."""
     name = (module or "").partition(".")[0]
     package = name if name in _SAME_NAME else _PACKAGES.get(name)
-    return package and f"Install it: pip install {package}."
+    return package and f"Install it: pip install {package}"

@@ -47,6 +47,10 @@ class EngineConf:
     requeue_after: Any = None
     """Time after which the run saves and ends with exit code 75, so that a scheduler can start the same command line
     again with `resume=auto`. Written and counted as `max_time`. No validation and no test follow. Null: never."""
+    pause_after: Optional[int] = None
+    """Number of validations after which the run saves and ends with exit code 75, to be continued with a higher number
+    or null. Counted from the beginning of the run, by `val_interval` and `val_begin`, also over resumes. No effect at
+    the end of training. Null: never."""
     deterministic: bool = False
     """Whether to reject nondeterministic kernels (`torch.use_deterministic_algorithms`). False: they are often faster.
     True also sets CUBLAS_WORKSPACE_CONFIG=:4096:8 for CUDA, unless it is set."""

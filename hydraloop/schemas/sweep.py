@@ -49,3 +49,33 @@ class SweepConf:
     """A text file with the overrides of one job in each line. The axes multiply these jobs. Null: none."""
     average: str = "seed"
     """The swept key over which results are averaged. Seed: the key that changes nothing but chance."""
+    trials: Optional[int] = None
+    """Trials of a search: the sweep chooses the values of its keys by the results of earlier jobs, instead of running
+    every combination. It counts all trials, also those of a resumed search. `interval(1e-4,1e-1)`,
+    `tag(log,interval(…))` and `int(interval(1,9))` are numbers between two ends. Null: a grid."""
+    sampler: Any = "tpe"
+    """What chooses the values: `tpe`, `random`, `nsga2`, `gp` (at most 200 trials), or a sampler of Optuna as
+    `{_target_: my_project.MySampler}`. TPE: it is good for 10 to 1,000 trials, numbers, choices and conditions.
+    After more trials, with one objective, it knows the newest 500 to 1,000 and the best 25 before: it would take
+    seconds to ask."""
+    prune: Optional[str] = None
+    """`median` or `hyperband`: end jobs early whose validations are worse than those of other jobs. Null: each job
+    trains to its end."""
+    promote: Optional[str] = None
+    """`asha`: a job pauses at each rung, and the best third of a rung continues. Null: each job trains to its end."""
+    rung: int = 1
+    """Validations until the first rung of `promote` and `hyperband`; each further rung is three times as long. 1: the
+    earliest comparison there is, usually after an epoch."""
+    objectives: Dict[str, str] = field(default_factory=open_mapping)
+    """Metrics to optimize, each `max` or `min`: `{accuracy: max, time: min}`. `time` is the seconds of a job, `memory`
+    the most MiB in its records. Several give a Pareto front. Empty: the metric that each run monitors."""
+    constraints: List[str] = field(default_factory=list)
+    """Conditions on metrics, `time` and `memory` that the best trial has to meet: `["memory < 8000"]`. Empty: none."""
+    until: Optional[str] = None
+    """A condition that ends the search before all trials: `best > 0.99 or hours > 2 or stale >= 20`, where `stale` is
+    the trials since the best one. Null: all trials."""
+    warm_start: Optional[str] = None
+    """The directory of an earlier search or sweep, whose results the sampler gets to know. Null: none."""
+    enqueue: List[Any] = field(default_factory=list)
+    """Trials that are run first: `[{optimizer.lr: 1e-3}]`. Keys that are left out are chosen by the sampler. Empty:
+    none."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from hydraloop.errors import UserError
+from hydraloop.run_files.result import PAUSE
 from hydraloop.safety.secrets import mask_overrides
 
 _NEW = "To start a new sweep, leave sweep.resume and hydra.sweep.dir out."
@@ -79,13 +80,18 @@ class Axes:
         """Return these axes, with the jobs of `stored` under their old numbers and new jobs after them.
 
         Args:
-            stored: masked, as in `sweep.json`. Masked values are equal if they are at the same place among them.
+            stored: masked, as in `sweep.json`. Masked values are equal if they are at the same place among them. Its
+                `engine.pause_after` may be another one, unless it is swept.
 
         Raises:
             UserError: these axes do not contain all jobs of `stored`.
         """
-        before, now = ([",".join(axis.keys) for axis in axes.axes] for axes in (stored, self))
-        pairs = list(zip(self.masked().axes, stored.axes, strict=False))
+        stored, own = (
+            replace(axes, axes=tuple(axis for axis in axes.axes if axis.keys != (PAUSE,) or len(axis.values) > 1))
+            for axes in (stored, self)
+        )
+        before, now = ([",".join(axis.keys) for axis in axes.axes] for axes in (stored, own))
+        pairs = list(zip(own.masked().axes, stored.axes, strict=False))
         if len(before) != len(now) or not all(set(old.keys) <= set(new.keys) for new, old in pairs):
             problem = f"the overrides of the sweep are {_listed(before)}; this command line has {_listed(now)}"
             raise UserError(problem, key="sweep.resume", remedy=f"Give the same keys in the same order. {_NEW}")
@@ -93,7 +99,7 @@ class Axes:
         order = array("q")
         for position in stored.order:
             moved = 0
-            for axis, place, value in zip(self.axes, places, stored._values(position), strict=True):
+            for axis, place, value in zip(own.axes, places, stored._values(position), strict=True):
                 moved = moved * len(axis.values) + place[value]
             order.append(moved)
         old_positions = set(order)

@@ -42,18 +42,20 @@ class Condition(ast.NodeTransformer):
     Args:
         text: comparisons, `and`, `or`, `not`, `in` and arithmetic over keys, numbers, quoted strings and lists. `*` and
             `%` take only numbers.
-        keys: that a job may set.
+        keys: that a job may set. None: any.
+        key: the option that has the condition.
 
     Raises:
         UserError: it has anything else.
     """
 
-    def __init__(self, text: str, keys: Sequence[str]) -> None:
+    def __init__(self, text: str, keys: Sequence[str] | None, *, key: str = "sweep.where") -> None:
         self._text = text
         self._keys = keys
+        self._key = key
         try:
             tree: Any = self.visit(ast.parse(text.strip(), mode="eval"))
-            self._code = compile(ast.fix_missing_locations(tree), "sweep.where", "eval")
+            self._code = compile(ast.fix_missing_locations(tree), key, "eval")
         except (SyntaxError, ValueError, RecursionError) as error:
             raise self._refused(f"{text} is not a condition") from error
 
@@ -74,7 +76,7 @@ class Condition(ast.NodeTransformer):
             reason = f"it sets no {error.name}" if isinstance(error, NameError) else str(error)
             problem = f"{self._text} cannot be evaluated: {reason}, in the job {' '.join(job)}"
             raise UserError(
-                problem, key="sweep.where", remedy="Compare what each job sets: numbers, or equality."
+                problem, key=self._key, remedy="Compare what each job sets: numbers, or equality."
             ) from error
 
     def visit(self, node: ast.AST) -> ast.AST:
@@ -91,15 +93,16 @@ class Condition(ast.NodeTransformer):
         return ast.List(node.elts, node.ctx) if isinstance(node, ast.Tuple) else node  # as the values of lists are
 
     def _known(self, key: str) -> str:
-        if key in self._keys or key in _CONSTANTS:
+        if self._keys is None or key in self._keys or key in _CONSTANTS:
             return key
         quoted = self._text.replace(key, f"'{key}'")
-        remedy = f'{suggestion(key, self._keys)} Quote text, for the shell too: "sweep.where=\\"{quoted}\\""'
-        raise UserError(f"no override sets {key}", key="sweep.where", remedy=remedy)
+        remedy = f'{suggestion(key, self._keys)} Quote text, for the shell too: "{self._key}=\\"{quoted}\\""'
+        problem = f"no override sets {key}" if self._key == "sweep.where" else f"{key} is unknown here"
+        raise UserError(problem, key=self._key, remedy=remedy)
 
     def _refused(self, problem: str) -> UserError:
         return UserError(
             problem,
-            key="sweep.where",
+            key=self._key,
             remedy="Compare keys that the command sets: sweep.where='\"optimizer.lr < 1e-3 or seed == 0\"'",
         )

@@ -88,6 +88,8 @@ class Controller:
     _unreported: dict[int, Ended] = field(default_factory=dict)
     """Running jobs whose end the executor does not report: adopted ones, and those whose launcher has ended, but not
     all ranks. The end of that launcher."""
+    _pruned: dict[int, str] = field(default_factory=dict)
+    """Running jobs that were told to end, and why."""
     _elsewhere: set[int] = field(default_factory=set)
     _retries: Counter[int] = field(default_factory=Counter)
     _codes: set[int | None] = field(default_factory=set)
@@ -107,6 +109,8 @@ class Controller:
             elif state.is_over and not (self.retry_failed and state.state == "failed"):
                 self.ended[state.number] = state
                 self.source.ended(state)
+            elif state.state == "paused":
+                self.source.ended(state)
 
     def run(self) -> None:
         """Run all jobs that are not over."""
@@ -118,6 +122,7 @@ class Controller:
                     self._end(ended)
                 self._pass_signals_on()
                 self.watcher.update()
+            self._prune()  # the source is told of the last ends
         for number, state in self.ended.items():  # another controller may have finished it since
             if state.state != "finished":
                 self.ended[number] = self.directory.state(number)
@@ -126,7 +131,9 @@ class Controller:
         """Start jobs. Return whether there is one to wait for."""
         self._look()
         self._start()
-        return bool(self._running) or (bool(self._elsewhere) and not self._gives_up)
+        self._prune()
+        waits = self.source.waits and not self.stops
+        return bool(self._running) or waits or (bool(self._elsewhere) and not self._gives_up)
 
     @property
     def stops(self) -> bool:
@@ -137,7 +144,7 @@ class Controller:
     def left(self) -> list[int]:
         """The numbers of jobs that are not over."""
         over = {number for number, state in self.ended.items() if state.is_over}
-        return [number for number in range(self.directory.description.axes.count) if number not in over]
+        return [number for number in range(self.source.count) if number not in over]
 
     @property
     def failed(self) -> list[JobState]:
@@ -175,7 +182,7 @@ class Controller:
                 self._running[state.number], self._unreported[state.number] = state, Ended(state.number, None)
                 if self.shares.slots is not None:
                     self.shares.slots.hold(state.number, state.gpus)
-            elif state.is_over:
+            elif state.is_left:
                 self._leave(state)
             else:
                 self._start_again(state)
@@ -187,10 +194,41 @@ class Controller:
             state = self._state(job.number)
             if state.state == "running":
                 self._elsewhere.add(job.number)
-            elif state.is_over and state.attempts != self._attempts[job.number]:  # another controller has run it
+            elif state.is_left and state.attempts != self._attempts[job.number]:  # another controller has run it
                 self._leave(state)
             else:
                 self._submit(job, state)
+
+    def _prune(self) -> None:
+        """End the jobs that the source does not need any more."""
+        if self._gives_up:
+            return
+        try:
+            unwanted = dict(self.source.look(self._running.values()))
+        except (OSError, UserError) as error:
+            self._set_undecided(error)
+            return
+        for number, reason in unwanted.items():
+            if number in self._running and number not in self._pruned:
+                self._pruned[number] = reason
+                self._signal(number, signal.SIGTERM)  # it saves and ends, as after a preemption
+            elif number not in self._running and number not in self._elsewhere:
+                state = self._pruned_state(number, reason)
+                if state is not None:
+                    self._leave(state)
+
+    def _pruned_state(self, number: int, reason: str) -> JobState | None:
+        """Write that a job is pruned. None if another process has it."""
+        try:
+            return queue.prune(self.directory, number, reason)
+        except (OSError, UserError) as error:
+            self._set_undecided(error)
+            return None
+
+    def _set_undecided(self, error: OSError | UserError) -> None:
+        """Start no further job: the source cannot decide which one is next."""
+        problem = error if isinstance(error, UserError) else UserError(f"the next job cannot be chosen: {error}")
+        self.problem = self.problem or problem
 
     @property
     def _has_room(self) -> bool:
@@ -199,11 +237,18 @@ class Controller:
 
     def _next(self) -> Job | None:
         """Return the next job to start; None if no job can start now."""
-        while (job := self.source.next_job()) is not None:
+        while (job := self._given_by_source()) is not None:
             self._given[job.number] = job
             if job.number not in self._running and job.number not in self._elsewhere:
                 return job
         return self._queue.popleft() if self._queue else None
+
+    def _given_by_source(self) -> Job | None:
+        try:
+            return self.source.next_job()
+        except (OSError, UserError) as error:
+            self._set_undecided(error)
+            return None
 
     def _start_again(self, state: JobState) -> None:
         """Queue a job that has ended early. A job that the source has not given yet comes from there."""
@@ -244,6 +289,9 @@ class Controller:
             self._unreported[number] = replace(ended, code=None) if code == LEFT else ended
             return
         self._give(number)
+        reason = self._pruned.pop(number, None)
+        if reason is not None and is_ours and state.state == "interrupted":
+            state = self._pruned_state(number, reason) or state
         if not is_ours or state.state == "running":  # another controller was faster, or the state cannot be written
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
@@ -288,6 +336,7 @@ class Controller:
     def _leave(self, state: JobState) -> None:
         self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
         self.ended[state.number] = state
+        self._attempts[state.number] = state.attempts
         self._given.pop(state.number, None)
         self.source.ended(state)
         self.watcher.ended(state)
@@ -310,12 +359,16 @@ class Controller:
             del self.signals[1:]  # once: with Slurm it is a command for each job
 
     def _send(self, sign: signal.Signals) -> None:
-        for number in self._running.keys() - self._unreported.keys():
+        for number in self._running:
+            self._signal(number, sign)
+
+    def _signal(self, number: int, sign: signal.Signals) -> None:
+        if number not in self._unreported:
             self.executor.cancel(number, sign)
-        for number in self._unreported:
-            held = lock.holder(self.directory.folder(number))
-            for pid, since in [] if held is None else held.alive[:1]:  # it signals the others
-                send(pid, since, sign)
+            return
+        held = lock.holder(self.directory.folder(number))
+        for pid, since in [] if held is None else held.alive[:1]:  # it signals the others
+            send(pid, since, sign)
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:

@@ -6,8 +6,8 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,6 +27,10 @@ from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
+from hydraloop.sweeps.search import optuna_sweeper, settings
+from hydraloop.sweeps.search.conditions import with_conditions
+from hydraloop.sweeps.search.settings import Settings
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.selection import select
 from hydraloop.validate import check_sweep_options, hydra_config
 
@@ -39,7 +43,9 @@ the smallest and the largest; of the others, only key and type are checked."""
 class SweepDraft(Draft):
     """A sweep that has passed all checks, before it has a directory. Not all combinations of values are checked."""
 
-    axes: Axes
+    axes: Axes | Trials
+    search: Settings | None
+    """How a search decides; None for a grid."""
     master: DictConfig
     """What Hydra composes for the sweep itself, without what is swept: for the nodes `sweep` and `hydra`."""
     grid: GridComposer
@@ -66,7 +72,7 @@ class SweepDraft(Draft):
         raw: Any = OmegaConf.to_container(self.master.hydra.sweep, resolve=False)
         return str(raw["subdir"])
 
-    def configs(self, axes: Axes) -> dict[str, dict[str, Any]]:
+    def configs(self, axes: Axes | Trials) -> dict[str, dict[str, Any]]:
         """Return what `sweep.resume` compares: the config of the first job, under "", and the differences from it.
 
         The differences are those of the first job with each choice of options of config groups, in each axis:
@@ -77,16 +83,26 @@ class SweepDraft(Draft):
         Args:
             axes: of this draft; or these widened, in which the jobs of the earlier sweep have the same numbers.
         """
+        first, chosen = self._of_search(axes) if isinstance(axes, Trials) else self._of_grid(axes)
+        configs = {"": self._compared(first)}
+        for choice, lines in chosen.items():
+            changes = differences(configs[""], self._compared(lines))
+            configs[" ".join(mask_overrides(choice))] = {change.key: change.new for change in changes}
+        return configs
+
+    def _of_grid(self, axes: Axes) -> tuple[Sequence[str], dict[tuple[str, ...], Sequence[str]]]:
+        """Return the overrides of the first job, and of the first job with each choice of groups."""
         chosen: dict[tuple[str, ...], int] = {(): 0}
         for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
             for number, value in sorted((number, value) for value, number in jobs.items()):
                 chosen.setdefault(self.grid.choices(axis.values[value]), number)
-        configs = {"": self._compared(axes.lines(0))}
-        for choice, number in chosen.items():
-            if number:
-                changes = differences(configs[""], self._compared(axes.lines(number)))
-                configs[" ".join(mask_overrides(choice))] = {change.key: change.new for change in changes}
-        return configs
+        return axes.lines(0), {choice: axes.lines(number) for choice, number in chosen.items() if number}
+
+    def _of_search(self, trials: Trials) -> tuple[Sequence[str], dict[tuple[str, ...], Sequence[str]]]:
+        """Return the overrides that all jobs have, and these with each choice of a group."""
+        constants = trials.space.lines({})
+        lines = [f"{one.element}={value}" for one in trials.space.searched for value in one.choices]
+        return constants, {(line,): (*constants, line) for line in self.grid.choices(lines)}
 
     def environment(self, request: Request) -> dict[str, str]:
         """Return the `hydra.job.env_set` of a job; empty if its config is wrong, which the job reports."""
@@ -124,6 +140,7 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     Raises:
         UserError: a mistake in the overrides or in the config files.
     """
+    optuna_sweeper.check(args.overrides)
     lines = arguments.with_hook_options_swept(args.overrides)
     typed = arguments.typed_keys(lines)
     master = command_line.compose_sweep(lines, composer, typed)
@@ -137,15 +154,16 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
         master.get("sweep") or {},
     )
     grid, choices = GridComposer(composer, master), master.hydra.runtime.choices
+    if isinstance(axes, Trials):
+        axes = _with_conditions(axes, grid)
     is_ours = (choices["hydra/sweeper"], choices["hydra/launcher"]) == ("hydraloop", "pool")
     if not is_ours:
         _check_options(master)
     _check_average(axes, master, typed)
-    first: DictConfig | None = None
+    configs: list[DictConfig] = []
     ranks, devices = 1, ["cpu"]
-    for number in _checked(axes):
-        job = axes.lines(number)
-        with _in_job(job):
+    for job in _checked(axes):
+        with _in_job(job, axes):
             cfg = command_line.compose_job(job, composer, typed, trains=args.cfg is None, compose=grid.compose)
             check_options(cfg)
         if cfg.resume is not None:
@@ -154,17 +172,22 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
                 key="resume",
                 remedy="Leave resume out. To start from weights, use load_from=<checkpoint>.",
             )
-        first = first or cfg
+        configs += [cfg] if isinstance(axes, Trials) or not configs else []
         ranks = max(ranks, int(cfg.distributed.nproc_per_node))
         devices += [cfg.engine.device] if devices == ["cpu"] and cfg.engine.device != "cpu" else []
-    assert first is not None, "a sweep has a job"
-    _check_types(axes, grid, composer)
+    search: Settings | None = None
+    if isinstance(axes, Trials):
+        search = settings.of(master.sweep, configs, repeats=axes.space.repeat_count)
+    else:
+        settings.check_unused(master.sweep)
+        _check_types(axes, grid, composer)
     return SweepDraft(
         overrides=lines,
-        cfg=first,
+        cfg=configs[0],
         typed=typed,
         follows_links=args.trusted_links,
         axes=axes,
+        search=search,
         master=master,
         grid=grid,
         is_ours=is_ours,
@@ -185,7 +208,26 @@ def _check_options(master: DictConfig) -> None:
         )
 
 
-def _check_average(axes: Axes, master: DictConfig, typed: Sequence[str]) -> None:
+def _with_conditions(trials: Trials, grid: GridComposer) -> Trials:
+    """Return a search whose keys depend on the groups that are searched."""
+    lines = {one.key: [f"{one.element}={one.ends()[0]}"] for one in trials.space.searched}
+    groups = [key for key, line in lines.items() if grid.choices(line)]
+
+    @cache
+    def composed(overrides: tuple[str, ...]) -> DictConfig | None:
+        with suppress(*COMPOSING_ERRORS):  # reported when the jobs are checked
+            return grid.compose(overrides)
+        return None
+
+    def has(overrides: Sequence[str], key: str) -> bool:
+        cfg, (parent, _, name) = composed(tuple(overrides)), key.rpartition(".")
+        node: Any = cfg if cfg is None or not parent else OmegaConf.select(cfg, parent)
+        return OmegaConf.is_dict(node) and name in node
+
+    return replace(trials, space=with_conditions(trials.space, groups, has))
+
+
+def _check_average(axes: Axes | Trials, master: DictConfig, typed: Sequence[str]) -> None:
     """Refuse a `sweep.average` that no axis sets. In a config file, it may be a key that this sweep does not set.
 
     Args:
@@ -201,12 +243,14 @@ def _check_average(axes: Axes, master: DictConfig, typed: Sequence[str]) -> None
         )
 
 
-def _checked(axes: Axes) -> list[int]:
-    """Return the jobs that are validated, each the first one with a value of an axis."""
+def _checked(axes: Axes | Trials) -> list[Sequence[str]]:
+    """Return the jobs that are validated, each the first one with a value of an axis, or an end of a dimension."""
+    if isinstance(axes, Trials):
+        return list(dict.fromkeys(axes.space.lines(corner) for corner in axes.space.corners()))
     found = {0}
     for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
         found.update(jobs[value] for value in _validated(axis, sorted(jobs)))
-    return sorted(found)
+    return [axes.lines(number) for number in sorted(found)]
 
 
 def _validated(axis: Axis, values: list[int]) -> list[int]:
@@ -233,17 +277,21 @@ def _check_types(axes: Axes, grid: GridComposer, composer: Composer) -> None:
             lines = [line for line in axis.values[value] if line not in choices]
             # One config takes all values, so a key that is new to it may be there already.
             again = [f"++{line.lstrip('+')}" if line.startswith("+") else line for line in lines]
-            with _in_job(job):
+            with _in_job(job, axes):
                 if others != (others := tuple(line for line in job if line not in lines)):
                     cfg = command_line.explained(grid.compose, others, composer)
                 command_line.explained(partial(grid.apply, cfg=cfg), again, composer)
 
 
 @contextmanager
-def _in_job(job: Sequence[str]) -> Iterator[None]:
+def _in_job(job: Sequence[str], axes: Axes | Trials) -> Iterator[None]:
     """Name the job in an error."""
     try:
         yield
     except UserError as error:
-        problem = f"{error.problem}, in the job {' '.join(job)}"
-        raise UserError(problem, key=error.key, remedy=error.remedy) from error
+        problem, remedy = f"{error.problem}, in the job {' '.join(job)}", error.remedy
+        dimensions = axes.space.searched if isinstance(axes, Trials) else ()
+        for one in dimensions:
+            if one.key == error.key and "to Integer" in problem:  # as OmegaConf says it
+                remedy = f"For whole numbers: '{replace(one, is_int=True)}'"
+        raise UserError(problem, key=error.key, remedy=remedy) from error

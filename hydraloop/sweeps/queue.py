@@ -3,7 +3,8 @@
 The lock of the job's folder is the claim on the job. Only a process that has the lock writes the job's state:
 
 - the process of the job, which keeps the lock until it has written how the attempt has ended;
-- a process that finds a running job with a free lock, and writes that the job's process was killed.
+- a process that finds a running job with a free lock, and writes that the job's process was killed;
+- a process that prunes a job that does not run.
 
 A process that has lost the lock writes nothing. Therefore each attempt has one process, and each job ends once.
 """
@@ -43,7 +44,7 @@ def claim(directory: SweepDirectory, request: Request) -> JobState | None:
     before = directory.state(request.number)
     folder = directory.folder(request.number)
     atomic.remove_unfinished(folder / states.FILENAME)
-    if before.attempts != request.attempts or before.state not in ("queued", "interrupted", "failed"):
+    if before.attempts != request.attempts or before.state not in ("queued", "interrupted", "paused", "failed"):
         return None
     state = JobState(
         number=request.number,
@@ -79,7 +80,7 @@ def end(directory: SweepDirectory, number: int, code: int | None, attempt: int |
     """
     state, folder = directory.state(number), directory.folder(number)
     is_running = state.state == "running"
-    is_unclaimed = attempt == state.attempts + 1 and code not in (LEFT, NOT_RECORDED)
+    is_unclaimed = attempt == state.attempts + 1 and code not in (LEFT, NOT_RECORDED) and state.state != "pruned"
     if not is_running and not is_unclaimed:
         return state
     if is_running and (attempt, directory.controller) != (state.attempts, state.controller):
@@ -100,6 +101,29 @@ def end(directory: SweepDirectory, number: int, code: int | None, attempt: int |
             state = replace(lost, ended=ended)
             (folder / states.REQUEST).unlink(missing_ok=True)
         states.write(folder, state, flush=True)
+    finally:
+        held.release()
+    return state
+
+
+def prune(directory: SweepDirectory, number: int, reason: str) -> JobState | None:
+    """Write that a queued, paused or interrupted job is pruned. Return its state; any other state stays as it is.
+
+    None if another process has the lock of the job.
+
+    Raises:
+        OSError, UserError: the state cannot be written.
+    """
+    folder = directory.folder(number)
+    folder.mkdir(parents=True, exist_ok=True)
+    held = lock.RunLock(folder, key="sweep")
+    if held.try_acquire(renew=False) is not None:
+        return None
+    try:
+        state = directory.state(number)
+        if state.state in ("queued", "paused", "interrupted"):
+            state = replace(state, state="pruned", reason=reason)
+            states.write(folder, state, flush=True)
     finally:
         held.release()
     return state

@@ -12,9 +12,11 @@ from hydraloop.errors import UserError
 from hydraloop.plan import is_constant
 from hydraloop.run_files.changes import differences
 from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import check_links
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.planning import SweepDraft
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.validate import hydra_config
@@ -28,7 +30,7 @@ _PATIENCE = 10.0
 """Seconds that a controller waits for another one that widens the same sweep."""
 
 
-def settle(description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes]:
+def settle(description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes | Trials]:
     """Return the directory of a sweep, a new one or the one that `sweep.resume` names, and its jobs, not masked.
 
     Args:
@@ -60,7 +62,7 @@ def settle(description: Description, draft: SweepDraft) -> tuple[SweepDirectory,
     return _continued(found, description, draft)
 
 
-def _continued(path: Path, description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes]:
+def _continued(path: Path, description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes | Trials]:
     """Return a sweep with the jobs of this command line, which it gets if they are new."""
     SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
     if not draft.follows_links:
@@ -68,7 +70,8 @@ def _continued(path: Path, description: Description, draft: SweepDraft) -> tuple
     with RunLock(path, key=_KEY, patience=_PATIENCE):
         directory = SweepDirectory.load(path, key=_KEY)
         old, new = directory.description, _same_jobs(directory.description, description, draft)
-        if new.axes.count > old.axes.count or new.average != old.average:
+        is_new = new.axes.count > old.axes.count if isinstance(new.axes, Axes) else new.axes.masked() != old.axes
+        if is_new or (new.average, new.configs) != (old.average, old.configs):
             directory.widen(new)
     return directory, new.axes
 
@@ -79,18 +82,31 @@ def _same_jobs(old: Description, new: Description, draft: SweepDraft) -> Descrip
     Raises:
         UserError: the command line has another config, or not all jobs of the sweep.
     """
-    axes = draft.axes.widened(old.axes)
+    axes = _widened(draft.axes, old.axes)
+    if isinstance(axes, Trials) and axes.log is not None and draft.search is not None:
+        draft.search.check_same(axes.log)
     now = draft.configs(axes)
     changes = [
         f"{choice}: {change}" if choice else str(change)
         for choice, config in old.configs.items()
         for change in differences(config, now.get(choice, {}))
+        if change.key != PAUSE
     ]
     if changes:
         shown = "; ".join(changes[:_SHOWN]) + ("; …" if len(changes) > _SHOWN else "")
         remedy = f"Leave out what has changed, or start a new sweep without {_KEY}."
         raise UserError(f"the config of the sweep has changed: {shown}", key=_KEY, remedy=remedy)
     return replace(new, axes=axes, configs=now)
+
+
+def _widened(new: Axes | Trials, old: Axes | Trials) -> Axes | Trials:
+    """Return the jobs of a sweep with those that this command line adds."""
+    if isinstance(new, Axes) and isinstance(old, Axes):
+        return new.widened(old)
+    if isinstance(new, Trials) and isinstance(old, Trials):
+        return new.widened(old)
+    kinds = ("a grid", "without sweep.trials") if isinstance(old, Axes) else ("a search", "with sweep.trials=50")
+    raise UserError(f"the sweep is {kinds[0]}", key=_KEY, remedy=f"Continue it {kinds[1]}, or leave {_KEY} out.")
 
 
 def _newest(new: Description, draft: SweepDraft) -> Path:

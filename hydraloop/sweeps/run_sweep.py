@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,7 @@ from hydraloop.run_files import code_patch, environment
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps import resume_sweep
+from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.executors import gpus, spawned, submitit_executor
 from hydraloop.sweeps.executors.executor import Executor
@@ -35,7 +37,8 @@ from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
-from hydraloop.sweeps.source import Grid
+from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.source import Grid, Source
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.sweep_trackers import SweepTrackers
@@ -70,7 +73,7 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     controller = Controller(
         directory,
         _executor(draft, directory, starter),
-        Grid(axes),
+        _source(directory, axes, draft),
         shares,
         lines,
         max_retries=options.max_retries,
@@ -85,6 +88,16 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
         controller.run()
     print_end(controller)
     sys.exit(controller.code)
+
+
+def _source(directory: SweepDirectory, axes: Axes | Trials, draft: SweepDraft) -> Source:
+    if isinstance(axes, Axes):
+        return Grid(axes)
+    from hydraloop.sweeps.search_start import begin  # imports Optuna
+
+    assert draft.search is not None, "it is planned"
+    assert isinstance(directory.description.axes, Trials), "the directory has the same jobs"
+    return begin(directory, replace(axes, log=directory.description.axes.log), draft.search, draft.options)
 
 
 def run_received(composer: Composer, starter: RunStarter) -> NoReturn:

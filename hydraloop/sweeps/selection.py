@@ -14,12 +14,14 @@ from hydraloop.cli import arguments
 from hydraloop.errors import UserError, suggestion
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.condition import Condition
+from hydraloop.sweeps.search.space import is_number, space_of
+from hydraloop.sweeps.search.trials import Trials
 
-_LIST = "List its values: a,b,c or range(1,10,3)."
+_LIST = "Let a search choose: sweep.trials=50. Or list its values: a,b,c or range(1,10,3)."
 
 
-def select(typed: Sequence[Override], in_files: Sequence[Override], options: Mapping[str, Any]) -> Axes:
-    """Return the axes of a sweep, and which of their combinations are jobs.
+def select(typed: Sequence[Override], in_files: Sequence[Override], options: Mapping[str, Any]) -> Axes | Trials:
+    """Return the axes of a sweep, and which of their combinations are jobs; with `sweep.trials`, the space of a search.
 
     Args:
         typed: all overrides, with those of the sweep itself, which its jobs do not get.
@@ -36,11 +38,31 @@ def select(typed: Sequence[Override], in_files: Sequence[Override], options: Map
                 "it holds for the whole sweep", key=key, remedy=f"Give it one value, without a comma: {key}=…"
             )
     lines = [override for override in typed if not is_of_sweep(override)]
-    axes = _zipped(axes_of([*_allowed(in_files, "hydra.sweeper.params"), *lines]), options.get("zip") or ())
+    lines = [*_allowed(in_files, "hydra.sweeper.params"), *lines]
+    if options.get("trials") is not None:
+        return _search(lines, options)
+    axes = _zipped(axes_of(lines), options.get("zip") or ())
     if options.get("jobs") is not None:
         axes.insert(0, _read_jobs(str(options["jobs"]), axes))
     product = Axes.product(axes)
     return product if options.get("where") is None else _where(product, str(options["where"]))
+
+
+def _search(overrides: Sequence[Override], options: Mapping[str, Any]) -> Trials:
+    """Return the space of a search."""
+    for name in ("zip", "where", "jobs"):
+        if options.get(name):
+            problem = "a search chooses the values of each key by itself"
+            raise UserError(problem, key=f"sweep.{name}", remedy=f"Leave sweep.{name} or sweep.trials out.")
+    last = {_key(override): override for override in overrides}
+    listed = axes_of([override for override in last.values() if not is_number(override)])
+    numbers = {key: override for key, override in last.items() if is_number(override)}
+    space = space_of(list(last), numbers, listed, str(options["average"]))
+    if not space.searched:
+        problem = "no key has several values to choose from"
+        remedy = "Add one: 'optimizer.lr=tag(log,interval(1e-4,1e-1))'"
+        raise UserError(problem, key="sweep.trials", remedy=remedy)
+    return Trials(space, options["trials"])
 
 
 def is_of_sweep(override: Override) -> bool:

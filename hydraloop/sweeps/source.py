@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,13 +20,27 @@ class Job:
 
 
 class Source(Protocol):
-    """Gives each job that is not over once. A resumed sweep has a new source."""
+    """Gives each job that is not over once, and a paused job again. A resumed sweep has a new source."""
+
+    waits: bool = False
+    """Whether another process decides just now, so that `next_job` has to be called again."""
+
+    @property
+    def count(self) -> int:
+        """The number of jobs that the sweep is to have."""
 
     def next_job(self) -> Job | None:
         """Return another job; None if all jobs are given out, or a running job must end first."""
 
     def ended(self, state: JobState) -> None:
-        """Called when a job is over or is not started again, and at first for each job that was over before."""
+        """Called when a job is over, paused or not started again, and at first for each such job of the directory."""
+
+    def look(self, running: Iterable[JobState]) -> Mapping[int, str]:
+        """Called several times a second. Return the jobs that are to end as pruned, with the reasons.
+
+        Args:
+            running: the jobs that this controller answers for.
+        """
 
 
 class Grid(Source):
@@ -35,6 +50,11 @@ class Grid(Source):
         self._axes = axes
         self._next = 0
         self._over = set[int]()
+
+    @property
+    def count(self) -> int:
+        """The number of combinations."""
+        return self._axes.count
 
     def next_job(self) -> Job | None:
         """Return the next job that is not over."""
@@ -48,4 +68,9 @@ class Grid(Source):
 
     def ended(self, state: JobState) -> None:
         """Note that a job is over."""
-        self._over.add(state.number)
+        if state.is_over:
+            self._over.add(state.number)
+
+    def look(self, running: Iterable[JobState]) -> Mapping[int, str]:
+        """Return no job."""
+        return {}

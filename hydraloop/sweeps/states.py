@@ -13,12 +13,13 @@ from hydraloop.run_files import atomic, lock
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.run_files.result import FILENAME as RESULT
-from hydraloop.run_files.result import PREEMPTED, Best, Result
+from hydraloop.run_files.result import PAUSE, PREEMPTED, Best, Result
 from hydraloop.run_files.run_directory import checkpoint_folders
 
-State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "pruned"]
+State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "paused", "pruned"]
 """`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep
-continues it. `pruned`: by the optimizer of the sweep."""
+continues it. `paused`: by `engine.pause_after`; the job has saved, and continues when the sweep or its search starts it
+again. `pruned`: by the optimizer of the sweep."""
 
 FILENAME = "job.json"
 LOG = "job.log"
@@ -51,7 +52,7 @@ class JobState:
     """Wall-clock time of all attempts that have ended."""
     error: str | None = None
     reason: str | None = None
-    """Why it stopped or was interrupted."""
+    """Why it stopped, was interrupted, paused or pruned."""
     metric: str | None = None
     """The monitored metric; it and the next three are the objective in `result.json`."""
     rule: Literal["greater", "less"] | None = None
@@ -72,8 +73,13 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has an outcome. An interrupted job has none yet."""
+        """Whether the job has an outcome. An interrupted or paused job has none yet."""
         return self.state in ("finished", "failed", "stopped", "pruned")
+
+    @property
+    def is_left(self) -> bool:
+        """Whether its controller does not start it again after this attempt, because it is over or paused."""
+        return self.is_over or self.state == "paused"
 
     @property
     def preempted_by(self) -> str | None:
@@ -122,6 +128,8 @@ def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
         return None
     iterations = found.progress.get("iteration", state.iterations)
     told = replace(state, state=found.status, error=found.error, reason=found.reason, iterations=iterations)
+    if (told.preempted_by or "").startswith(PAUSE):
+        told = replace(told, state="paused")
     if found.objective is not None:
         goal = found.objective
         told = replace(told, metric=goal.metric, rule=goal.rule, value=goal.value, step=goal.iteration)

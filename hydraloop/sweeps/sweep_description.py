@@ -13,6 +13,7 @@ from hydraloop.errors import UserError
 from hydraloop.run_files import atomic
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.search.trials import Trials
 
 FILENAME = "sweep.json"
 
@@ -32,7 +33,7 @@ class Description:
     """What must not change when the sweep is resumed, see `SweepDraft.configs`."""
     subdir: str
     """`hydra.sweep.subdir`, not resolved."""
-    axes: Axes
+    axes: Axes | Trials
     average: str
     """The key over which results are averaged."""
     git: dict[str, Any]
@@ -57,11 +58,17 @@ class Description:
         Raises:
             OSError: it cannot be written.
         """
-        is_product = list(self.axes.order) == list(range(prod(len(axis.values) for axis in self.axes.axes)))
-        content = asdict(replace(self, axes=replace(self.axes, order=())))
-        content |= {"axes": content["axes"]["axes"], "order": None if is_product else list(self.axes.order)}
+        if isinstance(self.axes, Trials):
+            content = {**asdict(replace(self, axes=Axes((), ()))), "axes": self.axes.to_json(), "order": None}
+        else:
+            content = self._of_grid(self.axes)
         with atomic.replacing(folder / FILENAME, keep_existing=keep_existing) as unfinished:
             unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def _of_grid(self, axes: Axes) -> dict[str, Any]:
+        is_product = list(axes.order) == list(range(prod(len(axis.values) for axis in axes.axes)))
+        content = asdict(replace(self, axes=replace(axes, order=())))
+        return content | {"axes": content["axes"]["axes"], "order": None if is_product else list(axes.order)}
 
 
 def read(folder: Path, *, key: str | None = None) -> Description:
@@ -87,8 +94,10 @@ def read(folder: Path, *, key: str | None = None) -> Description:
 
 
 def _description(content: Mapping[str, Any]) -> Description:
-    axes = tuple(Axis(tuple(axis["keys"]), tuple(map(tuple, axis["values"]))) for axis in content["axes"])
-    order = content["order"] or range(prod(len(axis.values) for axis in axes))
     rest = {name: value for name, value in content.items() if name not in ("axes", "order")}
     lists = {name: tuple(content[name]) for name in ("command", "overrides")}
+    if isinstance(content["axes"], Mapping):
+        return Description(**{**rest, **lists}, axes=Trials.from_json(content["axes"]))
+    axes = tuple(Axis(tuple(axis["keys"]), tuple(map(tuple, axis["values"]))) for axis in content["axes"])
+    order = content["order"] or range(prod(len(axis.values) for axis in axes))
     return Description(**{**rest, **lists}, axes=Axes(axes, order))

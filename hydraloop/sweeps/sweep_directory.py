@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import secrets
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from hydraloop.engine.report.formats import brief
 from hydraloop.errors import UserError
 from hydraloop.run_files import lock
 from hydraloop.run_files.environment import shown
+from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import holds_run
 from hydraloop.sweeps import states, sweep_description
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
 
@@ -29,6 +33,8 @@ class SweepDirectory:
 
     def __init__(self, path: Path, description: Description) -> None:
         self.path = path
+        if isinstance(description.axes, Trials):
+            description = replace(description, axes=description.axes.at(path))
         self.description = description
         self.controller = secrets.token_hex(4)
         """Identifies this process, if it is a controller."""
@@ -87,11 +93,16 @@ class SweepDirectory:
     def name(self, number: int) -> str:
         """Return the name of a job for people: `job 3 (optimizer.lr=1e-3 seed=1)`."""
         swept = " ".join(self.description.axes.swept_lines(number))
-        return f"job {number} ({swept})" if swept else f"job {number}"
+        return f"job {number} ({brief(swept)})" if swept else f"job {number}"
 
-    def resume_command(self) -> str:
-        """Return the command line that continues the sweep, whose directory is named by `sweep.resume` only."""
-        named = ("sweep.resume=", "hydra.sweep.dir=")
+    def resume_command(self, found: Iterable[JobState]) -> str:
+        """Return the command line that continues the sweep, whose directory is named by `sweep.resume` only.
+
+        Args:
+            found: the states of its jobs. If all that are not over are paused, they continue to the end.
+        """
+        left = {state.state for state in found if not state.is_over}
+        named = ("sweep.resume=", "hydra.sweep.dir=", *([f"{PAUSE}="] if left == {"paused"} else []))
         overrides = [line for line in self.description.overrides if not line.startswith(named)]
         return shlex.join([*self.description.command, *overrides, f"sweep.resume={shown(self.path)}"])
 
@@ -120,7 +131,12 @@ class SweepDirectory:
 
     def current_states(self) -> list[JobState]:
         """Return the states of all jobs for readers: a job whose process was killed is not `running`."""
-        return [states.current(self.folder(state.number), state, self.run_dir(state)) for state in self.states()]
+        return [
+            states.current(self.folder(state.number), state, self.run_dir(state))
+            if state.state == "running"  # others need no look, which takes 0.1 s for 10,000
+            else state
+            for state in self.states()
+        ]
 
     def announce(self) -> None:
         """Tell others that this process, a controller, starts jobs of the sweep.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.layer_inputs import described, needed_input
 from hydraloop.tasks.values import contents
+from hydraloop.tracking.run_description import flattened
 
 _ENGINE = str(Path(__file__).parents[1] / "engine")
 _SPLITS = {"check_validation": "val", "validate": "val", "test": "test"}
@@ -40,7 +42,7 @@ def mistake_in(task: Any, error: BaseException) -> UserError | None:
         problem = f"{str(error).split()[0]} has no deterministic implementation on this device"
         remedy = "Use another layer, or engine.deterministic=false."
         return UserError(problem, key="engine.deterministic", remedy=remedy)
-    frames = list(_frames(error))
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]  # the innermost last
     of_task = (frame for frame in frames if frame.f_locals.get("self") is task and frame.f_code.co_argcount > 1)
     own = next(of_task, None)  # forward, evaluate or count, whose first argument is the batch
     if own is None:
@@ -49,14 +51,6 @@ def mistake_in(task: Any, error: BaseException) -> UserError | None:
     names = [frame.f_code.co_name for frame in frames if frame.f_code.co_filename.startswith(_ENGINE)]
     split = next((_SPLITS[name] for name in names if name in _SPLITS), "train")
     return _wrong_form(task, batch, split) or _wrong_labels(task, frames, split) or _wrong_input(task, frames, error)
-
-
-def _frames(error: Exception) -> Iterator[FrameType]:
-    """Yield the frames of an error, the innermost last."""
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
 
 
 # Batches. ------------------------------------------------------------------------------------------------------------
@@ -69,13 +63,10 @@ def _wrong_form(task: Any, batch: Any, split: str) -> UserError | None:
     fits |= isinstance(batch, Tensor) and "alone" in form
     if fits or not form or not type(task).forward.__module__.startswith("hydraloop.tasks."):
         return None
-    return UserError(
-        f"a batch of it is {contents(batch)}, but {type(task).__name__} takes {form}",
-        key=f"data.{split}",
-        remedy="Let the data set return (input, target), or change the batch with data.loader.collate_fn. For other "
-        "batches, give a task a method forward(batch)"
-        + (", or use task=huggingface." if isinstance(batch, Mapping) and "labels" in batch else "."),
-    )
+    remedy = "Let the data set return (input, target), or change the batch with data.loader.collate_fn. For other "
+    remedy += "batches, give a task a method forward(batch), or use task=huggingface if they are dicts with labels."
+    problem = f"a batch of it is {contents(batch)}, but {type(task).__name__} takes {form}"
+    return UserError(problem, key=f"data.{split}", remedy=remedy)
 
 
 # Labels. -------------------------------------------------------------------------------------------------------------
@@ -89,15 +80,13 @@ def _wrong_labels(task: Any, frames: Sequence[FrameType], split: str) -> UserErr
         return None
     shape = [*logits.shape[:1], *logits.shape[2:]] if logits.ndim > 1 else []
     if targets.is_floating_point() or [*targets.shape] != shape:
-        return UserError(
-            f"the targets of a batch are {described(targets)}, but the loss takes classes, int64 {shape}",
-            key=f"data.{split}",
-            remedy="Let the data set return the class of a sample as an int, without a dimension for it.",
-        )
-    return _out_of_range(task, {split: targets}, logits.size(1 if logits.ndim > 1 else 0), losses[0]["ignore_index"])
+        problem = f"the targets of a batch are {described(targets)}, but the loss takes classes, int64 {shape}"
+        remedy = "Let the data set return the class of a sample as an int, without a dimension for it."
+        return UserError(problem, key=f"data.{split}", remedy=remedy)
+    return out_of_range(task, {split: targets}, logits.size(1 if logits.ndim > 1 else 0), losses[0]["ignore_index"])
 
 
-def _out_of_range(task: Any, found: Mapping[str, Tensor], count: int, ignored: int) -> UserError | None:
+def out_of_range(task: Any, found: Mapping[str, Tensor], count: int, ignored: int) -> UserError | None:
     """Return the mistake of labels that are not below the number of classes.
 
     Args:
@@ -112,21 +101,18 @@ def _out_of_range(task: Any, found: Mapping[str, Tensor], count: int, ignored: i
         if not wrong:
             continue
         shown = ", ".join(map(str, labels)) if len(labels) <= 12 else f"{labels[0]} to {labels[-1]}"
-        key, remedy = "task.model", f"Let the model have {labels[-1] + 1} classes."
+        problem = f"the model has {count} classes, 0 to {count - 1}, but the labels in data.{split} are {shown}"
         if wrong[0] < 0 or wrong == [255]:
             option = "task.ignore_index" if hasattr(task, "ignore_index") else "+task.loss.ignore_index"
             remedy = f"If {wrong[0]} means that there is no label: {option}={wrong[0]}. Classes begin at 0."
-        else:
-            change = _count_option(task, count)
-            if change:
-                key, remedy = change[0].lstrip("+"), f"Use {' '.join(f'{name}={labels[-1] + 1}' for name in change)}."
-            if labels[0] > 0:
-                remedy += " Classes begin at 0: if yours do not, let the data set subtract the first one."
-        return UserError(
-            f"the model has {count} classes, 0 to {count - 1}, but the labels in data.{split} are {shown}",
-            key=key,
-            remedy=remedy,
-        )
+            return UserError(problem, key="task.model", remedy=remedy)
+        keys, needed = _count_options(task, count), labels[-1] + 1
+        remedy = f"Let the model have {needed} classes."
+        if keys:
+            remedy = f"Use {' '.join(f'{key}={needed}' for key in keys)}."
+        if labels[0] > 0:
+            remedy += " Classes begin at 0: if yours do not, let the data set subtract the first one."
+        return UserError(problem, key=keys[0].lstrip("+") if keys else "task.model", remedy=remedy)
     return None
 
 
@@ -139,26 +125,22 @@ def _labels_of(task: Any, split: str) -> list[Tensor]:
     return labels
 
 
-def _count_option(task: Any, count: int) -> list[str]:
+def _count_options(task: Any, count: int) -> list[str]:
     """Return the keys to change for another number of classes; with a + if the config does not have the key."""
-    found = [key for key, value in _options(task.options.get("model")) if value == count]
-    named = [key for key in found if any(part in key.rpartition(".")[2] for part in _COUNTED)]
-    keys = [f"task.model.{key}" for key in named or found][:1]
+    found = _options_with(task, count)
+    keys = [key for key in found if any(part in key.rpartition(".")[2] for part in _COUNTED)] or found
     if not keys and task.options:
-        parameters = inspect.signature(type(task.model)).parameters.values()
-        counts = [each.name for each in parameters if any(part in each.name for part in _COUNTED)]
-        keys = [f"+task.model.{name}" for name in counts[:1]]
-    of_task = keys and getattr(task, "num_classes", None) is not None and not keys[0].endswith(".num_classes")
-    return [*keys, "task.num_classes"] if of_task and "num_classes" in task.options else keys
+        names = [name for name in inspect.signature(type(task.model)).parameters if any(map(name.count, _COUNTED))]
+        keys = [f"+task.model.{name}" for name in names]
+    if keys and "num_classes" in task.options and not keys[0].endswith(".num_classes"):
+        return [keys[0], "task.num_classes"]
+    return keys[:1]
 
 
-def _options(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the whole numbers in a config, with their keys."""
-    for name, value in options.items() if isinstance(options, Mapping) else ():
-        if isinstance(value, Mapping):
-            yield from _options(value, f"{prefix}{name}.")
-        elif type(value) is int:
-            yield f"{prefix}{name}", value
+def _options_with(task: Any, number: int) -> list[str]:
+    """Return the keys of the options of the model that have a value."""
+    options = flattened(task.options.get("model"), "task.model")
+    return [key for key, value in options.items() if type(value) is int and value == number]
 
 
 def _device_assert(task: Any) -> UserError:
@@ -167,7 +149,7 @@ def _device_assert(task: Any) -> UserError:
     if isinstance(count, int):
         nothing = torch.zeros(0, dtype=torch.int64)
         ignored = getattr(task, "ignore_index", getattr(task.loss, "ignore_index", -100))
-        mistake = _out_of_range(task, {"train": nothing, "val": nothing}, count, ignored)
+        mistake = out_of_range(task, {"train": nothing, "val": nothing}, count, ignored)
         if mistake is not None:
             return mistake
     return UserError(
@@ -192,17 +174,15 @@ def _wrong_input(task: Any, frames: Sequence[FrameType], error: Exception) -> Us
     needed = needed_input(layer, got, error) if isinstance(got, Tensor) else None
     if needed is None:
         return None
-    name = next((name for name, module in task.model.named_modules() if module is layer), "")
     takes, size = needed
-    keys = [key for key, value in _options(task.options.get("model")) if value == size[0]] if size else []
+    options = _options_with(task, size[0]) if size else []
+    keys = [key for key in options if not any(part in key for part in ("class", "label"))]  # no size of an input
     remedy = "Change the layer, or what it gets."
     if size and len(keys) == 1:
-        remedy = f"Use task.model.{keys[0]}={size[1]}, or change the data."
+        remedy = f"Use {keys[0]}={size[1]}, or change the data."
     inputs = next((each["args"][0] for each in layers if each.get("self") is task.model and each["args"]), None)
     if isinstance(inputs, Tensor) and inputs is not got:
         remedy += f" The model got {described(inputs)}."
-    return UserError(
-        f"{f'its layer {name}, {layer},' if name else layer} got {described(got)}, but takes {takes}",
-        key="task.model",
-        remedy=remedy,
-    )
+    name = next((name for name, module in task.model.named_modules() if module is layer), "")
+    what = f"its layer {name}, {layer}," if name else layer
+    return UserError(f"{what} got {described(got)}, but takes {takes}", key="task.model", remedy=remedy)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import importlib
-import importlib.util
 import logging
 import math
 import warnings
@@ -113,19 +111,12 @@ def by_hand(results: Sequence[Mapping[int, float]], promoted: Sequence[Collectio
 
 
 def decide(results: Sequence[Mapping[int, float]], promoted: Sequence[Collection[int]]) -> tuple[int, int] | None:
-    """Decide as the paper, and check that hydraloop decides the same."""
-    by_paper = by_hand(results, promoted)
-    if (asha := hydraloop_asha()) is not None:
-        ours = asha.promotion(results, promoted, "less", ETA)
-        assert ours == by_paper, f"hydraloop promotes {ours}, the paper {by_paper}"
-    return by_paper
+    """Decide as hydraloop, and check that the paper decides the same."""
+    from hydraloop.sweeps.search.asha import promotion  # Syne Tune's environment lacks hydraloop
 
-
-@functools.cache
-def hydraloop_asha() -> Any:
-    """Return hydraloop's ASHA, or None if this version has none."""
-    is_there = importlib.util.find_spec("hydraloop.sweeps.search")
-    return importlib.import_module("hydraloop.sweeps.search.asha") if is_there else None
+    ours, by_paper = promotion(results, promoted, "less", ETA), by_hand(results, promoted)
+    assert ours == by_paper, f"hydraloop promotes {ours}, the paper {by_paper}"
+    return ours
 
 
 class Asha(Search):

@@ -107,23 +107,29 @@ def _planned(seeds: int, rates: int, seconds: float) -> tuple[float, float, floa
         command = [sys.executable, "train.py", *line]
         process = psutil.Popen(command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL)
         try:
-            _until(process, path / "sweep.json")
+            until(process, path / "sweep.json")
             planned = time.time() - began
-            _until(process, path / "0" / "job.json")
+            until(process, path / "0" / "job.json")
             first = json.loads((path / "0" / "job.json").read_text())["began"] - began - planned
             time.sleep(min(seconds, 3.0))
             before = sum(process.cpu_times()[:2])
             time.sleep(seconds)
             used = (sum(process.cpu_times()[:2]) - before) / seconds if seconds else 0.0
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            most = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+            most = most_memory(process)
         finally:
             process.terminate()
             process.wait()
     return planned, first, most, used
 
 
-def _until(process: psutil.Popen, path: Path) -> None:
+def most_memory(process: psutil.Popen) -> int:
+    """Return the most bytes that a process has had."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def until(process: psutil.Popen, path: Path) -> None:
+    """Wait until a process has written a file."""
     while not path.exists():
         assert process.poll() is None, "the sweep has ended"
         time.sleep(0.005)
@@ -171,7 +177,7 @@ def _warm(folder: Path, number: int, workers: int) -> float:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         processes.append(psutil.Popen(command, cwd=folder, env=environment(), text=True, **pipes))
     for worker, process in enumerate(processes):
-        _until(process, folder / f"warm_{worker}" / "ready")
+        until(process, folder / f"warm_{worker}" / "ready")
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()

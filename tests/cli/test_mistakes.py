@@ -19,6 +19,7 @@ from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
 from hydraloop.processes import checks as launch_checks
 from tests.config.composed import REPOSITORY
+from tests.marks import nightly, slow
 
 MISTAKES: dict[str, tuple[str, str]] = {
     # command line: (key, part of the problem or the remedy)
@@ -27,7 +28,9 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "hooks.profiler.on_trace_ready",
         "Write the whole list",
     ),
+    "hooks=wandb hooks.wandb.api_key=hunter2-0123": ("hooks.wandb.api_key", "read -rs WANDB_API_KEY && export WANDB_"),
     "hooks=ema,profilr": ("hooks", "Did you mean profiler, "),
+    "~scheduler={}": ("scheduler", "To select none, use scheduler=[]."),
     "hoks=ema": ("hoks", "Did you mean hooks?"),
     "optimizer=[adamw,muon]": ("optimizer", "Select one: optimizer=muon. For several optimizers: see docs"),
     "+optimizer@optimizer.hidden=sgd": ("optimizer.hidden", "remove the one without a name: ~optimizer"),
@@ -105,7 +108,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "-m hooks=[ema] hooks.ema.priority=HIGH,HIHG": ("hooks.ema.priority", "Did you mean HIGH"),
     "-m hooks=[ema] hooks.ema.priority=50,100": ("default_hooks.checkpoint.priority", "engine.check_order=false"),
     "-m optimizer.lr=1,x": ("optimizer.lr", "a number"),
-    "-m optimizer.lr=interval(0,1)": ("optimizer.lr", "List its values"),
+    "-m optimizer.lr=interval(0,1)": ("optimizer.lr", "list its values"),
     "-m optimizer.lr=glob(*)": ("optimizer.lr", "list its values"),
     "-m resume=auto seed=1,2": ("resume", "use load_from="),
     "task.metrics.accuracy=5": ("task.metrics.accuracy", "_target_"),
@@ -313,11 +316,13 @@ def mistake(line: str, extra_folder: Path | None = None) -> UserError:
     return caught.value
 
 
-SLOW = (*MORE_MISTAKES, *(line for line in BUILDING if "torchmetrics" in line))
 ALL = MISTAKES | MORE_MISTAKES | BUILDING
 
 
-@pytest.mark.parametrize("line", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in ALL])
+@pytest.mark.parametrize(
+    "line",
+    [*MISTAKES, *map(nightly, MORE_MISTAKES), *(slow(line) if "torchmetrics" in line else line for line in BUILDING)],
+)
 def test_a_mistake_names_key_and_fix(line: str, tmp_path: Path) -> None:
     key, remedy = ALL[line]
     error = mistake_in_building(line, tmp_path) if line in BUILDING else mistake(line)
@@ -460,6 +465,36 @@ def test_a_file_that_is_merged_into_an_option_is_named_with_what_replaces_the_op
         check_command(arguments.read(["experiment=mine"]), composer)
 
 
+PRIMARY: dict[str, tuple[str, str, str]] = {
+    # the body of config.yaml: (key, problem, remedy)
+    "engine: {fold: 3}": ("engine.fold", "which has no fold", "belongs to the top of config.yaml: fold: …"),
+    "engine: {max_epoch: 3}": ("engine.max_epoch", "which has no max_epoch", "Did you mean max_epochs?"),
+    "optimizer: sgd": ("optimizer", "config.yaml selects sgd outside of the list", "- override /optimizer: sgd"),
+    "engine: {max_epochs: ten}": (
+        "engine.max_epochs",
+        "'ten' of type 'str' could not be converted to Integer (config.yaml)",
+        "It takes a whole number: engine.max_epochs=20",
+    ),
+    "default_hooks: {checkpont: {interval: 1}}": ("default_hooks.checkpont", "no _target_", "Did you mean checkpoint?"),
+    "seed: 1\nseed: 2": ("config.yaml", "line 3: found duplicate key seed", "each key once"),
+    "seed 1\nexperiment_name: x": ("config.yaml", "line 3: could not find expected ':'", "or the one before it"),
+    "engine:\n\tthreads: 1": ("config.yaml", "line 3: found character", "no tabs"),
+    "x: [a, - b: c]": ("config.yaml", "line 2: expected the node content, but found '-'", "has no dashes"),
+}
+"""Without a config of the project that is right, the keys of the default one are suggested."""
+
+
+@pytest.mark.parametrize("body", PRIMARY)
+def test_a_mistake_in_the_config_file_of_a_project(body: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"defaults: [hydraloop/project, _self_]\n{body}\n")
+    with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
+        check_command(arguments.read(["data=digits", "model=mlp"]), composer)
+    key, problem, remedy = PRIMARY[body]
+    assert str(caught.value.key).endswith(key)
+    assert problem in caught.value.problem
+    assert remedy in str(caught.value.remedy)
+
+
 def test_a_file_may_set_an_entry_that_another_option_does_not_have(tmp_path: Path) -> None:
     defaults = "[hydraloop, data: digits, model: small_cnn, optimizer@optimizer.g: sgd, _self_]"
     (tmp_path / "config.yaml").write_text(f"defaults: {defaults}\noptimizer: {{g: {{momentum: 0.5}}}}\n")
@@ -523,7 +558,7 @@ def test_a_config_file_without_hydraloop_in_its_defaults(line: str, text: str, t
 def test_a_config_file_that_is_not_yaml(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "broken.yaml").write_text("a: [1\nb: 2\n")
-    assert "broken.yaml" in mistake("experiment=broken", tmp_path).problem
+    assert "broken.yaml: line 2" in str(mistake("experiment=broken", tmp_path))
 
 
 @pytest.mark.parametrize("header", ["", "# A comment, which ends the header of the file.\n# @package hooks.plain\n"])

@@ -79,6 +79,17 @@ def test_the_plan_resolves_what_can_be_resolved_before_the_job() -> None:
         assert "load_from: ${hydra:runtime.output_dir}/x.pth" in format_plan(cfg)
 
 
+@pytest.mark.parametrize("directory", ["null", "${hydra:runtime.output_dir}"])
+def test_the_plan_has_no_secret(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOT_A_NAME", "hunter2-0123")
+    lines = ["+hooks.mine.api_key=${oc.env:NOT_A_NAME}", "secrets=[pin]", "+hooks.mine.pin=hunter2-4567"]
+    with composer() as opened:
+        cfg = command.compose_job([*lines, "+hooks.mine._target_=a.B", f"load_from={directory}"], opened)
+        text = format_plan(cfg)
+    assert "hunter2" not in text
+    assert "    pin: '***'" in text
+
+
 def test_the_plan_has_no_node_of_hydras() -> None:
     with composer() as opened:
         text = format_plan(command.compose_job([], opened))

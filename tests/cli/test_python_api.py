@@ -309,21 +309,22 @@ import multiprocessing, sys
 import hydraloop
 from omegaconf import OmegaConf
 
-def train(cfg, run_dir):
-    engine = hydraloop.build(cfg, run_dir=run_dir)
-    engine.train()
-    print("trained", engine.hooks["mine"].__class__.__name__)
+def train(*configs):
+    for cfg in configs:
+        engine = hydraloop.build(cfg)
+        engine.train()
+        print("trained", engine.hooks["mine"].__class__.__name__)
 
 if __name__ == "__main__":
     from pathlib import Path
     lines = sys.argv[2:]
     cfg = hydraloop.compose(lines)
     if sys.argv[1] == "spawn":
-        for one in (cfg, OmegaConf.create(OmegaConf.to_yaml(cfg))):
-            process = multiprocessing.get_context("spawn").Process(target=train, args=(one, None))
-            process.start()
-            process.join()
-            assert process.exitcode == 0
+        both = (cfg, OmegaConf.create(OmegaConf.to_yaml(cfg)))
+        process = multiprocessing.get_context("spawn").Process(target=train, args=both)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
     else:
         hydraloop.build(cfg, run_dir=Path("script")).train()
 """
@@ -335,8 +336,8 @@ def _project(folder: Path) -> Project:
     return project
 
 
-def _printed(project: Project, *arguments: str) -> str:
-    done = project.python(*arguments, stdin="")  # in a new interpreter
+def _printed(project: Project, *arguments: str, stdin: str | None = None) -> str:
+    done = project.python(*arguments, stdin=stdin)
     assert (done.code, done.err) == (0, "")
     return done.out
 
@@ -362,5 +363,5 @@ def _timeless(line: str) -> str:
 @pytest.mark.slow
 def test_a_spawned_process_builds_a_config_with_classes_of_the_project(tmp_path: Path) -> None:
     hook = ("+hooks.mine._target_=my_project.hooks.MyHook", "engine.device=cpu", "engine.max_iters=2")
-    printed = _printed(_project(tmp_path), "script.py", "spawn", *hook)
+    printed = _printed(_project(tmp_path), "script.py", "spawn", *hook, stdin="")  # in a new interpreter
     assert printed.count("trained MyHook") == 2

@@ -24,7 +24,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run that was started from the command line, without checkpoints."""
     path = tmp_path_factory.mktemp("run")
     (path / ".hydra").mkdir()
-    lines = ["hooks=[ema]", "+mine=${engine.max_epochs}", "engine.max_epochs=3", "resume_strict=false"]
+    lines = [
+        "hooks=[ema]",
+        "+mine=${engine.max_epochs}",
+        "engine.max_epochs=3",
+        "resume_strict=false",
+        "engine.pause_after=2",
+    ]
     cfg = compose(lines, folder=REPOSITORY)
     (path / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(cfg))
     (path / ".hydra" / "hydra.yaml").touch()
@@ -43,6 +49,8 @@ def test_the_saved_config_is_changed_by_what_is_typed(run: Path) -> None:
     assert command.typed == ("engine.max_epochs", "hooks.ema", "hydra.verbose")
     assert command.cfg.resume_strict, "false is for the start that it was typed for"
     assert not check(str(run), "resume_strict=false").cfg.resume_strict
+    assert command.cfg.engine.pause_after is None, "it would pause again at once"
+    assert check(str(run), "engine.pause_after=3").cfg.engine.pause_after == 3
 
 
 @pytest.mark.parametrize("text", ["seed: !unknown 1", "seed: !!python/object/apply:os.getcwd []", "[1", "[1]"])

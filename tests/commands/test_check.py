@@ -84,7 +84,9 @@ def classifier(tmp_path: Path, outputs: int, labels: Tensor) -> Engine:
     return make_engine(tmp_path, task=task, train=[(torch.randn(len(labels), 4), labels)])
 
 
-@pytest.mark.parametrize(("outputs", "first", "told"), [(3, 1, "label 3 is outside"), (5, 0, "has the label 4")])
+@pytest.mark.parametrize(
+    ("outputs", "first", "told"), [(3, 1, "labels in data.train are 1, 2, 3"), (5, 0, "has the label 4")]
+)
 def test_labels_and_outputs_are_compared(tmp_path: Path, outputs: int, first: int, told: str) -> None:
     labels = torch.arange(9) % 3 + first
     engine = classifier(tmp_path, outputs, labels)
@@ -173,3 +175,17 @@ def test_planted_mistakes_are_found(project: Project) -> None:
     assert "data.test: " in states["splits"]
     assert "task.loss: gradients of 2 ranks" in states["ranks"]
     assert "task: a resumed run has another loss in iteration 3" in states["resume"]
+
+
+@pytest.mark.slow
+def test_the_error_of_the_rank_that_fails_first_is_told(project: Project) -> None:
+    planted.write(project.path, "none", 0)
+    line = "        hidden = torch.relu(self.stem(points))\n"
+    fails = "        if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:\n"
+    parts = (project.path / "parts.py").read_text()
+    assert line in parts
+    project.write("parts.py", parts.replace(line, f"{fails}            raise ValueError('only here')\n{line}"))
+    done = check(project)
+    assert done.code == 1
+    problem = "distributed.nproc_per_node: training on 2 ranks fails: ValueError: only here\n"
+    assert f"ranks       problem     {problem}" in done.out

@@ -11,6 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.e2e.projects import Done, Project
+from tests.marks import slow
 
 QUICK = ("engine.max_epochs=1", "engine.limit_train_batches=2", "engine.limit_val_batches=1", "engine.test=false")
 MODEL = "from hydraloop.models import SmallCNN\nclass Net(SmallCNN): pass\n"
@@ -53,10 +54,7 @@ def command(project: Project, name: str, run: str, *more: str) -> Done:
     return project.python("-m", "hydraloop", name, run, *COMMANDS[name], *more)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in ("evaluate", "resume") else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS],
-)
+@pytest.mark.parametrize("name", [name if name in ("evaluate", "resume") else slow(name) for name in COMMANDS])
 def test_an_archive_runs_no_code(archive: Project, name: str) -> None:
     done = command(archive, name, "run")
     assert not (archive.path / "owned").exists()
@@ -70,7 +68,7 @@ def test_a_folder_is_not_trusted_because_of_what_it_contains(archive: Project) -
     assert not (archive.path / "owned").exists()
 
 
-@pytest.mark.parametrize("name", ["evaluate", pytest.param("resume", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["evaluate", slow("resume")])
 def test_a_folder_that_is_typed_is_trusted(archive: Project, name: str) -> None:
     done = command(archive, name, "run", "--trusted", ".")
     assert done.code == 0, done.text

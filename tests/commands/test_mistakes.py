@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.projects import Project
+from tests.marks import slow
 from tests.sweeps import written
 
 MISTAKES: dict[str, tuple[int, str, str]] = {
@@ -67,7 +68,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "logs sweep 0": (2, "PROJECT/sweep/0/job.log: Is a directory", "ls -ld sweep; df sweep"),
     "sync conf": (2, "conf has no run with a tracker", ""),
 }
-LINES = [pytest.param(line, marks=pytest.mark.slow) if "branching" in line else line for line in MISTAKES]
+LINES = [slow(line) if "branching" in line else line for line in MISTAKES]
 BRANCHING = """
 from hydraloop.models import SmallCNN
 class Branching(SmallCNN):

@@ -95,7 +95,7 @@ def test_what_is_added_to_a_folder_trains(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.code == 0, done.text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/test_wheel.py has a shorter sweep of such a project
 def test_a_project_trains_is_swept_and_its_tests_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["new", "demo"]) == 0

@@ -22,6 +22,7 @@ from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY
 from tests.faults.in_project import Points
 from tests.helpers import logged
+from tests.marks import nightly, slow
 from tests.ranks import on_ranks
 
 POINTS = "tests.faults.in_project.Points"
@@ -174,8 +175,7 @@ class Bad(Points):
         return (point * float("nan") if index == 30 else point), kind
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", ["null", "1"])
+@pytest.mark.parametrize("kept", [slow("null"), nightly("1")])
 def test_batches_that_a_rollback_has_left_out_are_left_out(kept: str, tmp_path: Path) -> None:
     """Also from the beginning of the run."""
     lines = [f"data.train._target_={__name__}.Bad", "hooks=[ema,rollback]", "hooks.rollback.interval=4"]
@@ -195,9 +195,7 @@ def replayed_on(distributed: Distributed, run_dir: Path, iterations: list[int]) 
     return [replayed(run_dir, iteration, ranks=distributed) for iteration in iterations]
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("ddp", marks=pytest.mark.slow), pytest.param("fsdp2", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("strategy", [slow("ddp"), nightly("fsdp2")])
 def test_ranks(strategy: str, tmp_path: Path) -> None:
     """Batches of 6 samples; of the last of an epoch, with 4, each rank has 2."""
     for found in on_ranks(2, replayed_on, tmp_path / "run", [1, 8, 13, 20, 26], strategy=strategy)[0]:

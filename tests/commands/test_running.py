@@ -23,11 +23,13 @@ from hydraloop.commands.dispatch import run as main
 from hydraloop.run_files.checkpoint_files import is_complete
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.processes import is_alive, started
+from hydraloop.run_files.result import Result
 from hydraloop.sweeps import states, stopping
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import SERVER, Script, environment_of_python
+from tests.marks import nightly, slow
 from tests.sweeps import written
 
 TRAINING = """
@@ -163,16 +165,19 @@ def test_escape_sequences_in_files_do_not_reach_the_terminal(
 
 
 @pytest.mark.parametrize("checkpoints", [[], ["epoch_1.pth"]])
+@pytest.mark.parametrize("state", ["interrupted", "paused"])
 def test_status_of_an_interrupted_run_has_a_command_if_the_run_can_continue(
-    checkpoints: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+    state: str, checkpoints: list[str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "result.json").unlink()  # it was killed
+    if state == "paused":
+        Result("interrupted", reason="preempted by engine.pause_after=1").write(run)
     (run / "checkpoints").mkdir()
     for name in checkpoints:
         (run / "checkpoints" / name).touch()
     assert main(["status", str(run)]) == 0
     found = capsys.readouterr().out
-    assert "interrupted" in found
+    assert state in found
     assert found.count("resume") == len(checkpoints)
 
 
@@ -302,8 +307,7 @@ def _slow_saves(project: Project, line: str, count: int) -> Script:
     return script
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("line", "count"), [(RANKS, 1), (JOBS, 2)])
+@pytest.mark.parametrize(("line", "count"), [nightly(RANKS, 1), slow(JOBS, 2)])
 def test_stop_waits_for_the_saves_of_ranks_and_of_jobs(line: str, count: int, tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
     script = _slow_saves(project, line, count)

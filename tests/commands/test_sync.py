@@ -20,6 +20,7 @@ from hydraloop.run_files.result import Result
 from hydraloop.safety.secrets import masked, name_secrets
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, sync_command
+from tests.marks import nightly, slow
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records
 from tests.tracking.service import Service
 
@@ -116,9 +117,7 @@ class Evil(TensorBoardTracker): pass
 """
 
 
-@pytest.mark.parametrize(
-    "inside", [".", pytest.param("a", marks=pytest.mark.slow), pytest.param("a/tracking", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("inside", [".", slow("a"), nightly("a/tracking")])
 def test_no_class_is_taken_from_the_working_directory(tmp_path: Path, inside: str) -> None:
     """A cursor names a file that came with the run. The command is started in its directory, or in that of the run."""
     run_dir = _run(tmp_path / "a")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from hydraloop.data import build_loader
 from hydraloop.errors import UserError
 from tests.data.streams import Shards, stream_loader
+from tests.marks import nightly, slow
 
 
 class Noisy(Dataset[Tensor]):
@@ -86,10 +87,8 @@ def resumed(kind: str, workers: int, state: str) -> Stateful:
 
 _USUAL = {("indices", 2, 10), ("stream", 2, 10), ("indices", 0, 8), ("stream", 0, 8), ("stream", 0, 0)}
 CASES = [
-    pytest.param(kind, workers, cut, marks=() if (kind, workers, cut) in _USUAL else pytest.mark.slow)
-    for kind in ("indices", "stream")
-    for workers in (0, 1, 2)
-    for cut in (0, 1, 7, 8, 10, 16, 23)
+    case if case in _USUAL else nightly(*case)
+    for case in product(("indices", "stream"), (0, 1, 2), (0, 1, 7, 8, 10, 16, 23))
 ]
 
 
@@ -105,9 +104,7 @@ def test_a_loader_with_the_state_yields_the_rest(kind: str, workers: int, cut: i
     assert found + rest_of(resumed(kind, workers, state)) == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "workers"), [("indices", 0), ("stream", 0), pytest.param("stream", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kind", "workers"), [("indices", 0), ("stream", 0), slow("stream", 2)])
 def test_a_state_between_any_two_batches_and_resumes_of_resumes(kind: str, workers: int) -> None:
     expected = rest_of(Stateful(kind, workers))
     found: list[Any] = []

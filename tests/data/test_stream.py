@@ -16,6 +16,7 @@ from hydraloop.engine.device.prefetch import one_ahead
 from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.errors import UserError
 from tests.data.streams import Buffered, ByWorker, Numbers, Plain, Shards, Sized, stream_loader
+from tests.marks import slow
 
 STEPS = 7
 
@@ -73,7 +74,7 @@ def cut_run(
 CUTS = ((5,), (4, 5, 13), (7, 8, 14, 19))
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, slow(2)])
 @pytest.mark.parametrize(
     ("make", "options"),
     [(Shards, {}), (Numbers, {"skip_on_resume": True}), (Buffered, {"skip_on_resume": True})],

@@ -17,6 +17,7 @@ import pytest
 from tests.docs import pages
 from tests.docs.pages import PAGES, Block, blocks, name, prose, unquoted
 from tests.e2e.projects import REPOSITORY, Project
+from tests.marks import nightly, slow
 
 LEFT_OUT = {
     "python -m venv": "the tests have an environment",
@@ -39,6 +40,13 @@ LEFT_OUT = {
     "python train.py +hooks.theirs.": "needs mmengine or lightning; tests/compat covers it",
 }
 """Commands that are not executed, by their beginning, with the reason."""
+NIGHTLY = {
+    "docs/how-to/checking.md": "tests/commands/test_check.py and test_doctor.py",
+    "docs/how-to/sweeping.md": "tests/sweeps and tests/e2e/test_command_line.py",
+    "docs/how-to/scaling.md": "tests/e2e/test_launching.py and tests/examples",
+    "docs/how-to/tracking.md": "tests/e2e/trackers",
+}
+"""Pages with many long runs, with the tests that CI has of the same options."""
 TINY = [
     "engine.max_iters=2",
     "engine.val_interval=null",
@@ -119,9 +127,13 @@ def test_every_command_that_is_left_out_is_somewhere() -> None:
 # The commands and the code. ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # two minutes: some fifty runs
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(b.language in ("bash", "python") for b in blocks(page))], ids=name
+    "page",
+    [
+        (nightly if name(page) in NIGHTLY else slow)(page, id=name(page))
+        for page in PAGES
+        if any(block.language in ("bash", "python") for block in blocks(page))
+    ],
 )
 def test_the_commands_and_the_code_of_a_page_work(page: Path, tmp_path: Path) -> None:
     """They run in a clone, or in the folder that the page goes to with `cd`."""
@@ -173,21 +185,23 @@ def _train(project: Project, commands: list[str]) -> None:
 
 
 def _shortened(arguments: list[str]) -> list[str]:
-    """With one epoch, unless the command says how long or has schedules, whose lengths must fit."""
+    """With one epoch, unless the command says how long; with six for schedules, whose lengths must fit."""
     if "experiment=char_lm" in arguments:
         return [*arguments, *TINY]
-    lasting = ("--", "engine.max_epochs", "engine.max_iters", "scheduler", "+scheduler", "resume=")
-    return (
-        arguments
-        if any(argument.startswith(lasting) for argument in arguments)
-        else [*arguments, "engine.max_epochs=1"]
-    )
+    if "precision=bf16" in arguments:  # slow on a CPU
+        return [*arguments, "engine.limit_train_batches=2", "engine.limit_val_batches=1"]
+    if any(argument.startswith(("--", "engine.max_epochs", "engine.max_iters", "resume=")) for argument in arguments):
+        return arguments
+    has_schedules = any(argument.lstrip("+").startswith("scheduler") for argument in arguments)
+    return [*arguments, f"engine.max_epochs={6 if has_schedules else 1}"]
 
 
 def _shell(command: str, project: Project) -> None:
     """Execute a command in bash; `python` and `torchrun` are those of the tests. hydraloop starts with torch."""
     if command.startswith(("python -m hydraloop ", "hydraloop ")):
-        done = project.python("-m", "hydraloop", *shlex.split(command.removeprefix("python -m "))[1:])
+        _, *words = shlex.split(command.removeprefix("python -m "))
+        short = ("engine.limit_train_batches=1", "engine.limit_val_batches=1") if words[0] == "resume" else ()
+        done = project.python("-m", "hydraloop", *words, *short)
         assert done.code == 0, f"{command}\n{done.text}"
         return
     command = command.replace("torchrun ", "python -m torch.distributed.run ")

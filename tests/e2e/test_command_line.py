@@ -223,8 +223,8 @@ def test_as_a_module_in_a_projects_folder(project: Project) -> None:
 
 @pytest.mark.slow
 def test_two_starts_in_one_second_have_a_directory_each(project: Project) -> None:
-    started = [project.start(QUICK, "engine.test=false") for _ in range(2)]
-    assert [process.communicate()[0] and process.wait() for process in started] == [0, 0]
+    started = [project.begin(QUICK, SHORT, "engine.test=false") for _ in range(2)]
+    assert [process.wait() for process in started] == [0, 0]
     assert len(project.runs) == 2
     assert [run.result["status"] for run in project.runs] == ["finished", "finished"]
 
@@ -251,7 +251,7 @@ def test_torch_is_not_imported_and_nothing_is_written(project: Project) -> None:
         ["--cfg", "hydra"],
         ["-c", "job", "--resolve", "--package", "engine"],
         ["--info", "searchpath"],
-        ["--hydra-help"],
+        ["--hydra-help", "hooks=ema"],
         ["--version"],
     ]
     project.write("probes.py", PROBES)
@@ -264,15 +264,17 @@ def test_torch_is_not_imported_and_nothing_is_written(project: Project) -> None:
 
 
 def test_what_they_print(project: Project) -> None:
-    dry, shown, package, search, completed = project.many(
+    dry, shown, package, search, completed, again = project.many(
         [
             ["--dry-run", "hooks=ema,profiler"],
             ["--cfg", "job", "hooks=ema,profiler"],
             ["--cfg", "job", "--package", "engine"],
             ["--info", "searchpath"],
             ["--cfg", "job", "-cn", "other"],
+            ["--dry-run", "--pdb", "--info", "searchpath"],
         ]
     )
+    assert again.out == search.out
     assert "ema (50)" in dry.out
     assert "Nothing was trained or written." in dry.out
     assert "hooks:\n  ema:\n    _target_: hydraloop.hooks.EMAHook" in shown.out
@@ -320,7 +322,7 @@ def test_other_configs_and_folders(project: Project) -> None:
 
 @pytest.mark.slow
 def test_a_default_run_imports_only_what_it_uses(project: Project) -> None:
-    done, modules = modules_after(project, QUICK)
+    done, modules = modules_after(project, QUICK, SHORT)
     assert done.code == 0, done.text
     assert "torch" in modules
     assert not set(EXPENSIVE) & modules
@@ -331,7 +333,7 @@ def test_a_default_run_imports_only_what_it_uses(project: Project) -> None:
 
 @pytest.mark.slow
 def test_hook_sets_times_learning_rates(project: Project) -> None:
-    done = project.train("-m", "optimizer.lr=1e-3,1e-2", "hooks=[],[ema]", QUICK)
+    done = project.train("-m", "optimizer.lr=1e-3,1e-2", "hooks=[],[ema]", QUICK, SHORT)
     assert done.code == 0, done.text
     assert [job.path.name for job in project.jobs] == ["0", "1", "2", "3"]
     assert [(job.config.optimizer.lr, list(job.config.hooks)) for job in project.jobs] == [
@@ -436,9 +438,9 @@ def test_resuming_in_a_named_directory(project: Project) -> None:
 
 @pytest.mark.slow
 def test_an_option_of_a_hook_that_every_swept_set_has(project: Project) -> None:
-    done = project.train("-m", "hooks=[ema],[ema,profiler]", "hooks.ema.priority=30", "engine.max_epochs=1")
+    done = project.train("-m", "hooks=[ema],[ema,weight_norm]", "hooks.ema.priority=30", "engine.max_iters=1")
     assert done.code == 0, done.text
-    assert [sorted(job.config.hooks) for job in project.jobs] == [["ema"], ["ema", "profiler"]]
+    assert [sorted(job.config.hooks) for job in project.jobs] == [["ema"], ["ema", "weight_norm"]]
     assert [job.config.hooks.ema.priority for job in project.jobs] == [30, 30]
 
 
@@ -464,7 +466,7 @@ from hydraloop import Hook
 
 class Big(Hook):
     def before_train(self, engine):
-        raise ValueError("first\\n" + "x" * 5_000_000 + "\\nlast")
+        raise ValueError("first\\n" + "x" * 500_000 + "\\nlast")
 """
 
 

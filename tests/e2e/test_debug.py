@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.config.composed import composer, job
-from tests.e2e.projects import Done, Project, Run
+from tests.e2e.projects import Done, Project
+from tests.marks import nightly, slow
 
 MODELS = """
 import torch
@@ -43,19 +44,16 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Run]]:
-    """The runs of OPTIONS, in one process."""
-    project = Project.make(tmp_path_factory.mktemp("debug") / "project")
+def trained(project: Project, name: str) -> Done:
+    """Run one of OPTIONS."""
     project.write("models.py", MODELS)
-    runs = project.many([[*line, f"hydra.run.dir='runs/{name}'"] for name, line in OPTIONS.items()])
-    return {name: (one, Run(project.path / "runs" / name)) for name, one in zip(OPTIONS, runs, strict=True)}
+    return project.train(*OPTIONS[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fast", "fast in iterations"])
-def test_fast_goes_through_every_part_of_a_run(name: str, done: dict[str, tuple[Done, Run]]) -> None:
-    shown, run = done[name]
+def test_fast_goes_through_every_part_of_a_run(name: str, project: Project) -> None:
+    shown, run = trained(project, name), project.run
     assert shown.code == 0, shown.text
     assert [record["iteration"] for record in run.records if record["mode"] == "train"] == [1, 2, 3]
     assert {record["mode"] for record in run.records} == {"train", "val", "test"}
@@ -63,8 +61,8 @@ def test_fast_goes_through_every_part_of_a_run(name: str, done: dict[str, tuple[
 
 
 @pytest.mark.slow
-def test_nan_names_the_operation_and_its_line(done: dict[str, tuple[Done, Run]]) -> None:
-    shown, run = done["nan"]
+def test_nan_names_the_operation_and_its_line(project: Project) -> None:
+    shown, run = trained(project, "nan"), project.run
     assert shown.code == 1
     assert "Function 'MulBackward0' returned nan values" in str(run.result["error"])
     assert "(logits * 0).sqrt()" in shown.text, "the line of the forward pass"
@@ -72,16 +70,16 @@ def test_nan_names_the_operation_and_its_line(done: dict[str, tuple[Done, Run]])
 
 
 @pytest.mark.slow
-def test_nan_ends_a_run_at_the_first_infinite_loss(done: dict[str, tuple[Done, Run]]) -> None:
-    shown, run = done["inf"]
+def test_nan_ends_a_run_at_the_first_infinite_loss(project: Project) -> None:
+    shown, run = trained(project, "inf"), project.run
     assert shown.code == 1
     assert "inf" in str(run.result["error"])
     assert run.result["progress"]["iteration"] == 0
 
 
 @pytest.mark.slow
-def test_profile_writes_a_trace_and_a_table(done: dict[str, tuple[Done, Run]]) -> None:
-    shown, run = done["profile"]
+def test_profile_writes_a_trace_and_a_table(project: Project) -> None:
+    shown, run = trained(project, "profile"), project.run
     assert shown.code == 0, shown.text
     assert len(list((run.path / "tf_tracing_logs").iterdir())) == 1
     assert "ProfilerStep*" in run.log
@@ -89,10 +87,9 @@ def test_profile_writes_a_trace_and_a_table(done: dict[str, tuple[Done, Run]]) -
     assert {record["mode"] for record in run.records} == {"train"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["overfit", "overfit in iterations"])
-def test_overfit_learns_one_batch_by_heart(name: str, done: dict[str, tuple[Done, Run]]) -> None:
-    shown, run = done[name]
+@pytest.mark.parametrize("name", [slow("overfit"), nightly("overfit in iterations")])
+def test_overfit_learns_one_batch_by_heart(name: str, project: Project) -> None:
+    shown, run = trained(project, name), project.run
     assert shown.code == 0, shown.text
     first, *_ = [record["loss"] for record in run.records if record["mode"] == "train"]
     validations = [record["loss"] for record in run.records if record["mode"] == "val"]
@@ -121,9 +118,7 @@ DIVERGES = ("optimizer.lr=1e30", "~default_hooks.grad_clip")
 SHORT = ("engine.max_epochs=1", "engine.device=cpu", "data.loader.num_workers=0")
 
 
-@pytest.mark.parametrize(
-    "ranks", [(), pytest.param(("distributed.nproc_per_node=2",), marks=pytest.mark.slow)], ids=["alone", "ranks"]
-)
+@pytest.mark.parametrize("ranks", [(), nightly(("distributed.nproc_per_node=2",))], ids=["alone", "ranks"])
 def test_the_run_fails_and_says_what_to_do(project: Project, ranks: tuple[str, ...]) -> None:
     done = project.train(*DIVERGES, *SHORT, "default_hooks.checkpoint.save_best=loss", *ranks)
     assert done.code == 1, done.text

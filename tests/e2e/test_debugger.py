@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.projects import Project
+from tests.marks import nightly, slow
 
 QUICK = ("--pdb", "engine.max_epochs=1", "+hooks.broken._target_=broken.Broken")
 BROKEN = """
@@ -43,8 +44,9 @@ def broken(project: Project) -> Project:
     return project
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["+hooks.broken.at=build"], ["+hooks.broken.how=led to a mistake"]])
+@pytest.mark.parametrize(
+    "options", [slow([]), nightly(["+hooks.broken.at=build"]), nightly(["+hooks.broken.how=led to a mistake"])]
+)
 def test_it_opens_where_an_error_was_raised(broken: Project, options: list[str]) -> None:
     done = broken.python("train.py", *QUICK, *options, stdin=ASKS)
     assert "('secret', 42)" in done.out
@@ -55,8 +57,7 @@ def test_it_opens_where_an_error_was_raised(broken: Project, options: list[str])
         assert done.out.index("closed after") < done.out.index("(Pdb)"), "the run is closed before"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [("mistake", 1), ("interrupt", 130)])
+@pytest.mark.parametrize(("how", "code"), [slow("mistake", 1), nightly("interrupt", 130)])
 def test_it_does_not_open_after_a_mistake_or_an_interruption(broken: Project, how: str, code: int) -> None:
     done = broken.python("train.py", *QUICK, f"+hooks.broken.how={how}", stdin=ASKS)
     assert "Pdb" not in done.text
@@ -87,5 +88,5 @@ def test_a_sweep_and_several_processes_are_refused(project: Project, line: str, 
 
 @pytest.mark.slow
 def test_without_an_error_it_changes_nothing(project: Project) -> None:
-    done = project.train("--pdb", "engine.max_epochs=1", "distributed.nproc_per_node=1")
+    done = project.train("--pdb", "engine.max_iters=1", "distributed.nproc_per_node=1")
     assert (done.code, "Pdb" in done.text) == (0, False)

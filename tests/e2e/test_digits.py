@@ -7,13 +7,15 @@ from statistics import mean
 import pytest
 
 from tests.e2e.projects import Project
+from tests.marks import nightly, slow
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hooks", ["[]", "[ema]"])
-def test_98_percent_of_the_test_images(hooks: str, project: Project) -> None:
-    done = project.train("-m", f"hooks={hooks}", "seed=0,1,2")
+@pytest.mark.parametrize(("hooks", "seeds"), [slow("[ema]", "0"), nightly("[]", "0,1,2"), nightly("[ema]", "0,1,2")])
+def test_98_percent_of_the_test_images(hooks: str, seeds: str, project: Project) -> None:
+    done = project.train("-m", f"hooks={hooks}", f"seed={seeds}")
     assert done.code == 0, done.text
-    assert [list(job.config.hooks) for job in project.jobs] == [["ema"] if "ema" in hooks else []] * 3
+    assert [list(job.config.hooks) for job in project.jobs] == [["ema"] if "ema" in hooks else []] * len(
+        seeds.split(",")
+    )
     accuracies = [job.result["test_metrics"]["accuracy"] for job in project.jobs]
     assert mean(accuracies) >= 0.98, accuracies

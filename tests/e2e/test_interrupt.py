@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.projects import Project, Run
 from tests.e2e.warm import Script
+from tests.marks import nightly, slow
 from tests.processes import PATIENCE, until
 
 HOOKS = '''
@@ -171,9 +172,14 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
     assert project.run.result["progress"]["epoch"] == reached + 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "sweep", [pytest.param([], id="run"), pytest.param(["-m", "seed=1,2"], id="sweep", marks=pytest.mark.slow)]
+    ("number", "sweep"),
+    [
+        (signal.SIGTERM, ()),
+        slow(signal.SIGHUP, ()),
+        slow(signal.SIGTERM, ("-m", "seed=1,2")),
+        nightly(signal.SIGHUP, ("-m", "seed=1,2")),
+    ],
 )
 def test_a_signal_ends_a_run(number: signal.Signals, sweep: Sequence[str], project: Project, begin: Start) -> None:
     """SIGTERM preempts the run, which saves. SIGHUP (the terminal is closed) ends it at once."""
@@ -221,8 +227,7 @@ def test_a_signal_to_the_group_ends_a_run_with_workers(project: Project, start: 
     assert project.run.result["status"] == "interrupted"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [slow(1), nightly(2)])
 def test_a_signal_that_is_ignored_at_the_start_stays_ignored(ranks: int, project: Project, start: Start) -> None:
     """nohup ignores SIGHUP. A shell without job control starts background processes with SIGINT ignored."""
     ignoring = partial(_ignore, [signal.SIGHUP, signal.SIGINT])

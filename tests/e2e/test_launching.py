@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.projects import REPOSITORY, Done, Project, Run
+from tests.marks import nightly, slow
 from tests.processes import running_in, until
 
 HOOKS = '''
@@ -203,8 +203,7 @@ def test_under_torchrun_rank_0_reports_the_error_of_another_rank(project: Projec
     assert project.run.result["error"] == "rank 1: ValueError: raised by this rank"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("busy", [pytest.param(0, id="rank 0 waits"), pytest.param(60, id="rank 0 is busy")])
+@pytest.mark.parametrize("busy", [nightly(0, id="rank 0 waits"), slow(60, id="rank 0 is busy")])
 def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> None:
     """Rank 0 loses its connection to the other rank, or gets torchrun's SIGTERM first."""
     line = [*QUICK, TROUBLE, "+hooks.trouble.what=kill", f"+hooks.trouble.busy={busy}"]
@@ -215,8 +214,7 @@ def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> N
     assert "interrupted by SIGTERM" not in done.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("torchrun", [pytest.param(False, id="ours"), pytest.param(True, id="torchrun's")])
+@pytest.mark.parametrize("torchrun", [slow(False, id="ours"), nightly(True, id="torchrun's")])
 def test_the_log_of_a_rank_that_crashed_says_where(torchrun: bool, project: Project) -> None:
     line = ["train.py", *QUICK, TROUBLE, "+hooks.trouble.what=crash"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if torchrun else []
@@ -228,8 +226,7 @@ def test_the_log_of_a_rank_that_crashed_says_where(torchrun: bool, project: Proj
     assert "in before_train_iter" in log.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [slow(signal.SIGTERM), nightly(signal.SIGKILL)])
 def test_a_signal_to_torchrun(number: signal.Signals, project: Project) -> None:
     endless = ["experiment=spirals", "engine.max_epochs=1000000"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py", *endless]
@@ -245,12 +242,11 @@ def test_a_signal_to_torchrun(number: signal.Signals, project: Project) -> None:
     wait_for_none(project)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "key", "remedy"),
     [
-        (["-m", "seed=1,2"], "--multirun", "python train.py -m … distributed.nproc_per_node=2"),
-        (["hooks=emaa"], "hooks", "Did you mean ema?"),
+        slow(["-m", "seed=1,2"], "--multirun", "python train.py -m … distributed.nproc_per_node=2"),
+        nightly(["hooks=emaa"], "hooks", "Did you mean ema?"),
     ],
 )
 def test_mistakes_under_torchrun(arguments: Sequence[str], key: str, remedy: str, project: Project) -> None:
@@ -273,13 +269,12 @@ def test_a_dry_run_under_torchrun_is_printed_once(project: Project) -> None:
 # Signals. ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
-        (signal.SIGINT, 130, "interrupted: preempted by SIGINT"),
-        (signal.SIGTERM, 75, "interrupted: preempted by SIGTERM"),
-        (signal.SIGHUP, 129, "interrupted by SIGHUP"),
+        nightly(signal.SIGINT, 130, "interrupted: preempted by SIGINT"),
+        slow(signal.SIGTERM, 75, "interrupted: preempted by SIGTERM"),
+        nightly(signal.SIGHUP, 129, "interrupted by SIGHUP"),
     ],
 )
 def test_an_interrupt(number: int, code: int, said: str, project: Project) -> None:
@@ -318,43 +313,40 @@ def restarting(project: Project, *, at: int) -> list[str]:
             "+hooks.trouble.what=kill", f"+hooks.trouble.once={once}", f"+hooks.trouble.at={at}"]  # fmt: skip
 
 
-@pytest.mark.slow  # half a minute
-def test_restarts_continue_from_the_newest_checkpoint(project: Project) -> None:
-    line = restarting(project, at=EPOCH + 1)
-    done = project.train(*line, TWO, "distributed.max_restarts=1", "hydra.run.dir=ours")
+def restarted(project: Project, launcher: str, *line: str) -> Done:
+    """Train on two ranks, which are restarted once."""
+    if launcher == "ours":
+        return project.train(*line, TWO, "distributed.max_restarts=1")
+    return torchrun(project, "--nproc-per-node=2", "--max-restarts=1", "train.py", *line)
+
+
+@pytest.mark.nightly  # the next test is stronger
+@pytest.mark.parametrize("launcher", ["ours", "torchrun's"])
+def test_restarts_continue_from_the_newest_checkpoint(launcher: str, project: Project) -> None:
+    done = restarted(project, launcher, *restarting(project, at=EPOCH + 1))
     assert done.code == 0, done.text
     assert (project.path / "once").exists()
-    (project.path / "once").unlink()
-    theirs = torchrun(project, "--nproc-per-node=2", "--max-restarts=1", "train.py", *line)
-    assert theirs.code == 0, theirs.text
-    for run in (Run(project.path / "ours"), project.run):
-        assert run.result["status"] == "finished"
-        assert run.result["progress"]["iteration"] == 2 * EPOCH
-        assert f"epoch_1.pth, iteration {EPOCH}" in run.log
-        assert run.checkpoints == ["epoch_1.pth", "epoch_2.pth"]
-        assert [record["epoch"] for record in run.records if record["mode"] == "val"][-1] == 2
+    run = project.run
+    assert run.result["status"] == "finished"
+    assert run.result["progress"]["iteration"] == 2 * EPOCH
+    assert f"epoch_1.pth, iteration {EPOCH}" in run.log
+    assert run.checkpoints == ["epoch_1.pth", "epoch_2.pth"]
+    assert [record["epoch"] for record in run.records if record["mode"] == "val"][-1] == 2
 
 
-@pytest.mark.slow  # a minute
-def test_restarts_of_a_resumed_run_ignore_checkpoints_from_before(project: Project) -> None:
+@pytest.mark.parametrize("launcher", [slow("ours"), nightly("torchrun's")])
+def test_restarts_of_a_resumed_run_ignore_checkpoints_from_before(launcher: str, project: Project) -> None:
     line = [*restarting(project, at=2 * EPOCH + 1), "engine.max_epochs=3"]
-    ours, theirs = project.path / "ours", project.path / "theirs"
-    plain = [one for one in line if "trouble" not in one]
-    done = project.train(*plain, TWO, f"hydra.run.dir={ours}")
+    done = project.train(*[one for one in line if "trouble" not in one], TWO)
     assert done.code == 0, done.text
-    shutil.copytree(ours, theirs)
-    for path in [*ours.glob("checkpoints/*.pth"), *theirs.glob("checkpoints/*.pth")]:
+    run = project.run
+    for path in run.path.glob("checkpoints/*.pth"):
         os.utime(path, (1, 1))  # long ago
-    done = project.train(*line, TWO, "distributed.max_restarts=1", f"resume={ours}/checkpoints/epoch_1.pth")
+    done = restarted(project, launcher, *line, f"resume={run.path}/checkpoints/epoch_1.pth")
     assert done.code == 0, done.text
-    (project.path / "once").unlink()
-    done = torchrun(project, "--nproc-per-node=2", "--max-restarts=1", "train.py", *line,
-                    f"resume={theirs}/checkpoints/epoch_1.pth")  # fmt: skip
-    assert done.code == 0, done.text
-    for run in (Run(ours), Run(theirs)):
-        resumed = re.findall(r"resumed from .*checkpoints/(epoch_\d)\.pth, iteration (\d+)", run.log)
-        assert resumed == [("epoch_1", str(EPOCH)), ("epoch_2", str(2 * EPOCH))]
-        assert run.result["progress"]["iteration"] == 3 * EPOCH
+    resumed = re.findall(r"resumed from .*checkpoints/(epoch_\d)\.pth, iteration (\d+)", run.log)
+    assert resumed == [("epoch_1", str(EPOCH)), ("epoch_2", str(2 * EPOCH))]
+    assert run.result["progress"]["iteration"] == 3 * EPOCH
 
 
 @pytest.mark.slow
@@ -381,20 +373,17 @@ if os.environ.get("RANK") in RANKS:
 """
 
 
-@pytest.mark.slow
-def test_a_rank_that_has_finished_is_not_failed_by_a_library_that_is_unloaded(project: Project) -> None:
-    """Python's own exit handlers are called."""
-    project.write("my_project/library.py", LIBRARY.replace("RANKS", "('0', '1')"))
-    done = project.train(*QUICK, TWO, "task._target_=my_project.library.Task", "hydra.run.dir=run")
+@pytest.mark.parametrize("launcher", [slow("ours"), nightly("torchrun's")])
+def test_a_rank_that_has_finished_is_not_failed_by_a_library_that_is_unloaded(launcher: str, project: Project) -> None:
+    """Python's own exit handlers are called. Rank 0 of torchrun belongs to the user's script."""
+    project.write("my_project/library.py", LIBRARY.replace("RANKS", "('0', '1')" if launcher == "ours" else "('1',)"))
+    done = restarted(project, launcher, *QUICK, "task._target_=my_project.library.Task", "hydra.run.dir=run")
     assert done.code == 0, done.text
     (project.path / "noted").unlink()
-    done = project.python("-m", "hydraloop", "evaluate", "run", "split=val")
-    assert done.code == 0, done.text
-    (project.path / "noted").unlink()
-    project.write("my_project/library.py", LIBRARY.replace("RANKS", "('1',)"))  # rank 0 belongs to the user's script
-    done = torchrun(project, "--nproc-per-node=2", "train.py", *QUICK, "task._target_=my_project.library.Task")
-    assert done.code == 0, done.text
-    (project.path / "noted").unlink()
+    if launcher == "ours":
+        done = project.python("-m", "hydraloop", "evaluate", "run", "split=val")
+        assert done.code == 0, done.text
+        (project.path / "noted").unlink()
 
 
 @pytest.mark.nightly

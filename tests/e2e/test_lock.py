@@ -101,7 +101,7 @@ def test_the_second_process_says_who_trains_and_changes_nothing(project: Project
 
 @pytest.mark.slow
 def test_of_two_first_starts_in_one_directory_one_trains(project: Project) -> None:
-    starts = [project.start(*QUICK, "hydra.run.dir=mine") for _ in range(2)]
+    starts = [project.begin(*QUICK, "hydra.run.dir=mine") for _ in range(2)]
     outputs = [process.communicate(timeout=PATIENCE)[0] for process in starts]
     codes = [process.returncode for process in starts]
     assert sorted(codes) == [0, 2], outputs

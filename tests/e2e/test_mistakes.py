@@ -26,19 +26,28 @@ COMPOSING: dict[str, tuple[str, str]] = {
     "--dryrun": ("--dryrun", "Write --dry-run"),
     "--foo": ("--foo", "Options are written without dashes"),
     "--cfg jb": ("--cfg/-c", "choose from"),
+    "--info searchpath seed=[]": ("seed", "It takes a whole number: seed=0"),
+    "--info searchpath --cfg job": ("--info", "Leave one of the flags out."),
+    "--info searchpath --resolve": ("--info", "Leave one of the flags out."),
+    "--cfg job -m seed=1,2": ("--cfg", "Leave one of the flags out."),
+    "--info searchpath --lr": ("--lr", "Write it without dashes: optimizer.lr"),
 }
 """Those of the command line as a whole, before a run directory exists. Others are in tests/cli/test_mistakes.py."""
 BUILDING: dict[str, tuple[str, str]] = {
     "~model +task.model._target_=misspelt.Net": ("misspelt.Misspelt.after_trian_iter", "Did you mean after_train_iter"),
     "~model +task.model._target_=needing.Net": (
         "task.model._target_",
-        "(needing.py, line 1)\n  Install it: pip install timm.",
+        "(needing.py, line 1)\n  Install it: pip install timm",
     ),
     "+hooks.mine._target_=options.Mine +hooks.mine.every=abc": (
         "hooks.mine.every",
         "It takes int: ++hooks.mine.every=1",
     ),
-    "experiment=own": ("task.loss", "write in the defaults of the file: - override /task: null"),
+    "experiment=own": (
+        "task.loss",
+        "write in the defaults of the file: - override /task: null\n  To select NoLoss with task=…, move NoLoss to a "
+        "file in conf/task/ that begins with: # @package task",
+    ),
     "task.model={_target_:lossless.Lossless} task={_target_:lossless.NoLoss}": ("task", "loss"),
 }
 """The mistakes for which a run directory exists. Others are in tests/cli/test_mistakes.py."""

@@ -18,6 +18,7 @@ import random
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +37,7 @@ from tests.faults.command_line_grammar import KINDS, RUN_KINDS
 
 ENDS = ("success", "message", "traceback", "no message", "several messages", "exit code", "hung", "files")
 GOOD = ENDS[:2]
-SECONDS = 60
+SECONDS = 600
 """After which a dry run has hung; the machine may be busy."""
 
 
@@ -48,10 +49,8 @@ def main(dry_runs: int = 9500, runs: int = 500, number: int = 0) -> int:
         for kinds, judge, count in ((KINDS, dry_run, dry_runs), (RUN_KINDS, run, runs)):
             for place, (kind, lines) in enumerate(kinds.items()):
                 share = count // len(kinds) + (place < count % len(kinds))
-                for words, end, text in _judged(lines, share, number, partial(judge, project)):
+                for _, end, _ in _judged(lines, share, number, partial(_told, kind, partial(judge, project))):
                     counts[kind][end] += 1
-                    if end not in GOOD:
-                        print(f"{kind}: {end}: {shlex.join(words)}", text[-2000:], sep="\n  ", file=sys.stderr)
     tables.head("kind of command line", "lines", *ENDS)
     total = sum(counts.values(), Counter[str]())
     shown = {kind: found for kind, found in counts.items() if found}
@@ -82,6 +81,14 @@ def _judged(
     return found
 
 
+def _told(kind: str, judge: Callable[[list[str]], tuple[str, str]], words: list[str]) -> tuple[str, str]:
+    """Judge a command line, and print it at once if its end is not good."""
+    end, text = judge(words)
+    if end not in GOOD:
+        print(f"{kind}: {end}: {shlex.join(words)}", text[-2000:], sep="\n  ", file=sys.stderr, flush=True)
+    return end, text
+
+
 def dry_run(project: Project, words: Sequence[str]) -> tuple[str, str]:
     """Return how a dry run in this process ends, and what it has printed. It leaves no files."""
     before, out, err = project.files, io.StringIO(), io.StringIO()
@@ -95,7 +102,10 @@ def dry_run(project: Project, words: Sequence[str]) -> tuple[str, str]:
 def run(project: Project, words: Sequence[str]) -> tuple[str, str]:
     """Return how a run of two iterations ends, and what it has printed. Its directory says how it has ended."""
     before = {one.path for one in project.runs}
-    done = project.train(*words, "engine.max_iters=2")
+    try:
+        done = project.train(*words, "engine.max_iters=2")
+    except subprocess.TimeoutExpired as hung:
+        return "hung", str(hung.output)
     made = [one for one in project.runs if one.path not in before]
     end = judged(done.code, done.text)
     whole = all(one.result["status"] in ("finished", "failed") for one in made if (one.path / "result.json").exists())
@@ -138,7 +148,11 @@ def _in(folder: Path, argv: list[str]) -> Iterator[None]:
 def _code(command: Callable[[], None]) -> int | None:
     """Return the exit code of a command; None if it takes too long."""
 
+    hung = False
+
     def interrupt(*_: object) -> None:
+        nonlocal hung
+        hung = True
         raise TimeoutError
 
     earlier = signal.signal(signal.SIGALRM, interrupt)
@@ -146,6 +160,8 @@ def _code(command: Callable[[], None]) -> int | None:
     try:
         command()
     except SystemExit as end:
+        if hung:
+            return None
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except TimeoutError:
         return None

@@ -17,11 +17,15 @@ _TIMES = {"time", "data_time", "samples_per_second", "memory", "eta", "timestamp
 
 def differences(one: Run, other: Run) -> list[str]:
     """Return what differs between two runs, apart from times: names of entries, and both values."""
+    return [*differences_of_files(one, other), *compared("ledger", ledger(one), ledger(other))]
+
+
+def differences_of_files(one: Run, other: Run) -> list[str]:
+    """Return the same for runs without a ledger."""
     return [
         *compared("checkpoint", _checkpoint(one), _checkpoint(other)),
         *compared("result", result(one), result(other)),
         *compared("records", _records(one), _records(other)),
-        *compared("ledger", ledger(one), ledger(other)),
     ]
 
 

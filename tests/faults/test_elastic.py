@@ -91,7 +91,7 @@ def test_one_two_three_and_one_ranks_see_the_batches_of_one(tmp_path: Path) -> N
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_of_which_one_got_sigterm_continue_as_three(tmp_path: Path) -> None:
     """Each of 20 batches has 8 samples, so that no rank's batch norm gets a single one."""
     project = make(tmp_path / "project")

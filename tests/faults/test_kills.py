@@ -30,7 +30,7 @@ def test_kills_and_a_full_disk_change_nothing(project: Project) -> None:
     assert differences(whole.run, killed.run) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_worker_and_a_killed_rank_change_nothing(project: Project) -> None:
     kills = [
         Kill("iteration", 3, 0.0, "worker"),

@@ -35,6 +35,7 @@ from hydraloop.tasks.metrics import Accuracy
 from hydraloop.tracking.hook import TrackerHook
 from tests.helpers import differences
 from tests.hooks.npu import torch_npu
+from tests.marks import nightly
 
 REQUIRED: dict[str, dict[str, Any]] = {"freeze": {"modules": ["0", "1"], "epochs": 1}}
 """Options without a default that works for every model."""
@@ -140,11 +141,8 @@ def test_the_class_is_one_of_the_engines(cls: type[Hook]) -> None:
 
 each_run = pytest.mark.parametrize(
     "option",
-    # Each run with them takes seconds; the usual suite has them in the run with all hooks.
-    [
-        pytest.param(option, marks=[pytest.mark.slow] if option.name in ("mlflow", "tensorboard", "wandb") else [])
-        for option in OPTIONS
-    ],
+    # Each run with a tracker takes seconds. CI has them in the run with all hooks.
+    [nightly(option) if option.name in ("mlflow", "tensorboard", "wandb") else option for option in OPTIONS],
     ids=lambda option: option.name,
 )
 NEEDS_VALIDATION = {"early_stopping"}

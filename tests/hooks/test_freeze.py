@@ -23,6 +23,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook, FreezeHook, GradClipHook
 from tests.helpers import differences
 from tests.hooks.tiny_runs import Stopper, batches, engine_of, model
+from tests.marks import nightly, slow
 from tests.ranks import on_ranks
 
 State = dict[str, Tensor]
@@ -122,9 +123,9 @@ T, F = True, False
         (1, "", {"iters": 6}, [T, T, T, F, F, F]),  # inside an epoch
         (1, "", {}, [T] * 6),
         (2, "ddp", {"iters": 3}, [T, T, F, F, F, F]),
-        pytest.param(2, "ddp", {}, [T] * 6, marks=pytest.mark.slow),
+        slow(2, "ddp", {}, [T] * 6),
         (2, "fsdp2", {"iters": 3}, [T, T, F, F, F, F]),
-        pytest.param(2, "fsdp2", {}, [T] * 6, marks=pytest.mark.slow),
+        slow(2, "fsdp2", {}, [T] * 6),
     ],
 )
 def test_modules_are_frozen_for_their_time(
@@ -142,9 +143,9 @@ def test_modules_are_frozen_for_their_time(
         ("ddp", {"epochs": 1}, "fp32"),
         ("fsdp2", {"iters": 6}, "fp32"),
         ("fsdp2", {"epochs": 1}, "bf16"),
-        pytest.param("ddp", {"epochs": 1}, "bf16", marks=pytest.mark.slow),
-        pytest.param("ddp", {"iters": 6}, "fp32", marks=pytest.mark.slow),
-        pytest.param("fsdp2", {"epochs": 1}, "fp32", marks=pytest.mark.slow),
+        slow("ddp", {"epochs": 1}, "bf16"),
+        slow("ddp", {"iters": 6}, "fp32"),
+        slow("fsdp2", {"epochs": 1}, "fp32"),
     ],
 )
 def test_two_ranks_train_as_one_process_does(
@@ -158,10 +159,15 @@ def test_two_ranks_train_as_one_process_does(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "strategy"),
-    [(1, ""), *(pytest.param(2, strategy, marks=pytest.mark.slow) for strategy in ("ddp", "fsdp2"))],
+    ("end", "ranks", "strategy"),
+    [
+        *(({"epochs": 1}, 1, ""), ({"iters": 5}, 1, ""), ({}, 1, "")),
+        slow({"epochs": 1}, 2, "ddp"),
+        slow({"iters": 5}, 2, "fsdp2"),
+        nightly({"iters": 5}, 2, "ddp"),
+        nightly({"epochs": 1}, 2, "fsdp2"),
+    ],
 )
-@pytest.mark.parametrize("end", [{"epochs": 1}, {"iters": 5}, {}], ids=str)
 def test_a_killed_run_resumes_to_the_same_bits(end: dict[str, Any], ranks: int, strategy: str, tmp_path: Path) -> None:
     freeze = {"modules": ["0", "1"], **end}
     expected = trained(ranks, str(tmp_path / "whole"), freeze, strategy=strategy)

@@ -23,6 +23,7 @@ from hydraloop.hooks import CheckpointHook, LoggerHook, MLflowLoggerHook
 from hydraloop.tracking.cursor import Cursor
 from tests.e2e.projects import REPOSITORY
 from tests.helpers import at, batches, make_engine
+from tests.marks import slow
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, set_up
 from tests.tracking.mlflow.server import silent_server
 
@@ -177,7 +178,7 @@ def test_user_code_logs_to_the_same_run(folder: Path) -> None:
     assert len(client().get_metric_history(runs[0], "mine")) == 3
 
 
-@pytest.mark.parametrize("status", ["FINISHED", pytest.param("FAILED", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("status", ["FINISHED", slow("FAILED")])
 def test_user_code_logs_to_the_address_of_the_run(
     status: str, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +221,7 @@ trained_with(Path.cwd(), fit)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_autolog_in_user_code_logs_to_the_same_run(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(

@@ -26,6 +26,7 @@ from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at, logged
 from tests.hooks.tiny_runs import engine_of
+from tests.marks import slow
 
 
 class Clock:
@@ -150,7 +151,7 @@ def test_eta_soon_forgets_slow_first_iterations(
     assert latest == [4.0 * (40 - iteration) for iteration in range(2 * len(slow), 41)]
 
 
-@pytest.mark.parametrize("change", [pytest.param(20, marks=pytest.mark.slow), 1000])
+@pytest.mark.parametrize("change", [slow(20), 1000])
 def test_eta_follows_when_the_speed_changes(change: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = dict.fromkeys(range(change + 1, 1601), 6.0)
     _, watcher = _run(tmp_path, monkeypatch, slow=slow, max_iters=1600)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from hydraloop.processes.termination_signals import TerminationHandler
+from tests.marks import slow
 
 BEGIN = """
 import ctypes, os, signal, sys, threading, time
@@ -122,7 +123,7 @@ def test_a_signal_is_raised_in_the_main_thread(number: int, raised: str, start: 
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_a_signal_that_is_lost_in_a_finalizer_is_raised_again(number: int, start: Start) -> None:
     """Python ignores exceptions in `__del__` and in callbacks of weak references."""
     process = start(

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -141,6 +141,11 @@ def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: M
             self.told: list[tuple[int, str]] = []
             self.given = 0
 
+        count = 4
+
+        def look(self, running: Iterable[JobState]) -> dict[int, str]:
+            return {}
+
         def next_job(self) -> Job | None:
             if self.given > len(self.told) - 1 or self.given == 3:
                 return None
@@ -160,6 +165,16 @@ def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: M
         (number, (f"seed={number}",)) for number in (1, 2, 3)
     ]
     assert played.most == 1
+
+
+def test_a_sweep_that_stops_after_a_failure_does_not_wait_for_its_source(make: Make) -> None:
+    class Waiting(Grid):
+        waits = True  # another process decides
+
+    loop, played = make(fail, workers=1, stop_on_failure=True)
+    loop.source = Waiting(loop.directory.description.axes)
+    loop.run()
+    assert played.started == [0]
 
 
 def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: Make) -> None:
@@ -233,6 +248,41 @@ def test_a_preempted_job_is_queued_again_and_an_attempt_without_progress_is_a_re
     loop.run()
     assert played.started.count(1) == attempts
     assert (loop.ended[1].state, loop.code) == (("finished", 0) if attempts == 4 else ("interrupted", 1))
+
+
+def test_a_paused_job_starts_again_in_the_next_sweep_only(make: Make) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number != 1 or request.attempts == 2:
+            return finish(played, request)
+        played.write(request, "running")
+        played.write(replace(request, attempts=request.attempts + 1), "paused")
+        return 75
+
+    for left in ([1], [1], []):
+        loop, played = make(play, max_retries=5, stop_on_failure=True)
+        loop.run()
+        assert played.started.count(1) == 1
+        assert (loop.left, loop.failed, loop.code) == (left, [], 0)
+
+
+def test_a_job_that_another_controller_has_paused_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    monkeypatch.setattr(SweepDirectory, "controllers", lambda self: {"other": None})
+    lock = RunLock(make(finish)[0].directory.folder(1), key="")
+
+    def play(played: Played, request: Request) -> int | None:
+        if request.number == 0:  # meanwhile, the other one starts job 1
+            lock.acquire()
+            played.write(replace(request, number=1, controller="other"), "running")
+        if request.number == 5:
+            played.write(replace(request, number=1, attempts=1, controller="other"), "paused")
+            lock.release()
+        return finish(played, request)
+
+    loop, played = make(play, workers=1)
+    loop.run()
+    assert 1 not in played.started
+    assert loop.left == [1]
 
 
 def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:

@@ -167,7 +167,7 @@ def test_a_sweep_without_its_terminal_whose_controller_and_job_are_killed(
 ) -> None:
     project = Project.make(tmp_path / "project")
     short = "engine.max_iters=2 engine.limit_val_batches=1 engine.test=false"
-    line = f"-m optimizer.lr=1e-4,3e-4,1e-3,3e-3 'hooks=[],[ema]' seed=0,1,2 {short}"
+    line = f"-m optimizer.lr=1e-4,3e-4 'hooks=[],[ema]' seed=0,1 {short}"
     with closed_terminal(project.path, f"python train.py {line} detach=true") as printed:
         assert " continues in the background, as process " in printed, printed
         (path,) = project.path.glob("multirun/*/*")
@@ -180,10 +180,10 @@ def test_a_sweep_without_its_terminal_whose_controller_and_job_are_killed(
     done = project.train(*shlex.split(line), "sweep.resume=auto")
     assert done.code == 0, done.text
     assert main(["status", str(path)]) == 0
-    assert "24 finished" in capsys.readouterr().out
+    assert "8 finished" in capsys.readouterr().out
     states = sweep.states()
     assert [state.attempts for state in states] == [1 + (state.number == job.number) for state in states]
     assert [sweep.state(state.number) for state in before if state.number != job.number] == before[: job.number]
     rows = json.loads((path / "results.json").read_text())["rows"]
-    assert sorted((row["job"], row["status"]) for row in rows) == [(number, "finished") for number in range(24)]
-    assert done.out.count("  finished  ") == 24, done.out
+    assert sorted((row["job"], row["status"]) for row in rows) == [(number, "finished") for number in range(8)]
+    assert done.out.count("  finished  ") == 8, done.out

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import Objective, Result
 from hydraloop.sweeps import queue, states
-from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
+from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request
+from hydraloop.sweeps.states import State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_directory import running, sweep
 
@@ -71,6 +73,36 @@ def test_the_exit_code_of_another_process_does_not_count(sweep: SweepDirectory) 
         running(sweep, number, attempts=2, controller=controller)
         assert queue.end(sweep, number, code, attempt).state == "interrupted"
         assert sweep.state(number).reason == "its process has ended without a result"
+
+
+@pytest.mark.parametrize("state", ["queued", "interrupted", "paused", "running", "finished", "failed"])
+def test_a_job_that_does_not_run_and_is_not_over_can_be_pruned(state: State, sweep: SweepDirectory) -> None:
+    if state != "queued":
+        states.write(sweep.folder(0), replace(running(sweep, 0), state=state), flush=False)
+    before = sweep.state(0)
+    pruned = queue.prune(sweep, 0, "rung 1")
+    assert pruned == sweep.state(0)
+    if state in ("queued", "interrupted", "paused"):
+        assert pruned == replace(before, state="pruned", reason="rung 1")
+        assert pruned.is_over
+        assert queue.end(sweep, 0, -signal.SIGKILL, before.attempts + 1) == pruned, "it stays pruned"
+    else:
+        assert pruned == before
+    assert not (sweep.folder(0) / ".lock").exists()
+
+
+def test_a_job_that_another_process_has_claimed_is_not_pruned(sweep: SweepDirectory) -> None:
+    sweep.folder(0).mkdir()
+    with RunLock(sweep.folder(0), key="x"):
+        assert queue.prune(sweep, 0, "rung 1") is None
+    assert sweep.state(0).state == "queued"
+
+
+@pytest.mark.parametrize("state", ["queued", "interrupted", "paused", "failed", "pruned", "finished", "stopped"])
+def test_which_jobs_can_be_claimed(state: State, sweep: SweepDirectory) -> None:
+    states.write(sweep.folder(0), replace(running(sweep, 0), state=state), flush=False)
+    claimed = queue.claim(sweep, Request(0, (), str(sweep.folder(0)), 1, "c"))
+    assert (claimed is None) == (state in ("pruned", "finished", "stopped"))
 
 
 def test_a_job_that_another_process_runs_is_not_ended(sweep: SweepDirectory) -> None:

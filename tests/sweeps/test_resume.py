@@ -16,6 +16,7 @@ from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.sweeps import planning, resume_sweep
 from hydraloop.sweeps.axes import Axes
+from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import REPOSITORY
@@ -91,6 +92,18 @@ def test_another_sweep_is_refused(changed: list[str], message: str, composer: Co
         start(composer, *changed, "sweep.resume=new")
     assert message in str(caught.value)
     assert (tmp_path / "new" / FILENAME).read_text() == text
+
+
+def test_a_resumed_sweep_may_pause_elsewhere(composer: Composer) -> None:
+    """Paused jobs would start again and pause at once, so the printed command lets them continue to the end."""
+    directory, _ = start(composer, *LINES, "engine.pause_after=1")
+    paused, over = JobState(0, "paused"), JobState(1, "finished")
+    assert "engine.pause_after=1" in directory.resume_command([paused, over, JobState(2, "queued")])
+    command = directory.resume_command([paused, over])
+    assert command.endswith(" seed=0,1 sweep.resume=new")
+    for line in (["engine.pause_after=2"], []):
+        directory, _ = start(composer, *LINES, *line, "sweep.resume=new")
+        assert directory.description.overrides[len(LINES) : -1] == tuple(line)
 
 
 def test_an_edited_config_file_is_noticed(tmp_path: Path) -> None:

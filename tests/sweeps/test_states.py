@@ -88,6 +88,15 @@ def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
     assert ended.seconds >= 100, "of all attempts"
 
 
+def test_a_job_that_pause_after_has_ended_is_paused(tmp_path: Path) -> None:
+    for reason, state in (("engine.pause_after=2", "paused"), ("engine.requeue_after=2", "interrupted")):
+        replace(FINISHED, status="interrupted", reason=f"preempted by {reason}").write(tmp_path)
+        ended = states.ended_from_result(RUNNING, tmp_path)
+        assert ended is not None
+        assert (ended.state, ended.reason, ended.value) == (state, f"preempted by {reason}", 0.75)
+        assert not ended.is_over
+
+
 def test_the_best_checkpoint_or_the_newest(tmp_path: Path) -> None:
     for name in ("epoch_1.pth", "epoch_2.pth"):
         (tmp_path / "checkpoints").mkdir(exist_ok=True)

@@ -21,6 +21,7 @@ from hydraloop.hooks import CheckpointHook, DistSamplerSeedHook, EMAHook, Logger
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import Accuracy, Metric, Task
 from tests.helpers import differences
+from tests.marks import slow
 from tests.ranks import on_ranks
 
 SAMPLES = 44
@@ -95,7 +96,7 @@ def on(world_size: int, *args: Any) -> list[dict[str, float]]:
     return [train(Distributed(), *args)] if world_size == 1 else on_ranks(world_size, train, *args)
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, slow(2)])
 def test_a_resumed_run_ends_with_the_same_bits(world_size: int, tmp_path: Path) -> None:
     straight = on(world_size, tmp_path / "straight")
     resumed = on(world_size, tmp_path / "resumed", tmp_path / "straight" / "checkpoints" / "iter_4.pth")

@@ -166,6 +166,12 @@ def test_an_error_in_a_users_own_forward_stays_as_it_is(tmp_path: Path) -> None:
 # Layers. -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_number_of_classes_is_not_the_size_of_an_input(tmp_path: Path) -> None:
+    """`num_classes` may happen to be the size that the first layer takes."""
+    task = classification({"num_classes": 3}, points=3)
+    assert mistake(tmp_path, task, GOOD).remedy == "Change the layer, or what it gets."
+
+
 def test_a_layer_is_named_with_what_it_got_and_what_it_takes(tmp_path: Path) -> None:
     task = classification({"points": 5, "classes": 3}, points=5)
     for in_training in (True, False):

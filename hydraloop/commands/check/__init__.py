@@ -6,7 +6,6 @@ import argparse
 
 from hydraloop.commands.check.project import composed
 from hydraloop.errors import UserError
-from hydraloop.plan import Draft
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.validate import hydra_config
 
@@ -21,12 +20,8 @@ def run(args: argparse.Namespace) -> int:
         if draft is None:
             remedy = "Run the command in the folder with train.py, or with conf/config.yaml."
             raise UserError("there is no project in the working directory", remedy=remedy)
+        from hydraloop.commands.check.all_checks import check  # imports torch
+        from hydraloop.commands.check.short_runs import Project
+
         with hydra_config(draft.cfg):
-            return _check(draft)
-
-
-def _check(draft: Draft) -> int:
-    from hydraloop.commands.check.all_checks import check
-    from hydraloop.commands.check.short_runs import Project
-
-    return check(Project.of(draft))
+            return check(Project.of(draft))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from time import monotonic
 from typing import Any
 
@@ -15,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hydraloop.commands.check.findings import Finding
-from hydraloop.commands.check.short_runs import digest, leaf_bytes
+from hydraloop.commands.check.short_runs import digest
 from hydraloop.data.map_style_loader import MapStyleLoader
 from hydraloop.data.sampler import BatchRequest
 from hydraloop.data.seeded_fetcher import SeededFetcher
-from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation.first_batches import first_batches
+from hydraloop.tasks.mistakes import out_of_range
 
 MOST = 20_000
 """Samples of a data set that are read."""
@@ -37,17 +36,12 @@ class Read:
 
     samples: int
     """In the whole data set."""
-    hashes: list[bytes] = field(default_factory=list)
-    """Hashes of the inputs of each sample that was read. The inputs are the largest part of a sample."""
+    hashes: list[str] = field(default_factory=list)
+    """Hashes of the samples that were read, without the label if a sample is `(inputs, label)`."""
     labels: set[int] = field(default_factory=set)
-    """All integer labels that were read, if a sample is `(inputs, label)`."""
+    """All integer labels that were read."""
     draws: bool = False
     """Whether samples differ between epochs, so that their hashes say nothing."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all samples were read."""
-        return len(self.hashes) == self.samples
 
 
 def read(loader: MapStyleLoader) -> Read:
@@ -55,12 +49,13 @@ def read(loader: MapStyleLoader) -> Read:
     seeded, samples = loader.seeded, len(loader.dataset)
     indices = range(samples) if samples <= MOST else random.Random(0).sample(range(samples), MOST)
     inner = _without_draws(seeded, indices[:8])
-    found, seeded = Read(samples, draws=inner is None), inner or seeded
+    found = Read(samples, draws=inner is None)
     until = monotonic() + _SECONDS
     for index in indices:
-        sample = _sample(seeded, index, 0)
-        found.hashes.append(_hash_of_inputs(sample))
-        found.labels.update(_labels(sample))
+        sample = _sample(inner or seeded, index, 0)
+        is_pair = isinstance(sample, tuple | list) and len(sample) == 2
+        found.hashes.append(digest(sample[0] if is_pair else sample))
+        found.labels.update(_integers(sample[1] if is_pair else sample))
         if monotonic() > until:
             break
     return found
@@ -81,25 +76,14 @@ def _sample(seeded: SeededFetcher, index: int, epoch: int) -> Any:
     return samples[0] if isinstance(samples, list) else samples
 
 
-def _hash_of_inputs(sample: Any) -> bytes:
-    leaves = list(leaves_of(sample))
-    sizes = [leaf.numel() if isinstance(leaf, Tensor) else getattr(leaf, "size", 1) for leaf in leaves]
-    sizes = [len(leaf) if isinstance(leaf, str | bytes) else size for leaf, size in zip(leaves, sizes, strict=True)]
-    largest = leaves[max(range(len(leaves)), key=lambda place: sizes[place])] if leaves else sample
-    return blake2b(leaf_bytes(largest), digest_size=16).digest()
-
-
-def _labels(sample: Any) -> Iterator[int]:
-    """Yield the integers of the label of a sample: the second of two entries, or the entry `label`."""
-    label = None
-    if isinstance(sample, tuple | list) and len(sample) == 2:
-        label = sample[1]
-    elif isinstance(sample, Mapping):
-        label = next((sample[name] for name in ("labels", "label", "target") if name in sample), None)
-    if isinstance(label, Tensor | int) or hasattr(label, "dtype"):
-        values = torch.as_tensor(label)
-        if not (values.is_floating_point() or values.dtype == torch.bool):
-            yield from set(values.flatten().tolist())
+def _integers(label: Any) -> set[int]:
+    """Return the integers in the label of a sample, or in a mapping's entry for it."""
+    if isinstance(label, Mapping):
+        label = next((label[name] for name in ("labels", "label", "target") if name in label), None)
+    if not (isinstance(label, Tensor | int) or hasattr(label, "dtype")):
+        return set()
+    values = torch.as_tensor(label)
+    return set() if values.is_floating_point() or values.dtype == torch.bool else set(values.flatten().tolist())
 
 
 def splits(sets: Mapping[str, Read]) -> Finding:
@@ -116,18 +100,15 @@ def splits(sets: Mapping[str, Read]) -> Finding:
         drawn = next(key for key, one in sets.items() if one.draws).replace("/", ".")
         return Finding("not judged", f"samples of data.{drawn} are drawn at random, so they cannot be compared")
     counts = Counter(train.hashes)
-    natural = sum(count for count in counts.values() if count > 1) / len(train.hashes)
+    copies = sum(count for count in counts.values() if count > 1) / len(train.hashes)
     told = []
     for key, one in others.items():
         known, read_of = sum(sample in counts for sample in one.hashes), len(one.hashes)
-        expected = (natural + _FEW) * read_of
+        expected = (copies + _FEW) * read_of
         if known > expected + 3 * expected**0.5:
-            return Finding(
-                "problem",
-                f"{known} of {read_of} samples are in data.train, too",
-                f"data.{key.replace('/', '.')}",
-                "Split the data before you make the data sets, so that each sample is in one of them.",
-            )
+            remedy = "Split the data before you make the data sets, so that each sample is in one of them."
+            text = f"{known} of {read_of} samples are in data.train, too"
+            return Finding("problem", text, f"data.{key.replace('/', '.')}", remedy)
         told.append(f"{known} of {read_of} samples of {key}")
     return Finding("ok", f"of {len(train.hashes)} samples of train: {', '.join(told)} are the same")
 
@@ -141,20 +122,16 @@ def labels(engine: Engine, sets: Mapping[str, Read]) -> Finding:
     classes = found[0].shape[1]
     ignored = getattr(engine.task, "ignore_index", getattr(engine.task.loss, "ignore_index", -100))
     for key, one in known.items():
-        outside = sorted(one.labels - {ignored} - set(range(classes)))
-        if outside:
-            remedy = f"Use labels from 0 to {classes - 1}, or let the model have {max(outside) + 1} outputs."
-            text = (
-                f"the label {outside[-1 if outside[-1] >= classes else 0]} is outside of the model's {classes} outputs"
-            )
-            return Finding("problem", text, f"data.{key.replace('/', '.')}", remedy)
+        read = {key.replace("/", "."): torch.tensor(list(one.labels))}
+        if (wrong := out_of_range(engine.task, read, classes, ignored)) is not None:
+            return Finding("problem", wrong.problem, wrong.key, wrong.remedy)
     everywhere = set[int]().union(*(one.labels for one in known.values())) - {ignored}
     never = [label for label in (0, classes - 1) if label not in everywhere]
-    if never and all(one.is_whole for one in known.values()):
-        remedy = f"The labels are {min(everywhere)} to {max(everywhere)}. Number them from 0, and let the model have "
-        remedy += f"{max(everywhere) - min(everywhere) + 1} outputs."
+    if never and all(len(one.hashes) == one.samples for one in known.values()):
+        low, high = min(everywhere), max(everywhere)
+        remedy = f"The labels are {low} to {high}. Number them from 0, and let the model have {high - low + 1} outputs."
         text = f"the model has {classes} outputs, and no sample has the label {never[0]}"
-        return Finding("problem", text, _key_of(engine.task.model), remedy)
+        return Finding("problem", text, "task.model", remedy)
     return Finding("ok", f"{len(everywhere)} labels for the model's {classes} outputs")
 
 
@@ -182,7 +159,3 @@ def cross_entropy_of(engine: Engine) -> tuple[Tensor, Tensor] | None:
     if not (isinstance(outputs, Tensor) and isinstance(labels, Tensor)) or labels.is_floating_point():
         return None
     return (outputs, labels) if labels.shape == outputs.shape[:1] + outputs.shape[2:] else None
-
-
-def _key_of(model: nn.Module) -> str:
-    return "task.model.num_classes" if hasattr(model, "num_classes") else "task.model"

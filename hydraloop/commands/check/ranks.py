@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from hydraloop.commands.check.findings import Finding
-from hydraloop.commands.check.short_runs import Project, Watch, digest
+from hydraloop.commands.check.short_runs import ON_CPU, Project, Watch, digest
 from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
-from hydraloop.errors import PeerError
 from hydraloop.plan import RunPlan
 from hydraloop.processes.private import Private
 from hydraloop.run_files.config_yaml import remember_config
@@ -39,13 +33,6 @@ _RANKS = 2
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Without SyncBatchNorm, which sees the samples of all ranks."""
-_START = """
-import json, sys
-given = json.load(sys.stdin)
-sys.path[:] = given["private"]["sys_path"]
-from hydraloop.commands.check.ranks import train
-train(**given)
-"""
 
 
 def ranks(project: Project, base: Engine, folder: Path) -> Finding:
@@ -62,9 +49,8 @@ def ranks(project: Project, base: Engine, folder: Path) -> Finding:
         return Finding("not judged", "ranks do not share the samples of a global batch: a stream or a batch sampler")
     request = loader.order.request(0, 0)
     if digest(loader.seeded.__getitems__(request)) != digest(loader.seeded.__getitems__(request._replace(number=1))):
-        return Finding(
-            "not judged", "the data set or collate_fn draws for a batch as a whole, so ranks draw differently"
-        )
+        text = "the data set or collate_fn draws for a batch as a whole, so ranks draw differently"
+        return Finding("not judged", text)
     size = loader.global_batch
     one, again = (_gradients(project, Distributed(), folder / f"one{seed}", size, seed) for seed in (0, 1))
     if _distance(one, again) > _TOLERANCE:
@@ -75,22 +61,20 @@ def ranks(project: Project, base: Engine, folder: Path) -> Finding:
     several = torch.load(folder / "ranks" / "gradients.pth", weights_only=True)
     distance = _distance(one, several)
     norms = [name for name, module in base.task.named_modules() if isinstance(module, _BATCH_NORMS)]
-    note = (
-        f"; not compared: batch norm, which sees the samples of its rank only ({', '.join(norms[:3])})" if norms else ""
-    )
+    text = f"gradients of {_RANKS} ranks and of one process differ by {distance:.0e} with the same global batch"
+    if norms:
+        text += f"; not compared: batch norm, which sees the samples of its rank only ({', '.join(norms[:3])})"
     if distance <= _TOLERANCE:
-        return Finding("ok", f"gradients of {_RANKS} ranks and of one process differ by {distance:.0e}{note}")
+        return Finding("ok", text)
     remedy = "Let the loss be the mean over the samples of a batch, or return (sum, count)."
-    text = f"gradients of {_RANKS} ranks and of one process differ by {distance:.0e} with the same global batch{note}"
     return Finding("problem", text, "task.loss", remedy)
 
 
 def _gradients(project: Project, ranks: Distributed, folder: Path, size: int, seed: int) -> dict[str, Tensor]:
     """Take one step. Return the gradients of the model."""
     watch = Watch(seed=seed)
-    engine = project.engine(
-        folder, watch, ranks=ranks, on_cpu=True, global_batch=size, max_iters=1, val_interval=None, sanity_val_steps=0
-    )
+    changes = {**ON_CPU, "engine.max_iters": 1, "engine.val_interval": None, "engine.sanity_val_steps": 0}
+    engine = project.engine(folder, watch, changes, ranks=ranks, global_batch=size)
     for module in engine.task.modules():
         if isinstance(module, (*_DROPOUTS, *_BATCH_NORMS)):
             module.eval()  # it stays so in training
@@ -111,54 +95,34 @@ def _start(project: Project, folder: Path, size: int) -> str:
     """Take one step on several ranks. Return the error of one, or an empty text."""
     folder.mkdir()
     plan = RunPlan(cfg=project.cfg, run_dir=folder, typed=project.typed)
-    text = json.dumps({"text": plan.to_json(), "private": asdict(Private.of(plan)), "size": size})
-    with (folder / "output").open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # a process that has used a GPU cannot fork ranks
-        )
-    try:
-        process.communicate(text, _SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"they have not ended within {_SECONDS:.0f} s, and may wait for each other"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    errors = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("error*"))]
-    return errors[0] if errors else "a process has died" if process.returncode else ""
-
-
-def train(text: str, private: dict[str, Any], size: int) -> None:
-    """Start the ranks, as forks of a process that has imported everything once, and wait until they have ended."""
-    import torch._dynamo  # DDP does
-
-    logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
-    plan = Private(**private).added_to(RunPlan.from_json(text))
-    Project(plan.cfg).engine(plan.run_dir / "first", on_cpu=True)  # imports the rest
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_step, args=(plan, size, rank, port)) for rank in range(_RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    sys.exit(any(process.exitcode for process in ranks))
+    # A server forks the ranks, because a process that has used a GPU cannot. It imports everything once.
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, "torch._dynamo"])
+    start: Any = start_processes  # is not typed
+    try:
+        start(_step, (plan.to_json(), Private.of(plan), size, port), _RANKS, daemon=True, start_method="forkserver")
+    except ProcessException as error:
+        told = folder / "error"
+        return told.read_text(encoding="utf-8") if told.exists() else describe(error)
+    return ""
 
 
-def _step(plan: RunPlan, size: int, rank: int, port: int) -> None:
+def _step(rank: int, text: str, private: Private, size: int, port: int) -> None:
     """Take one step as a rank, and write the gradients or the error into a file."""
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": _RANKS, "LOCAL_WORLD_SIZE": _RANKS, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="localhost")
+    os.environ.update(
+        {name: str(value) for name, value in place.items()}, MASTER_ADDR="localhost", CUDA_VISIBLE_DEVICES=""
+    )
+    plan = private.added_to(RunPlan.from_json(text))
+    plan.cfg.distributed.timeout = _SECONDS
     remember_config(plan.cfg)
+    with Path(os.devnull).open("w") as nothing:
+        for stream in (1, 2):
+            os.dup2(nothing.fileno(), stream)
     connected = connect(plan.cfg.distributed, "cpu")
     try:
         gradients = _gradients(Project(plan.cfg, plan.typed), connected, plan.run_dir, size, 0)
@@ -166,7 +130,8 @@ def _step(plan: RunPlan, size: int, rank: int, port: int) -> None:
             torch.save(gradients, plan.run_dir / "gradients.pth")
         connected.close()
     except BaseException as error:
-        if not isinstance(error, PeerError):
-            (plan.run_dir / f"error{rank}").write_text(describe(error), encoding="utf-8")
         connected.abandon(error)
+        failed = connected.first_failure()
+        if failed is None or failed[0] == rank:  # the other rank has failed because of this one
+            (plan.run_dir / "error").write_text(describe(error), encoding="utf-8")
         raise

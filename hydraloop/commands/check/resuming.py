@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from hydraloop.commands.check.findings import Finding
-from hydraloop.commands.check.short_runs import Project, Watch, digest
+from hydraloop.commands.check.short_runs import ON_CPU, Project, Watch, digest
 
 _HALF, _WHOLE = 2, 6
 """Iterations before the checkpoint, and of the whole run."""
@@ -16,21 +15,25 @@ _EPOCH = 3
 
 def resume(project: Project, folder: Path) -> Finding:
     """Train a short run, and again from its middle."""
-    length: dict[str, Any] = {"max_iters": _WHOLE, "limit_train_batches": _EPOCH, "limit_val_batches": 1}
+    changes = {
+        **ON_CPU,
+        "engine.max_iters": _WHOLE,
+        "engine.limit_train_batches": _EPOCH,
+        "engine.limit_val_batches": 1,
+    }
     whole, rest = Watch(save_at=_HALF), Watch()
-    one = project.engine(folder / "whole", whole, on_cpu=True, **length)
+    one = project.engine(folder / "whole", whole, changes)
     one.train()
     checkpoint = folder / "whole" / "checkpoints" / "halfway.pth"
-    other = project.engine(folder / "resumed", rest, on_cpu=True, checkpoint=checkpoint, **length)
+    other = project.engine(folder / "resumed", rest, changes, checkpoint=checkpoint)
     other.train()
     for at, (batch, value) in enumerate(zip(rest.batches, rest.losses, strict=True), start=_HALF):
         if batch != whole.batches[at]:
             remedy = "Draw from the global generator of torch, NumPy or Python, which are seeded for each sample."
             return Finding("problem", f"a resumed run gets another batch {at + 1}", "data.train", remedy)
         if value != whole.losses[at]:
-            return _differs(
-                f"a resumed run has another loss in iteration {at + 1}: {value:.6g}, not {whole.losses[at]:.6g}"
-            )
+            losses = f"{value:.6g}, not {whole.losses[at]:.6g}"
+            return _differs(f"a resumed run has another loss in iteration {at + 1}: {losses}")
     ours, theirs = one.task.state_dict(), other.task.state_dict()
     differing = [name for name, value in ours.items() if digest(value) != digest(theirs[name])]
     if differing:

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, Self
 
 import torch
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from torch import Tensor
 
 from hydraloop.builder import assemble
@@ -27,6 +27,20 @@ from hydraloop.parts import Parts
 from hydraloop.plan import Draft
 from hydraloop.validate import validate
 
+ON_CPU = {"engine.device": "cpu", "precision": {"name": "fp32"}}
+"""Changes of a run that computes in fp32 on the CPU."""
+_ALWAYS = {
+    "resume": None,
+    "engine.max_time": None,
+    "engine.requeue_after": None,
+    "engine.pause_after": None,
+    "engine.test": False,
+    "engine.compile": False,
+    "engine.accumulate": 1,
+    "distributed.nproc_per_node": 1,
+    "distributed.strategy": "auto",
+}
+"""Changes of every short run."""
 _ALONE = Distributed()
 
 
@@ -48,9 +62,7 @@ class Watch(Hook):
         self.batches: list[str] = []
         """A digest of each batch."""
         self.gradients: dict[str, Tensor] = {}
-        """The first gradient of each parameter of the model."""
-        self.moved: set[str] = set()
-        """The parameters of the model that have had a gradient other than 0."""
+        """The first gradient other than 0 of each parameter of the model."""
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         self.batches.append(digest(batch))
@@ -59,9 +71,8 @@ class Watch(Hook):
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         for name, parameter in engine.task.model.named_parameters():
-            if parameter.grad is not None and name not in self.moved and parameter.grad.any():
-                self.moved.add(name)
-                self.gradients.setdefault(name, parameter.grad.detach().clone())
+            if parameter.grad is not None and name not in self.gradients and parameter.grad.any():
+                self.gradients[name] = parameter.grad.detach().clone()
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         self.losses.append(float(outputs["loss"]))
@@ -72,18 +83,13 @@ class Watch(Hook):
 
 
 def digest(value: Any) -> str:
-    """Return a hash of all tensors and plain values in a batch or sample."""
+    """Return a hash of all tensors, arrays and plain values in a batch or sample."""
     found = hashlib.blake2b(digest_size=16)
     for leaf in leaves_of(value):
-        found.update(leaf_bytes(leaf))
+        if isinstance(leaf, Tensor):
+            leaf = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        found.update(leaf.tobytes() if hasattr(leaf, "tobytes") else repr(leaf).encode())
     return found.hexdigest()
-
-
-def leaf_bytes(leaf: Any) -> bytes:
-    """Return a tensor, an array or a plain value as bytes."""
-    if isinstance(leaf, Tensor):
-        return leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return leaf.tobytes() if hasattr(leaf, "tobytes") else repr(leaf).encode()
 
 
 @dataclass(frozen=True)
@@ -106,39 +112,26 @@ class Project:
         self,
         folder: Path,
         watch: Watch | None = None,
+        changes: Mapping[str, Any] | None = None,
         *,
         ranks: Distributed = _ALONE,
-        on_cpu: bool = False,
-        scheduled: bool = True,
         batch: Any = None,
         checkpoint: Path | None = None,
         global_batch: int | None = None,
-        seed: int | None = None,
-        **options: Any,
     ) -> Engine:
         """Return an engine that trains as the project does, with these differences.
 
         Args:
             folder: of its files.
-            on_cpu: whether it computes in fp32 on the CPU.
-            scheduled: False: hyperparameters stay as they are in the config.
+            changes: {key of the config: value}.
             batch: the only batch of every data set; None: the data of the config.
             checkpoint: where it continues.
             global_batch: samples of all ranks in a batch; None: as in the config.
-            seed: of the run; None: that of the config.
-            options: of the engine.
         """
         cfg = deepcopy(self.cfg)
-        cfg.seed = cfg.seed if seed is None else seed
-        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = None
-        cfg.distributed.nproc_per_node, cfg.distributed.strategy = 1, "auto"
-        cfg.engine.test, cfg.engine.compile, cfg.engine.accumulate = False, False, 1
-        cfg.engine.update(options)
         with open_dict(cfg):
-            if on_cpu:
-                cfg.engine.device, cfg.precision = "cpu", {"name": "fp32"}
-            if not scheduled:
-                cfg.scheduler = {}
+            for key, value in {**_ALWAYS, **(changes or {})}.items():
+                OmegaConf.update(cfg, key, value, merge=False)
         validate(cfg)
         loaders = {} if batch is None else {split: [batch] for split in ("train", "val") if cfg.data.get(split)}
         parts = Parts(loaders=loaders, hooks={} if watch is None else {"check": watch})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hydraloop.commands.check.data import cross_entropy_of
 from hydraloop.commands.check.findings import Finding
 from hydraloop.commands.check.short_runs import Project, Watch
 from hydraloop.data.map_style_loader import MapStyleLoader
+from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.device.seeding import seed_everything
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation.first_batches import first_batches
@@ -31,12 +32,18 @@ def on_one_batch(project: Project, engine: Engine, folder: Path) -> tuple[Engine
     Args:
         engine: with the data of the project.
     """
-    watch = Watch(seconds=_SECONDS)
-    few: dict[str, Any] = {"overfit_batches": 1}
-    if not isinstance(engine.loaders.train, MapStyleLoader):
-        few = {"batch": first_batches(engine.loaders.train, 1)[0]}
-    length: dict[str, Any] = {"max_iters": _ITERATIONS, "val_by_epoch": False, "val_interval": _ITERATIONS}
-    trained = project.engine(folder, watch, scheduled=False, **few, **length)
+    watch, batch = Watch(seconds=_SECONDS), None
+    changes: dict[str, Any] = {
+        "scheduler": {},
+        "engine.max_iters": _ITERATIONS,
+        "engine.val_by_epoch": False,
+        "engine.val_interval": _ITERATIONS,
+    }
+    if isinstance(engine.loaders.train, MapStyleLoader):
+        changes["engine.overfit_batches"] = 1
+    else:
+        (batch,) = first_batches(engine.loaders.train, 1)
+    trained = project.engine(folder, watch, changes, batch=batch)
     trained.train()
     return trained, watch
 
@@ -51,10 +58,8 @@ def loss(base: Engine, engine: Engine, watch: Watch) -> Finding:
     if engine.task.steps:
         return Finding("not judged", f"{type(engine.task).__name__} has several losses, which work against each other")
     if _draws(base):
-        return Finding(
-            "not judged",
-            "the loss of the same batch and weights is another one each time, as in reinforcement learning",
-        )
+        text = "the loss of the same batch and weights is another one each time, as in reinforcement learning"
+        return Finding("not judged", text)
     first = watch.losses[0]
     count = min(5, len(watch.losses))
     means = [sum(watch.losses[at : at + count]) / count for at in range(len(watch.losses) - count + 1)]
@@ -63,10 +68,10 @@ def loss(base: Engine, engine: Engine, watch: Watch) -> Finding:
     if falls or abs(first) < 1e-3:
         return Finding("ok", text)
     lr = max(group["lr"] for group in engine.optimizer.param_groups)
-    remedy = (
-        "Use a higher optimizer.lr." if lr < 1e-4 else f"Is optimizer.lr={lr:g} right? Do targets belong to inputs?"
-    )
-    return Finding("problem", f"the loss does not fall: {text}", "optimizer.lr" if lr < 1e-4 else "task", remedy)
+    key, remedy = "task", f"Is optimizer.lr={lr:g} right? Do targets belong to inputs?"
+    if lr < 1e-4:
+        key, remedy = "optimizer.lr", "Use a higher optimizer.lr."
+    return Finding("problem", f"the loss does not fall: {text}", key, remedy)
 
 
 def _ignores_inputs(base: Engine, losses: list[float]) -> bool:
@@ -110,21 +115,19 @@ def parameters(project: Project, base: Engine, trained: Engine, watch: Watch, fo
         return Finding("problem", f"parameters are not registered: {_listed(hidden)}", "task", remedy)
     frozen = {name: value for name, value in base.task.model.named_parameters() if not value.requires_grad}
     if frozen:
-        other = dict(project.engine(folder, seed=base.run.seed + 1).task.model.named_parameters())
+        other = dict(project.engine(folder, changes={"seed": base.run.seed + 1}).task.model.named_parameters())
         random = [name for name, value in frozen.items() if not torch.equal(value, other[name])]
         if random:
             remedy = "Load weights, remove requires_grad_(False), or make them buffers if that is on purpose."
-            return Finding(
-                "problem", f"parameters are frozen with random values: {_listed(random)}", "task.model", remedy
-            )
-    still = [
-        name for name, value in trained.task.model.named_parameters() if value.requires_grad and name not in watch.moved
-    ]
+            text = f"parameters are frozen with random values: {_listed(random)}"
+            return Finding("problem", text, "task.model", remedy)
+    trainable = [name for name, value in trained.task.model.named_parameters() if value.requires_grad]
+    still = [name for name in trainable if name not in watch.gradients]
     if still:
         remedy = "Use them in forward without detach(), or remove them."
         return Finding("problem", f"parameters never get a gradient: {_listed(still)}", "task.model", remedy)
     note = f", {len(frozen)} are frozen" if frozen else ""
-    return Finding("ok", f"{len(watch.moved)} get gradients{note}")
+    return Finding("ok", f"{len(watch.gradients)} get gradients{note}")
 
 
 def _listed(names: list[str]) -> str:
@@ -139,11 +142,8 @@ def unregistered(task: nn.Module) -> Iterator[str]:
         for name, value in vars(module).items():
             if name.startswith("_") or name == "engine":
                 continue
-            held = (
-                value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-            )
-            for one in held:
-                own = one.parameters() if isinstance(one, nn.Module) else [one] if isinstance(one, Tensor) else []
-                if any(parameter.requires_grad and id(parameter) not in known for parameter in own):
-                    yield f"{place}.{name}".lstrip(".")
-                    break
+            held = list(leaves_of(value))
+            own = [one for one in held if isinstance(one, Tensor)]
+            own += [each for one in held if isinstance(one, nn.Module) for each in one.parameters()]
+            if any(one.requires_grad and id(one) not in known for one in own):
+                yield f"{place}.{name}".lstrip(".")

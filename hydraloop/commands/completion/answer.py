@@ -1,14 +1,13 @@
 """Answers a shell that completes a command line: prints the words that may replace the one at the cursor.
 
-The shell runs this file by its path, because importing hydraloop takes longer than an answer from the cache. No code of
-a project runs: its config files are composed, and its script is read.
+The shell runs this file by its path, because importing hydraloop takes longer than an answer. No code of a project
+runs: its config files and its script are read.
 """
 
 import glob
-import hashlib
-import json
 import os
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -31,7 +30,7 @@ def main(shell: str, line: str, breaks: str = "") -> None:
     if command is None:
         return
     script, arguments = command
-    known = _known(script, _selecting(arguments))
+    known = runpy.run_path(str(Path(__file__).with_name("known.py")))["known"](script, arguments)
     found = sorted({one for one in _candidates(known, script, arguments, word) if one.startswith(word)})
     begin = 0 if is_quoted else 1 + max((word.rfind(mark) for mark in breaks), default=-1)
     print("\n".join(one[begin:] for one in found if _HARMLESS.fullmatch(one)))
@@ -57,34 +56,6 @@ def _command(words: list[str]) -> tuple[str, list[str]] | None:
         return "", words[3:]
     is_ours = words[1:] and os.path.isfile(words[1]) and b"hydraloop" in Path(words[1]).read_bytes()
     return (words[1], words[2:]) if is_ours else None
-
-
-def _selecting(arguments: list[str]) -> list[str]:
-    """Return the arguments on which the keys of the config depend: options of groups, added keys, other configs."""
-    if arguments and re.fullmatch(r"\w+", arguments[0]):  # a command
-        return []
-    return [
-        one
-        for before, one in zip(["", *arguments], arguments, strict=False)
-        if re.match(r"[+~]|[^.=]+=", one) or one in _WITH_VALUE or before in _WITH_VALUE
-    ]
-
-
-def _known(script: str, selecting: list[str]) -> dict[str, Any]:
-    """Return what `collect` has found for such a command line, from the cache if no file has changed since then."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "hydraloop", "completion")
-    key = hashlib.sha256(json.dumps([__file__, os.getcwd(), script, selecting]).encode()).hexdigest()
-    try:
-        known: dict[str, Any] = json.loads((cache / key).read_bytes())
-        if all(os.stat(path).st_mtime_ns == time for path, time in known["times"].items()):
-            return known
-    except (OSError, ValueError):
-        pass
-    from hydraloop.commands.completion.collect import collect, save
-
-    known = collect(script, selecting)
-    save(known, cache, key)
-    return known
 
 
 def _candidates(known: dict[str, Any], script: str, arguments: list[str], word: str) -> list[str]:

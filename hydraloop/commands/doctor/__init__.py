@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-
-from omegaconf import DictConfig
 
 from hydraloop.commands.check.findings import Finding, judge
 from hydraloop.commands.check.project import composed
@@ -30,22 +27,10 @@ def run(args: argparse.Namespace) -> int:
             drafts.append(draft)
             return Finding("ok", f"{draft.cfg.experiment_name}: it composes, and its keys and types are right")
 
-        findings = [judge("config", config), *_machine(drafts[0].cfg if drafts else None)]
+        findings = [judge("config", config)]
+        from hydraloop.commands.doctor import machine, trackers  # imports torch
+
+        cfg = drafts[0].cfg if drafts else None
+        tests = {test.__name__: partial(test, cfg) for test in machine.TESTS} | trackers.tests(cfg)
+        findings += [judge(name, test) for name, test in tests.items()]
     return int(any(found.state == "problem" for found in findings))
-
-
-def _machine(cfg: DictConfig | None) -> list[Finding]:
-    from hydraloop.commands.doctor import machine, trackers  # imports torch
-
-    tests: dict[str, Callable[[], Finding]] = {
-        "versions": machine.versions,
-        "device": partial(machine.device, cfg),
-        "precision": partial(machine.precision, cfg),
-        "ranks": partial(machine.ranks, cfg),
-        "write": partial(machine.write, cfg),
-        "disk": partial(machine.disk, cfg),
-    }
-    return [
-        *(judge(name, test) for name, test in tests.items()),
-        *(judge(name, test) for name, test in trackers.tests(cfg)),
-    ]

@@ -24,28 +24,23 @@ from hydraloop.processes import checks
 _SHOWN = ("hydraloop", "torch", "hydra-core", "omegaconf", "mlflow", "wandb")
 _LEAST_FREE = 2**30
 """Bytes of free disk space: some checkpoints of a small model."""
-_OUTPUTS = "outputs"
 
 
-def versions() -> Finding:
+def versions(cfg: DictConfig | None) -> Finding:
     """Compare the versions of packages with those that hydraloop needs."""
-    needed = [Requirement(text) for text in metadata.requires("hydraloop") or ()]
-    for one in needed:
+    for one in map(Requirement, metadata.requires("hydraloop") or ()):
         if one.marker is not None and not one.marker.evaluate({"extra": ""}):
             continue
         found = _version(one.name)
-        if found is None or not one.specifier.contains(found, prereleases=True):
-            text = f"{one.name} {found or 'is not installed'}; hydraloop needs {one.specifier or 'it'}"
+        if not one.specifier.contains(found or "0", prereleases=True):
+            text = f"{one.name} {found or 'is not installed'}; hydraloop needs {one.specifier}"
             return Finding("problem", text, None, f"python -m pip install '{one.name}{one.specifier}'")
-    found_all = [f"{name} {version}" for name in _SHOWN if (version := _version(name))]
-    return Finding("ok", ", ".join([f"python {platform.python_version()}", *found_all]))
+    shown = [f"{name} {_version(name)}" for name in _SHOWN]
+    return Finding("ok", ", ".join([f"python {platform.python_version()}", *shown]))
 
 
 def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    return next((found.version for found in metadata.distributions(name=name)), None)
 
 
 def device(cfg: DictConfig | None) -> Finding:
@@ -76,9 +71,8 @@ def precision(cfg: DictConfig | None) -> Finding:
 def ranks(cfg: DictConfig | None) -> Finding:
     """Compare the number of processes with the devices, and look for the backend."""
     if not torch.distributed.is_available():
-        return Finding(
-            "problem", "this torch has no torch.distributed", "distributed", "Install another build of torch."
-        )
+        remedy = "Install another build of torch."
+        return Finding("problem", "this torch has no torch.distributed", "distributed", remedy)
     if cfg is not None:
         checks.check(cfg)
     wanted = 1 if cfg is None else int(cfg.distributed.nproc_per_node)
@@ -93,16 +87,17 @@ def ranks(cfg: DictConfig | None) -> Finding:
 
 def write(cfg: DictConfig | None) -> Finding:
     """Write a file where runs are written, and into the folder for temporary files."""
-    folders = {"hydra.run.dir": _runs(cfg), "TMPDIR": Path(tempfile.gettempdir())}
-    for key, folder in folders.items():
+    folders = {
+        "hydra.run.dir=/path/to/folder/'${now:%Y-%m-%d_%H-%M-%S}'": _runs(cfg),
+        "TMPDIR=/path/to/folder": Path(tempfile.gettempdir()),
+    }
+    for change, folder in folders.items():
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(b"hydraloop")
         except OSError as error:
-            remedy = f"Use another folder: {key}=/path/to/folder" + (
-                "/'${now:%Y-%m-%d_%H-%M-%S}'" if "." in key else ""
-            )
-            return Finding("problem", f"{folder} cannot be written: {error.strerror}", key, remedy)
+            text = f"{folder} cannot be written: {error.strerror}"
+            return Finding("problem", text, change.partition("=")[0], f"Use another folder: {change}")
     return Finding("ok", " and ".join(map(str, folders.values())))
 
 
@@ -111,13 +106,8 @@ def disk(cfg: DictConfig | None) -> Finding:
     free = {folder: shutil.disk_usage(folder).free for folder in (_runs(cfg), Path(tempfile.gettempdir()))}
     for folder, size in free.items():
         if size < _LEAST_FREE:
-            text = f"{folder} has only {size / 2**30:.2f} GiB left"
-            return Finding(
-                "problem",
-                text,
-                None,
-                "Delete earlier runs, or keep fewer checkpoints: default_hooks.checkpoint.max_keep_ckpts=1.",
-            )
+            remedy = "Delete earlier runs, or keep fewer checkpoints: default_hooks.checkpoint.max_keep_ckpts=1."
+            return Finding("problem", f"{folder} has only {size / 2**30:.2f} GiB left", None, remedy)
     return Finding("ok", ", ".join(f"{size / 2**30:.0f} GiB are free in {folder}" for folder, size in free.items()))
 
 
@@ -128,7 +118,11 @@ def _cores() -> int:
 def _runs(cfg: DictConfig | None) -> Path:
     """Return the existing folder in which the directory of a run would be created."""
     try:
-        directory = Path(_OUTPUTS if cfg is None else cfg.hydra.run.dir).absolute()
+        directory = Path("outputs" if cfg is None else cfg.hydra.run.dir).absolute()
     except Exception as error:
         raise UserError(str(error).splitlines()[0], key="hydra.run.dir", remedy="Use a path.") from error
     return next(folder for folder in (directory, *directory.parents) if folder.is_dir())
+
+
+TESTS = (versions, device, precision, ranks, write, disk)
+"""The function of each test. Its name is that of the test."""

@@ -130,9 +130,22 @@ class Evaluator:
     # Validation and test. --------------------------------------------------------------------------------------------
 
     def validate_if_due(self) -> None:
-        """Validate if it is time to."""
+        """Validate if it is time to. After `pause_after` validations, preempt the run, unless training ends here."""
         if self.is_due():
             self.validate()
+        if self._pauses() and not self._requests.stopping and not self._progress.is_complete:
+            self._requests.preempt(self._run.settings.pause, agreed=True)
+            self._requests.act()
+
+    def _pauses(self) -> bool:
+        """Return whether the run has reached `pause_after`; also after a resume from there."""
+        progress, settings = self._progress, self._run.settings
+        if settings.pause_after is None or self._batches.loaders.val is None:
+            return False
+        return (
+            self._interval.up_to(progress.epoch if settings.val_by_epoch else progress.iteration)
+            >= settings.pause_after
+        )
 
     def validate(self) -> dict[str, float]:
         """Validate, then act on requests. Return the metrics of the last validation that was not left.

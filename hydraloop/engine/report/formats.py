@@ -1,6 +1,10 @@
 """Numbers and durations as text for people. Imports no torch."""
 
+import re
 from math import isfinite
+
+_LONG = re.compile(r"(?<![\w.])\d+\.\d{8,}(?:e[+-]?\d+)?(?![\w.])")
+"""A number that was computed, not typed: with 8 or more decimals."""
 
 
 def number(value: object) -> str:
@@ -8,6 +12,11 @@ def number(value: object) -> str:
     if not isinstance(value, float) or not isfinite(value) or value == 0:
         return str(value)
     return f"{value:#.4g}".rstrip(".") if 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
+
+
+def brief(text: str) -> str:
+    """Return a text with at most 4 significant digits of each long number: `optimizer.lr=0.01153`."""
+    return _LONG.sub(lambda found: f"{float(found[0]):.4g}", text)
 
 
 def rate(per_second: float) -> str:

@@ -210,8 +210,11 @@ class CheckpointHook(Hook):
         self._training = False
         if engine.error is not None:
             return
-        saves = self.save_last or engine.requests.preempted_by is not None
-        if saves and self._every.due(engine.progress.iteration, done=self._records.last_saved, last=True):
+        progress, preempted = engine.progress, engine.requests.preempted_by is not None
+        if preempted and progress.began_at < progress.iteration == progress.last_validation:
+            self._records = replace(self._records, last_saved=0)  # saved before the validation, which is not repeated
+        saves = self.save_last or preempted
+        if saves and self._every.due(progress.iteration, done=self._records.last_saved, last=True):
             self._request(engine, "regular", self._write_regular)
         if self.published_keys:
             self._request(engine, "published", self._publish)

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
-from hydraloop.engine.report.formats import clock, number
+from hydraloop.engine.report.formats import brief, clock, number
 from hydraloop.sweeps.report.progress import Progress, RunningJob
 from hydraloop.sweeps.report.results import swept_values
 from hydraloop.sweeps.report.results_table import line, new_console, new_table
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.tracking.run_description import short_keys
 
@@ -30,7 +31,7 @@ _SHARE = 0.005
 """Of the CPU time while no job starts or ends: an update of 5 ms is followed by a pause of 1 s."""
 _BAR = 20
 """Columns of a progress bar."""
-_COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "interrupted", "running", "queued")
+_COUNTED: tuple[State, ...] = ("finished", "stopped", "failed", "pruned", "interrupted", "paused", "running", "queued")
 
 
 @contextmanager
@@ -171,7 +172,7 @@ def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
         is_begun = state.state == "running" and state.began is not None
         table.add_row(
             str(state.number),
-            *(swept.get(key, "") for key in short),
+            *(brief(swept.get(key, "")) for key in short),
             ProgressBar(total=state.total or 1, completed=job.iteration if state.total else 0),
             f"{job.iteration:,}" + (f"/{state.total:,}" if state.total else "") if is_begun else "starts",
             job.metric or job.loss,
@@ -183,14 +184,18 @@ def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
 
 def _summary(progress: Progress, now: float, began: float) -> list[str]:
     """Return how far the sweep is, and its best job."""
-    counts = [f"{progress.counts[name]:,} {name}" for name in _COUNTED if progress.counts[name]]
+    number_of, axes = progress.counts.copy(), progress.directory.description.axes
+    title = f"{number_of.total():,} jobs"
+    if isinstance(axes, Trials):
+        title = axes.title
+        number_of["queued"] -= axes.count - axes.asked * axes.space.repeat_count
+    counts = [f"{number_of[name]:,} {name}" for name in _COUNTED if number_of[name] > 0]
     left = progress.seconds_left(now)
     times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
-    lines = [f"{sum(progress.counts.values()):,} jobs: {', '.join(counts)}; {times}"]
-    best, described = progress.best, progress.directory.description
-    if best is not None:
-        swept = " ".join(described.axes.swept_lines(best.number))
-        averaged = described.averaged
+    lines = [f"{title}: {', '.join(counts)}; {times}"]
+    best, averaged = progress.best, progress.directory.description.averaged
+    if best is not None and not (isinstance(axes, Trials) and axes.compares_otherwise):
+        swept = brief(" ".join(axes.swept_lines(best.number)))
         later = "" if averaged is None else f", before results are averaged over {averaged}"
         lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept}){later}")
     return lines

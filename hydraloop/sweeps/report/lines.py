@@ -64,7 +64,8 @@ def print_end(controller: Controller) -> None:
         log.error("%s", controller.problem)
     if controller.left:
         why = "was interrupted" if controller.signals else "has ended"
-        left, command = sum(not state.is_over for state in directory.states()), directory.resume_command()
+        found = directory.states()
+        left, command = sum(not state.is_over for state in found), directory.resume_command(found)
         log.info("the sweep %s. Jobs that are not over: %d of %d. Continue:\n  %s", why, left, count, command)
     if failed := [state.number for state in controller.failed]:
         numbers = ",".join(map(str, failed[:NAMED]))

@@ -7,8 +7,8 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hydraloop.run_files import atomic
@@ -16,7 +16,9 @@ from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_command
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes
-from hydraloop.sweeps.report import statistics
+from hydraloop.sweeps.report import search_results, statistics
+from hydraloop.sweeps.report.search_results import SearchResults
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.tracker import valid_utf8
@@ -48,6 +50,8 @@ class Row:
     """Wall-clock time of all attempts that have ended."""
     error: str | None
     """Why it has failed or was interrupted."""
+    objectives: dict[str, float] = field(default_factory=dict)
+    """With `sweep.objectives`: all of them. `metric` and `value` are the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class Results:
     """The best first."""
     p: list[list[float]] | None
     """Corrected p-values of all pairs of groups, NaN for a pair that is not compared. None: no pair is compared."""
+    search: SearchResults | None = None
+    """What only a search has; None for a grid."""
 
     @property
     def best_jobs(self) -> tuple[int, ...]:
@@ -100,9 +106,38 @@ class Results:
 
 
 def collect(directory: SweepDirectory) -> Results:
-    """Read the states of all jobs. 10,000 take about half a second."""
-    states = directory.current_states()
-    keys = tuple(dict.fromkeys(key for axis in directory.description.axes.swept for key in axis.keys))
+    """Read the states of all jobs, without those that a search has not asked for. 10,000 take about a second."""
+    axes, states, search = directory.description.axes, directory.current_states(), None
+    if isinstance(axes, Trials):
+        states = states[: axes.asked * axes.space.repeat_count]
+        search = search_results.collect(axes, states)
+    keys = tuple(dict.fromkeys(key for axis in axes.swept for key in axis.keys))
+    metric, rule, values = _compared(states, search)
+    infeasible = set(() if search is None else search.infeasible)
+    rows = sorted(
+        (_row(directory, state, search) for state in states), key=lambda row: _order(row, values, rule, infeasible)
+    )
+    average = directory.description.averaged
+    groups = _groups(rows, average, values, search)
+    groups.sort(key=lambda group: rank(group.mean, rule))
+    p = statistics.compare([group.values for group in groups])
+    best: Row | Group | None = None
+    if search is not None and len(search.objectives) > 1:
+        pass  # the Pareto front takes its place
+    elif average is not None:
+        best = _best_group([group for group in groups if _is_full(group, search, infeasible)], rule)
+    elif rows and _order(rows[0], values, rule, infeasible)[0] == 0:
+        best = rows[0]
+    return Results(keys, metric, rule, tuple(rows), best, average, tuple(groups), p, search)
+
+
+def _compared(
+    states: Sequence[JobState], search: SearchResults | None
+) -> tuple[str | None, str | None, dict[int, float]]:
+    """Return the metric by which jobs are compared, which values of it are better, and the value of each job."""
+    if search is not None and search.objectives:
+        name, rule = next(iter(search.objectives.items()))
+        return name, rule, {job: values[name] for job, values in search.values.items()}
     with_result = [
         state
         for state in states
@@ -111,24 +146,25 @@ def collect(directory: SweepDirectory) -> Results:
     monitored = min(
         with_result, key=lambda state: state.has_diverged, default=None
     )  # a diverged job may know no metric
-    metric, rule = (None, None) if monitored is None else (monitored.metric, monitored.rule)
+    metric, monitored_rule = (None, None) if monitored is None else (monitored.metric, monitored.rule)
     values = {state.number: float(state.value or 0.0) for state in with_result if state.metric == metric}
-    rows = sorted(
-        (_row(directory, state) for state in states),
-        key=lambda row: (*rank(values.get(row.job, math.nan), rule), row.job),
-    )
-    has_best = rule is not None and bool(rows) and math.isfinite(values.get(rows[0].job, math.nan))
-    average = directory.description.averaged
-    groups = [] if average is None else sorted(_groups(rows, average, values), key=lambda group: rank(group.mean, rule))
-    p = statistics.compare([group.values for group in groups])
-    best = _best_group(groups, rule) if average is not None else rows[0] if has_best else None
-    return Results(keys, metric, rule, tuple(rows), best, average, tuple(groups), p)
+    return metric, monitored_rule, values
 
 
-def _row(directory: SweepDirectory, state: JobState) -> Row:
+def _order(
+    row: Row, values: Mapping[int, float], rule: str | None, infeasible: Collection[int]
+) -> tuple[int, float, int]:
+    """Return a key for sorting rows: results, the best first; results that are infeasible; pruned jobs; other jobs."""
+    is_last, place = rank(values.get(row.job), rule)
+    if not is_last:
+        return int(row.job in infeasible), place, row.job
+    return (2, rank(row.value, rule)[1], row.job) if row.status == "pruned" else (3, 0.0, row.job)
+
+
+def _row(directory: SweepDirectory, state: JobState, search: SearchResults | None) -> Row:
     checkpoint = None if state.checkpoint is None else f"{state.directory}/{state.checkpoint}"
     error = state.error or (state.reason if state.state == "interrupted" else None)
-    return Row(
+    row = Row(
         job=state.number,
         swept=swept_values(directory.description.axes, state.number),
         status=state.state,
@@ -139,9 +175,13 @@ def _row(directory: SweepDirectory, state: JobState) -> Row:
         seconds=state.seconds,
         error=None if error is None else valid_utf8(error),
     )
+    objectives = {} if search is None else search.values.get(state.number, {})
+    for name, value in list(objectives.items())[:1]:
+        row = replace(row, metric=name, value=value, objectives=objectives)
+    return row
 
 
-def swept_values(axes: Axes, job: int) -> dict[str, str]:
+def swept_values(axes: Axes | Trials, job: int) -> dict[str, str]:
     """Return the swept keys and their values in a job, as typed."""
     lines = (line.partition("=") for line in axes.swept_lines(job))
     return {key.lstrip("+"): valid_utf8(value) for key, _, value in lines}
@@ -158,17 +198,26 @@ def rank(value: float | None, rule: str | None) -> tuple[bool, float]:
     return False, -value if rule == "greater" else value
 
 
-def _groups(rows: Iterable[Row], average: str, values: dict[int, float]) -> list[Group]:
-    members: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for row in sorted(rows, key=lambda row: row.job):
+def _groups(
+    rows: Iterable[Row], average: str | None, values: Mapping[int, float], search: SearchResults | None
+) -> list[Group]:
+    """Return the jobs of each trial of a search, or those of a grid with the same values of the other keys."""
+    members: dict[Hashable, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.job) if average is not None else ():
         others = tuple((key, value) for key, value in row.swept.items() if key != average)
-        members.setdefault(others, []).append(row.job)
+        members.setdefault(others if search is None else row.job // search.repeats, []).append(row)
     groups = []
-    for swept, jobs in members.items():
-        found = tuple(values[job] for job in jobs if job in values)
+    for jobs in members.values():
+        swept = {key: value for key, value in jobs[0].swept.items() if key != average}
+        found = tuple(values[row.job] for row in jobs if row.job in values)
         mean, deviation = statistics.mean_and_deviation(found) if found else (None, None)
-        groups.append(Group(dict(swept), tuple(jobs), found, mean, deviation))
+        groups.append(Group(swept, tuple(row.job for row in jobs), found, mean, deviation))
     return groups
+
+
+def _is_full(group: Group, search: SearchResults | None, infeasible: Collection[int]) -> bool:
+    """Return whether an average can be the best one. A search leaves jobs of a trial out that cannot win."""
+    return search is None or (len(group.values) == len(group.jobs) and group.jobs[0] not in infeasible)
 
 
 def _best_group(groups: Iterable[Group], rule: str | None) -> Group | None:
@@ -208,6 +257,10 @@ def as_json(directory: SweepDirectory, results: Results) -> str:
     content: dict[str, Any] = {"directory": str(directory.path), **asdict(results)}
     if results.best is not None:
         content["best"] = {**content["best"], "command": rerun_command(directory, *results.best_jobs)}
+    if results.search is not None:
+        del content["search"]["values"]  # the rows have them
+        for point in content["search"]["pareto"]:
+            point["command"] = rerun_command(directory, *point["jobs"])
     for index, group in enumerate(content["groups"]):
         group["differs_from"] = results.differing(index)
     return json.dumps(plain(content), allow_nan=False) + "\n"
@@ -221,9 +274,11 @@ def write(directory: SweepDirectory, results: Results) -> None:
     """
     table = io.StringIO(newline="")
     writer = csv.writer(table)
-    writer.writerow(["job", *results.keys, *_FIELDS])
+    others = () if results.search is None else tuple(results.search.objectives)[1:]
+    writer.writerow(["job", *results.keys, *_FIELDS, *others])
     for row in results.rows:
         swept = [row.swept.get(key) for key in results.keys]
-        writer.writerow([row.job, *swept, *(getattr(row, name) for name in _FIELDS)])
+        cells = [*(getattr(row, name) for name in _FIELDS), *(row.objectives.get(name) for name in others)]
+        writer.writerow([row.job, *swept, *cells])
     atomic.write_text(directory.path / CSV, table.getvalue())
     atomic.write_text(directory.path / JSON, as_json(directory, results))

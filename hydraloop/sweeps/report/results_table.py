@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.report.formats import duration, number
+from hydraloop.engine.report.formats import brief, clock, duration, number
 from hydraloop.errors import not_installed, printable
 from hydraloop.run_files.environment import shown
 from hydraloop.safety.secrets import MASK
 from hydraloop.sweeps.report import results, statistics
 from hydraloop.sweeps.report.results import Group, Results
+from hydraloop.sweeps.report.search_results import SearchResults
+from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 
@@ -28,7 +31,14 @@ _WIDE = 1000
 """Columns of an output that is no terminal, so that no text is cut."""
 _CUT = ("checkpoint", "error", "progress")
 """Columns that are cut first in a narrow terminal."""
-_STYLES = {"failed": "red", "interrupted": "yellow", "running": "cyan", "queued": "dim", "pruned": "dim"}
+_STYLES = {
+    "failed": "red",
+    "interrupted": "yellow",
+    "running": "cyan",
+    "queued": "dim",
+    "paused": "dim",
+    "pruned": "dim",
+}
 
 
 def show(directory: SweepDirectory) -> None:
@@ -42,16 +52,24 @@ def show(directory: SweepDirectory) -> None:
     except OSError as error:
         log.warning("%s and %s cannot be written: %s", results.CSV, results.JSON, error.strerror)
     console = new_console()
-    counts = Counter(row.status for row in found.rows)
-    console.print(f"{shown(directory.path)}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}")
+    counts = ", ".join(f"{count:,} {name}" for name, count in Counter(row.status for row in found.rows).items())
+    axes = directory.description.axes
+    title = f"{axes.title}: " if isinstance(axes, Trials) else ""
+    console.print(f"{shown(directory.path)}: {title}{counts}")
     console.print(jobs_table(found))
     if len(found.rows) > _MOST:
         console.print(f"and {len(found.rows) - _MOST} other jobs, see {shown(directory.path / results.CSV)}")
     if found.average is not None:
         console.print(averages_table(found))
         console.print(_claim(found), soft_wrap=True)
+    if found.search is not None and found.search.pareto:
+        console.print(pareto_table(found, found.search))
+        where = shown(directory.path / results.JSON)
+        console.print(f"{len(found.search.pareto):,} trials; the command of each is in {where}", soft_wrap=True)
     if found.best is not None:
         console.print(_best(directory, found), soft_wrap=True)
+    if found.search is not None:
+        console.print("\n".join(_of_search(found.search)), soft_wrap=True)
 
 
 def new_console() -> Console:
@@ -70,13 +88,17 @@ def new_console() -> Console:
 
 def jobs_table(found: Results) -> Table:
     """Return a table of the jobs, the best first."""
-    short = short_keys(found.keys)
-    table = new_table("job", *short.values(), "status", found.metric or "value", "step", "time", "checkpoint", "error")
+    short, others = short_keys(found.keys), _other_objectives(found)
+    columns = ("status", found.metric or "value", *others, "step", "time", "checkpoint", "error")
+    table = new_table("job", *short.values(), *columns)
+    infeasible = set(() if found.search is None else found.search.infeasible)
     for row in found.rows[:_MOST]:
         value = "" if row.value is None else number(row.value)
         if value and row.metric != found.metric:
             value += f" ({row.metric})"
-        cells: list[str | Text] = [str(row.job), *(row.swept.get(key, "") for key in found.keys), row.status, value]
+        status = f"{row.status}, infeasible" if row.job in infeasible else row.status
+        cells: list[str | Text] = [str(row.job), *(brief(row.swept.get(key, "")) for key in found.keys), status, value]
+        cells += [number(row.objectives.get(name, "")) for name in others]
         cells += ["" if row.step is None else f"{row.step:,}", duration(row.seconds) if row.seconds else ""]
         cells += [line(row.checkpoint or ""), line((row.error or "").partition("\n")[0])]
         table.add_row(*cells, style=_STYLES.get(row.status, ""))
@@ -93,9 +115,20 @@ def averages_table(found: Results) -> Table:
     )
     for index, group in enumerate(found.groups[:_MOST]):
         jobs = " of ".join(map(str, dict.fromkeys([len(group.values), len(group.jobs)])))
-        cells = [str(index + 1), *(group.swept.get(key, "") for key in keys), jobs]
+        cells = [str(index + 1), *(brief(group.swept.get(key, "")) for key in keys), jobs]
         cells += ["" if value is None else number(value) for value in (group.mean, group.deviation)]
         table.add_row(*cells, _ranges([other + 1 for other in found.differing(index)]))
+    return table
+
+
+def pareto_table(found: Results, search: SearchResults) -> Table:
+    """Return a table of the trials that no other trial dominates, the best by the first objective at first."""
+    keys = [key for key in found.keys if key != found.average]
+    table = new_table("job", *short_keys(keys).values(), *search.objectives, title="Pareto front")
+    swept = {row.job: row.swept for row in found.rows}
+    for point in search.pareto[:_MOST]:
+        cells = [brief(swept[point.jobs[0]].get(key, "")) for key in keys]
+        table.add_row(_ranges(list(point.jobs)), *cells, *map(number, point.values.values()))
     return table
 
 
@@ -114,6 +147,26 @@ def line(text: str) -> Text:
     from rich.text import Text
 
     return Text(printable(text), no_wrap=True, overflow="ellipsis")
+
+
+def _other_objectives(found: Results) -> list[str]:
+    """Return the objectives of a search after the first one, which is the metric of all results."""
+    return [] if found.search is None else list(found.search.objectives)[1:]
+
+
+def _of_search(search: SearchResults) -> list[str]:
+    """Return the importance of the keys, and what the search has cost."""
+    lines, cost = [], search.cost
+    if search.importance is not None:
+        shares = ", ".join(f"{key} {share:.2f}" for key, share in search.importance.items())
+        lines.append(f"importance (PED-ANOVA, 1 in all): {shares}")
+    elif find_spec("optuna") is None:
+        mistake = not_installed("optuna", use="computes the importance of each key")
+        lines.append(f"{mistake.problem}: {mistake.remedy}")
+    counts = {"pruned": cost.pruned, "promoted": cost.promoted, "failed": cost.failed}
+    trials = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    spent = f"cost: {cost.iterations:,} iterations, {clock(cost.hours * 3600)} of all jobs together"
+    return [*lines, f"{spent}; trials: {trials}" if trials else spent]
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -153,7 +206,7 @@ def _best(directory: SweepDirectory, found: Results) -> str:
     command, best = results.rerun_command(directory, *found.best_jobs), found.best
     if isinstance(best, Group):
         count = f"{len(best.values)} of {len(best.jobs)} jobs"
-        swept = "".join(f"{key}={value}, " for key, value in best.swept.items())
+        swept = "".join(f"{key}={brief(value)}, " for key, value in best.swept.items())
         text = f"{swept}mean {found.metric} {number(best.mean)} over {count}"
     else:
         assert best is not None

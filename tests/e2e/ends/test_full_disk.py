@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.projects import Project, Run
+from tests.marks import nightly, slow
 from tests.small_disk import small_disk
 
 HOOK = '''
@@ -65,8 +66,7 @@ def filling(disk: Path, after: int, **options: int) -> list[str]:
     return [*SPIRALS, f"hydra.run.dir='{disk}/r'", "+hooks.fills._target_=my_project.fills.Fills", *given]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [slow(signal.SIGTERM), nightly(signal.SIGUSR1), nightly(signal.SIGINT)])
 def test_ranks_that_could_not_save_end_as_the_signal_to_one_of_them(number: int, project: Project, disk: Path) -> None:
     done = project.train(*filling(disk, 1, number=number, only=1), "distributed.nproc_per_node=2")
     assert done.code == 128 + number, done.text
@@ -75,7 +75,7 @@ def test_ranks_that_could_not_save_end_as_the_signal_to_one_of_them(number: int,
     assert (result["status"], result["error"].partition(" (")[0]) == ("interrupted", f"interrupted by {_name(number)}")
 
 
-@pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("after", [0, slow(1)])
 def test_exit_code_75_means_that_the_run_has_saved(after: int, project: Project, disk: Path) -> None:
     done = project.train(*filling(disk, after, number=signal.SIGTERM))
     assert done.code == 143, done.text
@@ -87,7 +87,7 @@ def test_exit_code_75_means_that_the_run_has_saved(after: int, project: Project,
     _start_as_told(done.text, after, project, disk)
 
 
-@pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("after", [0, slow(1)])
 def test_a_run_that_finishes_on_a_full_disk_says_how_it_continues(after: int, project: Project, disk: Path) -> None:
     done = project.train(*filling(disk, after))
     assert done.code == 1, done.text

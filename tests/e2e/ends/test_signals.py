@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.projects import Done, Project, Run
+from tests.marks import nightly, slow
 
 HOOK = '''
 from __future__ import annotations
@@ -80,13 +81,13 @@ def said(number: int) -> str:
     ("ranks", "sends", "number"),
     [
         (1, "0", TERM),
-        pytest.param(1, "0", INT, marks=pytest.mark.slow),
-        pytest.param(1, "0", HUP, marks=pytest.mark.slow),
-        pytest.param(2, "0", TERM, marks=pytest.mark.slow),
-        pytest.param(2, "0", USR1, marks=pytest.mark.slow),
-        pytest.param(2, "1", HUP, marks=pytest.mark.slow),
-        pytest.param(2, "1", USR1, marks=pytest.mark.slow),
-        pytest.param(2, "launcher", INT, marks=pytest.mark.slow),
+        nightly(1, "0", INT),
+        nightly(1, "0", HUP),
+        nightly(2, "0", TERM),
+        nightly(2, "0", USR1),
+        slow(2, "1", HUP),
+        nightly(2, "1", USR1),
+        slow(2, "launcher", INT),
     ],
 )
 def test_a_signal_in_after_run_does_not_change_a_finished_result(
@@ -110,8 +111,7 @@ def test_a_resumed_run_that_has_nothing_to_train_keeps_its_result_too(project: P
     assert not (project.run.path / ".hydra/resume_1/result.json").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [nightly(0), slow(1)])
 def test_under_torchrun_a_signal_to_one_rank_is_an_interrupt(rank: int, project: Project) -> None:
     """The launcher then sends SIGTERM to the other rank."""
     command = ("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py", *LINE)
@@ -121,17 +121,16 @@ def test_under_torchrun_a_signal_to_one_rank_is_an_interrupt(rank: int, project:
     assert Run(project.path / "late").result["status"] == "finished", done.text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sends", "number"),
     [
-        ("import 0", TERM),
-        ("import 1", HUP),
-        ("import 1", USR1),
-        ("before_run 0", INT),
-        ("before_run 1", TERM),
-        ("before_run 1", USR1),
-        ("before_train_epoch 1", HUP),  # it does not preempt
+        slow("import 1", HUP),
+        slow("before_run 1", USR1),
+        slow("before_train_epoch 1", HUP),  # it does not preempt
+        nightly("import 0", TERM),
+        nightly("import 1", USR1),
+        nightly("before_run 0", INT),
+        nightly("before_run 1", TERM),
     ],
 )
 def test_a_signal_to_one_rank_ends_a_job_like_one_to_the_launcher(sends: str, number: int, project: Project) -> None:

@@ -86,7 +86,7 @@ def training(project: Project, *options: str) -> Iterator[subprocess.Popen[str]]
 # A server that is slow or busy. --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # a server
+@pytest.mark.nightly  # a server
 def test_a_slow_server_has_metrics_and_status_before_the_pictures(project: Project, server: MLflowServer) -> None:
     with http_proxy(server.port) as proxy:
         proxy.delay = 0.3
@@ -141,7 +141,7 @@ def test_a_server_that_refuses_a_third_of_the_requests_gets_everything_once(
 # A database that is lost, a follower that hangs. ---------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_database_that_is_deleted_is_reported_with_a_command_that_sends_everything_again(project: Project) -> None:
     with training(project) as process:
         for path in project.path.glob("mlflow.db*"):

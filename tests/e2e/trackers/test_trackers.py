@@ -242,7 +242,7 @@ def test_a_sweep_that_is_continued_in_the_background_has_one_parent_run(project:
     assert [child.name for child in children] == ["seed=1", "seed=2", "seed=3"]
 
 
-@pytest.mark.slow  # two processes that import torch
+@pytest.mark.nightly  # two processes that import torch
 def test_two_ranks_are_one_run(project: Project) -> None:
     done = project.train(ALL, "engine.max_epochs=1", "distributed.nproc_per_node=2", *PATIENT)
     assert done.code == 0, done.text
@@ -326,18 +326,6 @@ def _steps(found: Points, key: str) -> list[int]:
 
 
 # Places. -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_files_of_an_older_mlflow_are_left_alone(project: Project) -> None:
-    project.write("mlruns/0/meta.yaml", "name: Default\n")
-    done = project.train("hooks=[mlflow]", "engine.max_epochs=1", "+hooks.mlflow.tags.team=a", PATIENT[0])
-    assert done.code == 0, done.text
-    count = len(project.run.records)
-    assert mlflow_run(project.path).tags["team"] == "a"
-    assert mlflow_run(project.path).points.items() >= points(project.run).items()
-    command = "mlflow ui --backend-store-uri sqlite:///mlflow.db"
-    assert summary(done, "mlflow").startswith(f"{count} of {count} records sent, {command}, http://localhost:5000/#/")
 
 
 @pytest.mark.slow  # a server

@@ -37,6 +37,7 @@ from hydraloop.optim import (
 )
 from tests.config.composed import REPOSITORY
 from tests.helpers import at, batches, tiny_task
+from tests.marks import nightly, slow
 from tests.ranks import on_ranks
 
 QUICK = (
@@ -74,7 +75,7 @@ def weights(engine: Engine) -> dict[str, Tensor]:
 # Layout and implementation. ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [True, slow(False)])
 def test_channels_last_may_be_switched_between_two_parts_of_a_run(tmp_path: Path, first: bool) -> None:
     whole = trained(tmp_path / "whole", *ADAMW, "engine.channels_last=false", "engine.max_iters=4")
     trained(tmp_path / "parts", *ADAMW, f"engine.channels_last={first}")
@@ -279,10 +280,10 @@ EVERY_KIND: dict[str, list[Entry]] = {
 @pytest.mark.parametrize(
     ("cut", "new"),
     [
-        pytest.param(1, 2e-4, marks=pytest.mark.slow),
+        nightly(1, 2e-4),
         (4, 1e-2),  # within an epoch
         (5, 2e-4),  # at the end of one
-        pytest.param(8, 1e-2, marks=pytest.mark.slow),
+        nightly(8, 1e-2),
     ],
 )
 @pytest.mark.parametrize("name", EVERY_KIND)
@@ -344,12 +345,7 @@ AD_HOC_CYCLIC = ("scheduler=[]", AD_HOC.format("CyclicLR", "base_lr: 0.001, max_
 
 
 @pytest.mark.parametrize(
-    ("schedule", "named"),
-    [
-        (ONECYCLE, "onecycle"),
-        pytest.param(AD_HOC_ONECYCLE, "s", marks=pytest.mark.slow),
-        pytest.param(AD_HOC_CYCLIC, "s", marks=pytest.mark.slow),
-    ],
+    ("schedule", "named"), [(ONECYCLE, "onecycle"), slow(AD_HOC_ONECYCLE, "s"), slow(AD_HOC_CYCLIC, "s")]
 )
 def test_what_cannot_take_effect_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: tuple[str, ...], named: str

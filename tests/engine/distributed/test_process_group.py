@@ -22,6 +22,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import assert_same, dataset, train
+from tests.marks import slow
 from tests.ranks import RankError, on_ranks
 
 # Collectives. --------------------------------------------------------------------------------------------------------
@@ -125,9 +126,7 @@ class Sees(Hook):
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")  # torchmetrics', on a rank without samples
 @pytest.mark.parametrize("samples", [1, 2, 5, 7, 12])
-@pytest.mark.parametrize(
-    ("world_size", "strategy"), [(2, "ddp"), pytest.param(3, "ddp", marks=pytest.mark.slow), (3, "fsdp2")]
-)
+@pytest.mark.parametrize(("world_size", "strategy"), [(2, "ddp"), slow(3, "ddp"), (3, "fsdp2")])
 def test_evaluation_counts_every_sample_once(world_size: int, strategy: str, samples: int) -> None:
     expected, seen = evaluate(Distributed(), samples, "auto")
     results = on_ranks(world_size, evaluate, samples, strategy, strategy=strategy)
@@ -203,7 +202,7 @@ def assert_equal(found: Any, expected: Any, where: str = "") -> None:
 PARTS = ("state_dict", "optimizer", "hooks", "rng", "progress")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", slow("fsdp2")])
 def test_a_resumed_run_is_the_same_to_the_last_bit(strategy: str, tmp_path: Path) -> None:
     on_ranks(2, train_and_save, str(tmp_path / "whole"), 4, strategy=strategy)
     on_ranks(2, train_and_save, str(tmp_path / "cut"), 2, strategy=strategy)

@@ -9,6 +9,7 @@ import torch
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.tasks import Regression
+from tests.marks import slow
 from tests.ranks import on_ranks
 
 
@@ -32,7 +33,7 @@ def late(distributed: Distributed) -> tuple[float, str]:
     return time.monotonic() - start, ""
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", slow("fsdp2")])
 def test_a_rank_that_hangs_is_noticed_sooner_after_the_first_iteration(strategy: str) -> None:
     options = {"strategy": strategy, "timeout": 60.0, "find_unused_parameters": True}
     waited, said = on_ranks(2, late, train_timeout=1.0, **options)[0]

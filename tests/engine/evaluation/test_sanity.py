@@ -28,6 +28,7 @@ from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
 from hydraloop.tasks import Regression, Task
 from tests.engine.distributed.test_equality import dataset, network
 from tests.helpers import Recorder, at, batches, differences, make_engine, tiny_task
+from tests.marks import slow
 from tests.ranks import RankError, on_ranks
 
 
@@ -139,9 +140,7 @@ def run(distributed: Distributed, run_dir: str, steps: int, settings: dict[str, 
     return {"weights": weights, "val": result.val_metrics, "generator": torch.get_rng_state()}
 
 
-@pytest.mark.parametrize(
-    ("world_size", "strategy"), [(1, "auto"), (2, "ddp"), pytest.param(2, "fsdp2", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("world_size", "strategy"), [(1, "auto"), (2, "ddp"), slow(2, "fsdp2")])
 def test_runs_with_and_without_it_are_equal_to_the_last_bit(world_size: int, strategy: str, tmp_path: Path) -> None:
     def ran(steps: int, name: str, **settings: Any) -> list[Any]:
         if world_size == 1:

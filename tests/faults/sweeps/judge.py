@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
+from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Run
 from tests.faults.comparison import result
@@ -28,6 +29,25 @@ def problems(sweep: Sweep, whole: Sweep) -> Iterator[tuple[str, str]]:
             yield "different", f"job {state.number}: {result(run)}, not {result(other)}"
         elif keys(run) != keys(other):
             yield "different", f"job {state.number}: records {keys(run)}, not {keys(other)}"
+
+
+def problems_of_search(sweep: Sweep) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong, as `problems`. After kills, a search asks for other trials: no other one is compared.
+
+    `different` is a decision that is not made again from the directory.
+    """
+    directory = SweepDirectory.load(sweep.path)
+    for state in directory.states():
+        mine = [(pid, event) for job, pid, event in sweep.events() if job == state.number]
+        found = [(kind, text) for kind, text in _doubled(mine) if state.state == "finished" or kind != "lost"]
+        yield from ((kind, f"job {state.number}: {text}") for kind, text in found)
+        result = Run(directory.run_dir(state)).result if state.attempts else {}
+        if state.state not in ("finished", "pruned") or (state.state == "finished") != (result["status"] == "finished"):
+            yield "lost", f"job {state.number}: it is {state.state}, its result {result.get('status')}"
+    again = replay(directory)
+    yield from (("different", f"a decision: {text}") for text in again.differing)
+    if again.counts["ask"] != len(directory.states()):
+        yield "lost", f"asks: {again.counts['ask']}"
 
 
 def _doubled(events: list[tuple[int, str]]) -> Iterator[tuple[str, str]]:

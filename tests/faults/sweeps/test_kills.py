@@ -44,7 +44,7 @@ def test_a_rank_that_is_killed_after_the_result_does_not_repeat_the_job(tmp_path
     assert list(problems(sweep, sweep)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_jobs_that_run_twice_at_a_time_are_noticed(tmp_path: Path) -> None:
     project = make(tmp_path / "project", before=WITHOUT_CLAIM)
     axes = ("seed=0", "+hooks.ledger.together=true")

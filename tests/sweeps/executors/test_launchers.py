@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.projects import REPOSITORY, Project
+from tests.marks import nightly, slow
 
 LAUNCHERS = Path(sys.prefix) / "launchers"
 """Where scripts/example_packages.sh puts them."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize("launcher", [slow("joblib"), nightly("submitit_local")])
 def test_a_launcher_runs_jobs_in_other_processes(tmp_path: Path, launcher: str) -> None:
     if not LAUNCHERS.is_dir():
         pytest.skip("the launchers are not installed")

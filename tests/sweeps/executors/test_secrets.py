@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.projects import Project
+from tests.marks import nightly, slow
 
 SECRET = "hunter2-0123456789"
 SCAN = f"""
@@ -46,9 +47,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [[], ["sweep.executor=submitit", "sweep.submitit.cluster=local", "sweep.submitit.timeout_min=5"]]
+    "options",
+    [nightly([]), slow(["sweep.executor=submitit", "sweep.submitit.cluster=local", "sweep.submitit.timeout_min=5"])],
 )
 def test_no_file_of_a_sweep_ever_has_a_secret(tmp_path: Path, options: list[str]) -> None:
     project = Project.make(tmp_path / "project")

@@ -17,6 +17,7 @@ from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import LEFT, Request
 from hydraloop.sweeps.executors.spawned import Spawn
 from tests.e2e.projects import Project
+from tests.marks import nightly, slow
 from tests.sweeps.executors import program
 
 SECRET = "hunter2-typed"
@@ -72,12 +73,11 @@ def test_a_request_has_no_secret_and_only_one_process_takes_it(tmp_path: Path, m
         assert left.value.code == LEFT
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        ["++hydra.job.env_set.OMP_NUM_THREADS=1"],
-        ["sweep.executor=submitit", "sweep.submitit.cluster=local", "sweep.submitit.timeout_min=5"],
+        slow(["++hydra.job.env_set.OMP_NUM_THREADS=1"]),
+        nightly(["sweep.executor=submitit", "sweep.submitit.cluster=local", "sweep.submitit.timeout_min=5"]),
     ],
 )
 def test_a_sweep_of_new_processes(tmp_path: Path, options: list[str]) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.console import Console
 from hydraloop.run_files.lock import RunLock
 from hydraloop.sweeps.report import display
 from hydraloop.sweeps.report.lines import Lines
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.states import JobState, State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.written import finished, sweep, write
 
@@ -62,6 +63,10 @@ def shown(terminal: io.StringIO) -> str:
     terminal.seek(0)
     terminal.truncate()
     return text
+
+
+def test_jobs_of_every_state_are_counted() -> None:
+    assert sorted(display._COUNTED) == sorted(get_args(State))
 
 
 def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(

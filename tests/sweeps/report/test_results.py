@@ -62,6 +62,7 @@ def test_the_files_have_a_row_for_each_job_with_the_best_first(directory: SweepD
         "checkpoint": None,
         "seconds": 2.0,
         "error": None,
+        "objectives": {},
     }
     assert content["rows"][2]["error"].startswith("ValueError: [red] is bad")
     best = {"swept": {"optimizer.lr": "1e-3"}, "jobs": [0, 1], "values": [0.9], "mean": 0.9, "deviation": None}

@@ -12,6 +12,7 @@ from hydraloop.tracking import follower as module
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.tracker import BusyError, Finish
+from tests.marks import slow
 from tests.tracking.runs import Listed, described_run, log_records
 from tests.tracking.service import OK, Answer, Posting, Service
 
@@ -73,7 +74,7 @@ def test_a_third_of_all_requests_is_refused(tmp_path: Path) -> None:
     assert followed.told == [], "a service that refuses for a moment is no problem"
 
 
-@pytest.mark.parametrize("finish", [None, pytest.param(FINISHED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("finish", [None, slow(FINISHED)])
 def test_a_service_that_says_how_long_to_wait_is_left_alone(tmp_path: Path, finish: Finish | None) -> None:
     service = Service(lambda number: (429, {"Retry-After": "1.5"}) if number == 0 else OK)
     with service.up():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import sqlite3
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hydraloop.tracking.mlflow import address as address
-from hydraloop.tracking.tracker import UnusableError
+from hydraloop.tracking.tracker import BusyError, Finish, UnusableError
 from tests.small_disk import small_disk
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, opened, points, run_in, training
 
@@ -179,34 +180,26 @@ def test_a_database_of_another_mlflow_is_left_alone(folder: Path, version: str) 
 
 
 @pytest.mark.slow
-def test_eight_processes_open_a_database_that_is_not_there(tmp_path: Path) -> None:
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from tests.tracking.mlflow.runs import opened, run_in, training\n"
-        "from hydraloop.tracking.tracker import BusyError, Finish\n"
-        "run = run_in(Path(sys.argv[1]) / sys.argv[2], uid=sys.argv[2])\n"
-        "try:\n"
-        "    tracker = opened(run, folder=sys.argv[1])\n"
-        "except BusyError:  # another process has just created the experiment: the follower calls again\n"
-        "    tracker = opened(run, folder=sys.argv[1])\n"
-        "tracker.send(training(0, 100))\n"
-        "tracker.finish(Finish('finished'))\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path), str(job)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for job in range(8)
-    ]
+def _send(folder: Path, job: str) -> None:
+    run = run_in(folder / job, uid=job)
+    try:
+        tracker = opened(run, folder=str(folder))
+    except BusyError:  # another process has just created the experiment: the follower calls again
+        tracker = opened(run, folder=str(folder))
+    tracker.send(training(0, 100))
+    tracker.finish(Finish("finished"))
+
+
+@pytest.mark.slow
+def test_eight_processes_open_a_database_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_send, args=(tmp_path, str(job))) for job in range(8)]
     for process in processes:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 8
     found = client(f"sqlite:///{tmp_path}/mlflow.db")
     (experiment,) = [one for one in found.search_experiments() if one.name == "digits"]
     runs = found.search_runs([experiment.experiment_id])

@@ -21,7 +21,7 @@ from hydraloop.run_files.result import Result
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import MLFLOW
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
-from tests.tracking.mlflow.server import MLflowServer, mlflow_server
+from tests.tracking.mlflow.server import MLflowServer
 from tests.tracking.runs import described_run, log_records
 
 __all__ = ["empty_database", "folder"]
@@ -83,7 +83,8 @@ def finished_run(run_dir: Path, uri: str) -> dict[str, Any]:
             shown = {"kind": "image", "name": "predictions", "path": f"{number}.png"}
             file.write(json.dumps({"mode": "val", "epoch": 1, "iteration": number, "objects": [shown]}) + "\n")
     Result("finished").write(run_dir)
-    options = {"system_metrics": False, "tracking_uri": uri, "folder": str(run_dir)}
+    experiment = run_dir.parents[1].name  # of the test: all of them share a server
+    options = {"system_metrics": False, "tracking_uri": uri, "folder": str(run_dir), "experiment": experiment}
     Cursor(MLFLOW, options).save(run_dir, "mlflow")
     return options
 
@@ -107,31 +108,29 @@ def check(run_dir: Path, uri: str, *, pictures: int = PICTURES) -> None:
     [(413, "413 Client Error"), (403, "the server denies access: set MLFLOW_TRACKING_USERNAME")],
 )
 def test_a_proxy_that_refuses_a_file(
-    status: int, what: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    status: int, what: str, folder: Path, server: MLflowServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file that is too large (413) or not permitted (403) is left out. Everything else arrives."""
     run_dir = folder / "outputs" / "run"
-    with mlflow_server(tmp_path) as server:
-        finished_run(run_dir, server.uri)
-        with proxy(server, refusing(run_dir / "0.png", [status] * 9)) as uri:
-            assert command(["sync", str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 0
-        check(run_dir, server.uri, pictures=PICTURES - 1)
+    finished_run(run_dir, server.uri)
+    with proxy(server, refusing(run_dir / "0.png", [status] * 9)) as uri:
+        assert command(["sync", str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 0
+    check(run_dir, server.uri, pictures=PICTURES - 1)
     (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert warning.startswith(f"a file is not stored: {what}")
 
 
 def test_a_proxy_that_asks_for_credentials_for_a_file(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    folder: Path, server: MLflowServer, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The file (401) is tried again, because the credentials may be mended."""
     run_dir = folder / "outputs" / "run"
-    with mlflow_server(tmp_path) as server:
-        finished_run(run_dir, server.uri)
-        with proxy(server, refusing(run_dir / "0.png", [401] * 4)) as uri:
-            assert command(["sync", str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 1
-            assert "not all: ConnectionError: the server denies access: set MLFLOW_TRA" in capsys.readouterr().out
-            assert command(["sync", str(run_dir)]) == 0
-        check(run_dir, server.uri)
+    finished_run(run_dir, server.uri)
+    with proxy(server, refusing(run_dir / "0.png", [401] * 4)) as uri:
+        assert command(["sync", str(run_dir), f"hooks.mlflow.tracking_uri={uri}"]) == 1
+        assert "not all: ConnectionError: the server denies access: set MLFLOW_TRA" in capsys.readouterr().out
+        assert command(["sync", str(run_dir)]) == 0
+    check(run_dir, server.uri)
     assert "not stored" not in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""MLflowTracker with a real server on loopback: killed, started again, silent."""
+"""MLflowTracker with a real server on loopback. One that is down is in tests/e2e/trackers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from hydraloop.run_files.record_log import LoggedObject, Record
-from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, UnusableError
+from hydraloop.tracking.tracker import Finish, GoneError, UnusableError
 from tests.tracking.mlflow.runs import (
     BEGAN,
     QUIET,
@@ -26,77 +24,48 @@ from tests.tracking.mlflow.runs import (
     send_files,
     training,
 )
-from tests.tracking.mlflow.server import mlflow_server
-from tests.tracking.runs import log_records
+from tests.tracking.mlflow.server import MLflowServer
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
 
 
 @pytest.mark.slow
-def test_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One test for everything over HTTP, because a server takes seconds to start."""
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    with mlflow_server(tmp_path) as server:
-        uri = server.uri
-        run = run_in(tmp_path / "run")
-        tracker = opened(run, tracking_uri=uri)
-        values = {"loss": math.nan, "up": math.inf, "fine": 0.1 + 0.2, "top@5": 1.0}
-        records = training(0, 600, **values)
-        tracker.send(records)
-        tracker.send(records)
-        assert points(tracker, "train/fine", uri) == [(10 * i, 0.1 + 0.2) for i in range(600)]
-        for key in ("train/loss", "train/up", "train/top_5_2f501b"):
-            assert len(points(tracker, key, uri)) == 600
-        from PIL import Image
+def test_a_server(tmp_path: Path, server: MLflowServer) -> None:
+    uri = server.uri
+    run = run_in(tmp_path / "run")
+    tracker = opened(run, tracking_uri=uri)
+    values = {"loss": math.nan, "up": math.inf, "fine": 0.1 + 0.2, "top@5": 1.0}
+    records = training(0, 600, **values)
+    tracker.send(records)
+    tracker.send(records)
+    assert points(tracker, "train/fine", uri) == [(10 * i, 0.1 + 0.2) for i in range(600)]
+    for key in ("train/loss", "train/up", "train/top_5_2f501b"):
+        assert len(points(tracker, key, uri)) == 600
+    from PIL import Image
 
-        Image.new("RGB", (8, 8)).save(run.run_dir / "p.png")
-        picture = Record(600, "val", 1, 20, BEGAN, {}, {}, (LoggedObject("image", "val/predictions", "p.png"),))
-        tracker.send([picture])
-        tracker.finish(Finish("failed", "ValueError: no"))
-        send_files(tracker)
-        assert found(tracker, uri).info.status == "FAILED"
-        listed = [info.path for info in client(uri).list_artifacts(tracker.memory["run_id"])]
-        assert listed == ["config.yaml", "images"]
-        experiment, run_id = tracker.memory["experiment_id"], tracker.memory["run_id"]
-        assert tracker.where == f"{uri}/#/experiments/{experiment}/runs/{run_id}?workflowType=machine_learning"
+    Image.new("RGB", (8, 8)).save(run.run_dir / "p.png")
+    picture = Record(600, "val", 1, 20, BEGAN, {}, {}, (LoggedObject("image", "val/predictions", "p.png"),))
+    tracker.send([picture])
+    tracker.finish(Finish("failed", "ValueError: no"))
+    send_files(tracker)
+    assert found(tracker, uri).info.status == "FAILED"
+    listed = [info.path for info in client(uri).list_artifacts(tracker.memory["run_id"])]
+    assert listed == ["config.yaml", "images"]
+    experiment, run_id = tracker.memory["experiment_id"], tracker.memory["run_id"]
+    assert tracker.where == f"{uri}/#/experiments/{experiment}/runs/{run_id}?workflowType=machine_learning"
 
-        second = replace(run, attempts=(*run.attempts, replace(run.attempt, number=1, iteration=3000)))
-        again = MLflowTracker({"system_metrics": False, "tracking_uri": uri}, second, tracker.memory)
-        again.rewound(301)
-        again.open()
-        again.send(training(301, 650, index=301, later=60.0, **values))
-        for key in ("train/fine", "train/loss", "train/up"):
-            assert [step for step, _ in points(again, key, uri)] == [10 * i for i in range(650)]
+    second = replace(run, attempts=(*run.attempts, replace(run.attempt, number=1, iteration=3000)))
+    again = MLflowTracker({"system_metrics": False, "tracking_uri": uri}, second, tracker.memory)
+    again.rewound(301)
+    again.open()
+    again.send(training(301, 650, index=301, later=60.0, **values))
+    for key in ("train/fine", "train/loss", "train/up"):
+        assert [step for step, _ in points(again, key, uri)] == [10 * i for i in range(650)]
 
-        client(uri).delete_run(run_id)
-        with pytest.raises(GoneError, match="does not have run"):
-            again.send(training(650, 651, index=650))
-        client(uri).delete_experiment(experiment)
-        with pytest.raises(UnusableError, match="mlflow experiments restore"):
-            opened(run_in(tmp_path / "other", uid="other"), tracking_uri=uri)
-
-
-@pytest.mark.slow
-def test_a_server_that_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    with mlflow_server(tmp_path) as server:
-        run = run_in(tmp_path / "run")
-        cursor = Cursor(MLFLOW, {})
-        tracker = MLflowTracker({"tracking_uri": server.uri, "system_metrics": False}, run, cursor.memory)
-        (run.run_dir / "tracking").mkdir()
-        troubles: list[str | None] = []
-        follower = Follower(tracker, cursor, run.run_dir, "mlflow", troubles.append)
-        log_records(run.run_dir, 50)
-        assert follower.step(None) == "following"
-        log_records(run.run_dir, 50, first=50)
-        server.kill()
-        assert follower.step(None) == "in trouble"
-        assert len(troubles) == 1
-        log_records(run.run_dir, 100, first=100)
-        server.start()
-        while (state := follower.step(Finish("finished"))) != "done":
-            assert state in ("following", "in trouble")
-        assert troubles[-1] is None
-        assert [step for step, _ in points(tracker, "train/loss", server.uri)] == [10 * (i + 1) for i in range(200)]
-        assert found(tracker, server.uri).info.status == "FINISHED"
+    client(uri).delete_run(run_id)
+    with pytest.raises(GoneError, match="does not have run"):
+        again.send(training(650, 651, index=650))
+    client(uri).delete_experiment(experiment)
+    with pytest.raises(UnusableError, match="mlflow experiments restore"):
+        opened(run_in(tmp_path / "other", uid="other"), tracking_uri=uri)

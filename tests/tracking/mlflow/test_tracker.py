@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hydraloop.commands.dispatch import run as command
 from hydraloop.run_files.record_log import Record
 from hydraloop.run_files.record_writer import RecordLog
 from hydraloop.run_files.result import Best, Result
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish, GoneError, LostError, RefusedError, UnusableError
-from tests.e2e.projects import REPOSITORY
 from tests.tracking.mlflow.runs import (
     BEGAN,
     QUIET,
@@ -334,13 +331,7 @@ def test_a_database_that_is_deleted_while_it_is_open(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_printed_command_brings_a_deleted_run_back(folder: Path) -> None:
-    def typed(command: str) -> subprocess.CompletedProcess[str]:
-        """Type a command in the project's folder."""
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        words = [sys.executable, *shlex.split(command)[1:]]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-
+def test_the_printed_command_brings_a_deleted_run_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def sent() -> MLflowTracker:
         cursor = Cursor.load(run.run_dir, "mlflow")
         assert cursor is not None
@@ -349,18 +340,15 @@ def test_the_printed_command_brings_a_deleted_run_back(folder: Path) -> None:
     run = described_run(folder / "run")
     log_records(run.run_dir, 5)
     Cursor(MLFLOW, {"system_metrics": False, "folder": str(folder)}).save(run.run_dir, "mlflow")
-    done = typed("python -m hydraloop sync run")
-    assert done.returncode == 0, done.stderr
+    assert command(["sync", "run"]) == 0
     first = sent()
     client().delete_run(first.memory["run_id"])
     log_records(run.run_dir, 5, first=5)
-    done = typed("python -m hydraloop sync run")
-    assert done.returncode == 1, done.stdout
-    (printed,) = re.findall("`(.*?)`", done.stdout)
+    assert command(["sync", "run"]) == 1
+    (printed,) = re.findall("`(.*?)`", capsys.readouterr().out)
     assert printed.startswith("python -m hydraloop sync --again")
-    for command in (printed, "python -m hydraloop sync run"):
-        done = typed(command)
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert command(shlex.split(printed)[3:]) == 0
+    assert command(["sync", "run"]) == 0
     assert sent().memory["run_id"] != first.memory["run_id"]
     assert [step for step, _ in points(sent(), "train/loss")] == [10 * (i + 1) for i in range(10)]
 

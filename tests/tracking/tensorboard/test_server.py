@@ -24,8 +24,7 @@ from hydraloop.run_files.record_log import LoggedObject, Record
 from hydraloop.tracking.tensorboard import TensorBoardTracker
 from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
 from tests.helpers import make_engine
-
-pytestmark = pytest.mark.slow
+from tests.marks import nightly, slow
 
 BEGAN = 1_700_000_000.0
 STATUSES = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
@@ -98,7 +97,7 @@ def points(address: str, run: str, tag: str) -> list[tuple[int, float]]:
 FIRST, SECOND = "0/tensorboard/lr=0.1", "1/tensorboard/lr=0.2"
 
 
-@pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.parametrize("fast", [slow("true"), nightly("false")])
 def test_a_sweep_in_a_real_tensorboard(tmp_path: Path, fast: str) -> None:
     sweep = tmp_path / "sweep"
     write(job(sweep, 0, 0.1), {}, records(1, 8, index=0), "finished")
@@ -134,7 +133,7 @@ def test_a_sweep_in_a_real_tensorboard(tmp_path: Path, fast: str) -> None:
         assert finals["val/accuracy"] == (12, 0.12)
 
 
-@pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.parametrize("fast", [slow("true"), nightly("false")])
 def test_a_tensorboard_that_is_open_while_a_run_is_resumed(tmp_path: Path, fast: str) -> None:
     sweep, memory = tmp_path / "sweep", dict[str, Any]()
     log = records(1, 10, index=0)
@@ -150,7 +149,7 @@ def test_a_tensorboard_that_is_open_while_a_run_is_resumed(tmp_path: Path, fast:
             time.sleep(0.3)
 
 
-@pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.parametrize("fast", [slow("true"), nightly("false")])
 def test_objects_and_the_config_in_a_real_tensorboard(tmp_path: Path, fast: str) -> None:
     engine = make_engine(tmp_path / "0")
     for log, *given in (

@@ -21,6 +21,7 @@ from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB, Run, Sweep, UnusableError
 from hydraloop.tracking.wandb import Mode, mode_of
 from hydraloop.tracking.wandb_run import config_of, identity
+from tests.marks import nightly, slow
 from tests.small_disk import small_disk
 from tests.tracking.runs import attempt, described_run, log_records
 from tests.tracking.wandb.driver import OPTIONS
@@ -316,8 +317,7 @@ def test_objects_stand_at_their_step(tmp_path: Path) -> None:
     assert "a &lt; b, token=***" in page.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("which", ["all", "best", "last"])
+@pytest.mark.parametrize("which", [slow("all"), nightly("best"), nightly("last")])
 def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
     """The last artifact is the newest file, because W&B moves the alias `latest` to each artifact that it gets."""
     import zipfile
@@ -422,8 +422,7 @@ def test_a_name_that_wandb_refuses_is_given_up_with_its_reason(tmp_path: Path) -
     assert len(rows_of(drive(run_dir, "drain", "finish", "read", project="b", _sync=True))) == 3
 
 
-@pytest.mark.slow  # some seconds, of a rare case
-@pytest.mark.parametrize("how", ["variable", "netrc"])
+@pytest.mark.parametrize("how", [slow("variable"), nightly("netrc")])
 def test_auto_with_a_key_and_no_network_fails_in_bounded_time(tmp_path: Path, how: str) -> None:
     """Nothing is sent, no process remains, and the key is not in any file."""
     run_dir = tmp_path / "run"
@@ -473,7 +472,7 @@ def test_jobs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
     assert found == [("0" * 16, group, "optimizer.lr=0"), ("1" * 16, group, "optimizer.lr=1")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_records_are_all_in_the_file(tmp_path: Path) -> None:
     """20,000 rows, W&B's process killed in the middle of them."""
     run_dir = tmp_path / "run"

@@ -1,0 +1,33 @@
+"""Which dimensions of a search depend on the option of a config group: the group decides whether their key exists.
+
+`optimizer=sgd,adamw optimizer.momentum=interval(0.5,0.99)`: only SGD has a momentum. It is not sampled with AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hydraloop.sweeps.search.space import Dimension, Space
+
+
+def with_conditions(space: Space, groups: Sequence[str], has: Callable[[Sequence[str], str], bool]) -> Space:
+    """Return a space whose dimensions have their conditions.
+
+    Args:
+        groups: keys of dimensions that select options of config groups.
+        has: returns whether the config with some overrides has a key.
+    """
+    constants = space.lines({})
+    chosen = [one for one in space.searched if one.key in groups]
+
+    def condition(one: Dimension) -> Dimension:
+        if one.element.startswith("+") or one.key in groups:
+            return one
+        for group in chosen:
+            found = [choice for choice in group.choices if has((*constants, f"{group.element}={choice}"), one.key)]
+            if found and len(found) < len(group.choices):
+                return replace(one, only={group.key: tuple(found)})
+        return one
+
+    return replace(space, dimensions=tuple(condition(one) for one in space.dimensions))

@@ -1,0 +1,122 @@
+"""What a search decides besides the values of trials. Each decision follows from the history, so it can be repeated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hydraloop.sweeps.search import asha, pruning
+from hydraloop.sweeps.search.history import History, Rule, Trial, rank
+from hydraloop.sweeps.search.settings import Settings
+
+
+def open_jobs(history: History, trial: Trial) -> list[int]:
+    """Return the jobs of a running trial whose end is not known. The first one runs alone: the others may not."""
+    jobs = [history.job(trial, repeat) for repeat in range(history.repeats)]
+    return [job for job in jobs if job not in history.told] if trial.results else jobs[:1]
+
+
+def cannot_win(history: History, trial: Trial) -> bool:
+    """Return whether a trial gets no further jobs: its mean is worse than each job of the best trial."""
+    best = history.best(earlier=False)
+    if best is None or not trial.results or len(trial.results) == history.repeats:
+        return False
+    worst = max(rank(values, history.rules) for values in best.results.values())
+    return rank(trial.values, history.rules) > worst
+
+
+def prunes(history: History, trial: Trial, settings: Settings) -> bool:
+    """Return whether a trial ends early, after the last validation of its curve."""
+    if not trial.curve or len(history.rules) != 1 or max(trial.curve) >= (settings.validations or 0):
+        return False
+    rule: Rule = history.rules[0]
+    others = {one.number: one for one in history.trials if one is not trial}
+    if settings.prune == "median":
+        ended = [one.curve for one in others.values() if one.state == "complete"]
+        return pruning.median_prunes(trial.curve, ended, rule)
+    curves: dict[int, Mapping[int, float]] = {number: one.curve for number, one in others.items() if one.curve}
+    assert settings.validations is not None, "checked before the first job"
+    return pruning.hyperband_prunes(
+        trial.number, trial.curve, curves, rule, validations=settings.validations, smallest=settings.rung
+    )
+
+
+def rungs(settings: Settings) -> tuple[int, ...]:
+    """Return the validations after which a trial pauses, with `sweep.promote`."""
+    return () if settings.promote is None else asha.rungs(settings.validations or 0, settings.rung)
+
+
+def promotion(history: History, left: int) -> tuple[int, int] | None:
+    """Return a rung and the paused trial that continues from there; None if there is none.
+
+    If the search would end without a trial that has trained to its end, the best one of the highest rung continues.
+
+    Args:
+        left: the trials that may still be asked for.
+    """
+    if not history.rungs or not history.rules:
+        return None
+    found = asha.promotion(history.rungs, _left_rung(history), history.rules[0])
+    is_last = not left and all(trial.state != "running" for trial in history.trials)
+    return _foremost(history) if found is None and is_last else found
+
+
+def _foremost(history: History) -> tuple[int, int] | None:
+    """Return the highest rung with a paused trial, and its best one; None if a trial has trained to its end."""
+    if any(trial.state == "complete" for trial in history.trials):
+        return None
+    for rung in reversed(range(len(history.rungs))):
+        values = history.rungs[rung]
+        paused = [one.number for one in history.trials if one.state == "paused" and one.rung == rung]
+        if paused:
+            return rung, min(paused, key=lambda number: (rank((values[number],), history.rules), number))
+    return None
+
+
+def hopeless(history: History, left: int) -> list[int]:
+    """Return the paused trials that cannot be promoted any more.
+
+    Args:
+        left: the trials that may still be asked for.
+    """
+    paused = [trial.number for trial in history.trials if trial.state == "paused"]
+    running = any(trial.state == "running" for trial in history.trials)
+    if not running and not left and promotion(history, left) is None:
+        return paused
+    if not paused or not history.rules:
+        return []
+    total = len(history.trials) + left
+    never = asha.hopeless(
+        history.rungs, _left_rung(history), total, history.rules[0], lost=[one.number for one in _gone(history)]
+    )
+    _, foremost = _foremost(history) or (0, None)
+    return [number for number in paused if number in never and number != foremost]
+
+
+def _gone(history: History) -> list[Trial]:
+    """Return the trials that reach no further rung."""
+    return [trial for trial in history.trials if trial.state in ("failed", "pruned")]
+
+
+def _left_rung(history: History) -> list[set[int]]:
+    """Return the trials that are not paused at each rung that they have reached."""
+    gone = {trial.number for trial in _gone(history)}
+    return [promoted | gone.intersection(rung) for promoted, rung in zip(history.promoted, history.rungs, strict=True)]
+
+
+def stale(history: History) -> int:
+    """Return how many trials have ended since the best one was asked for; 0 if there is none."""
+    best = history.best()
+    ended = [trial.number for trial in history.trials if trial.state not in ("running", "paused")]
+    return 0 if best is None else sum(number > best.number for number in ended)
+
+
+def names(history: History, hours: float) -> dict[str, float]:
+    """Return the values of the names in `sweep.until`.
+
+    Args:
+        hours: since the search began.
+    """
+    best = history.best()
+    value = math.nan if best is None or best.values is None else best.values[0]
+    return {"best": value, "hours": hours, "stale": stale(history)}

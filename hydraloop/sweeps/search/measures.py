@@ -1,0 +1,84 @@
+"""What a search is told of a job: its objectives, whether it meets the constraints, and its validations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydraloop.errors import UserError
+from hydraloop.run_files.metric_rules import by_keys
+from hydraloop.run_files.record_log import FILENAME, read_all
+from hydraloop.run_files.result import Result
+from hydraloop.sweeps.condition import Condition
+from hydraloop.sweeps.search.history import Rule, TrialState
+from hydraloop.sweeps.search.settings import Settings
+from hydraloop.sweeps.states import JobState
+
+_STATES: dict[str, TrialState] = {
+    "finished": "complete",
+    "stopped": "complete",
+    "paused": "paused",
+    "pruned": "pruned",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a search is told of a job that is over, or paused."""
+
+    state: TrialState
+    values: tuple[float, ...] | None = None
+    metrics: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    is_feasible: bool = True
+
+
+def measure(state: JobState, run_dir: Path, settings: Settings) -> Told:
+    """Return what a job has reached.
+
+    Raises:
+        UserError: no record has an objective, or a metric of a constraint.
+    """
+    told = _STATES.get(state.state, "failed")
+    if told == "failed" or state.value is None or not math.isfinite(state.value) or state.metric is None:
+        return Told(told if told in ("paused", "pruned") else "failed")
+    if not settings.objectives and not settings.constraints:
+        return Told(told, (state.value,), (state.metric,), (_rule(state),))
+    found = _measured(state, run_dir)
+    wanted = dict(settings.objectives) or {state.metric: _rule(state)}
+    for name in wanted:
+        if name not in found:
+            remedy = f"Use one of these: {', '.join(sorted(found))}."
+            raise UserError(f"no record of job {state.number} has {name}", key="sweep.objectives", remedy=remedy)
+    values = tuple(found[name] for name in wanted)
+    if not all(map(math.isfinite, values)):
+        return Told("failed")
+    job = [f"{state.number}"]
+    feasible = all(
+        Condition(text, sorted(found), key="sweep.constraints").holds(found, job) for text in settings.constraints
+    )
+    return Told(told, values, tuple(wanted), tuple(wanted.values()), feasible)
+
+
+def _rule(state: JobState) -> Rule:
+    """Return which values of the objective are better; by its name, if the run does not say."""
+    return state.rule or ("greater" if by_keys(state.metric or "") else "less")
+
+
+def _measured(state: JobState, run_dir: Path) -> dict[str, float]:
+    """Return the metrics of the last validation and test, the objective, the time [s] and the memory [MiB]."""
+    result = Result.read(run_dir)
+    found = {} if result is None else {**result.test_metrics, **result.val_metrics}
+    records = [record.values["memory"] for record in read_all(run_dir / FILENAME) if "memory" in record.values]
+    found |= {"memory": max(records)} if records else {}
+    assert state.metric is not None
+    assert state.value is not None
+    return {**found, state.metric: state.value, "time": state.seconds}
+
+
+def validations(run_dir: Path, metric: str) -> Sequence[float]:
+    """Return the values of a metric in the validations of a run, in order. Reads the whole record log."""
+    records = read_all(run_dir / FILENAME)
+    return [record.values[metric] for record in records if record.mode == "val" and metric in record.values]

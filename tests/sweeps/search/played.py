@@ -1,0 +1,114 @@
+"""Searches whose jobs are played in this process: the value of a job is a function of its overrides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from hydraloop.cli import arguments
+from hydraloop.run_files.processes import machine
+from hydraloop.schemas.sweep import SweepConf
+from hydraloop.sweeps import states
+from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.executors.executor import Request
+from hydraloop.sweeps.executors.gpus import Shares
+from hydraloop.sweeps.search.settings import Settings
+from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.search_start import begin
+from hydraloop.sweeps.selection import select
+from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+from tests.sweeps.test_controller import Played, Seen
+from tests.sweeps.test_directory import DESCRIPTION
+
+LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
+
+
+class KilledError(Exception):
+    """Raised in a job, and ends the controller without any cleaning up."""
+
+
+def distance(values: Mapping[str, str]) -> float:
+    """Return how far the learning rate is from 1e-2: a loss."""
+    return abs(math.log10(float(values["optimizer.lr"])) + 2)
+
+
+@dataclass
+class Search:
+    """A search that can be continued.
+
+    Args:
+        folder: for its directory.
+        overrides: with the dimensions.
+        options: `sweep.*`.
+    """
+
+    folder: Path
+    overrides: tuple[str, ...] = (LR,)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    loss: Callable[[Mapping[str, str]], float] = distance
+    validations: int | None = None
+    workers: int = 2
+    kills: Callable[[], bool] = lambda: False
+    """Asked before each step of a job: whether everything is killed there."""
+    started: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sweep = OmegaConf.merge(OmegaConf.structured(SweepConf), {"trials": 20, **self.options})
+        trials = select(arguments.parse(self.overrides), [], self.sweep)
+        assert isinstance(trials, Trials)
+        self.trials = trials
+        path = self.folder / "sweep"
+        described = replace(DESCRIPTION, axes=trials)
+        self.directory = SweepDirectory.load(path) if path.exists() else SweepDirectory.create(path, described)
+
+    def run(self, **options: Any) -> Controller:
+        """Run the search to its end, or until it is killed."""
+        objectives = {name: "greater" if how == "max" else "less" for name, how in self.sweep.objectives.items()}
+        settings = Settings(
+            0,
+            self.sweep.sampler,
+            self.sweep.prune,
+            self.sweep.promote,
+            self.sweep.rung,
+            self.validations,
+            objectives,  # type: ignore[arg-type]  # literals
+            tuple(self.sweep.constraints),
+        )
+        directory = SweepDirectory.load(self.directory.path)
+        assert isinstance(directory.description.axes, Trials)
+        trials = replace(self.trials, log=directory.description.axes.log)
+        source = begin(directory, trials, settings, self.sweep)
+        played = Played(directory, self._step)
+        loop = Controller(directory, played, source, Shares(self.workers), Seen(), **options)  # type: ignore[arg-type]
+        loop.run()
+        return loop
+
+    def _step(self, played: Played, request: Request) -> int:
+        self.started.append((request.number, request.lines))
+        values = dict(line.split("=", 1) for line in request.lines)
+        if self.kills():
+            raise KilledError
+        self._write(played, request, JobState(request.number, "running"))
+        if self.kills():
+            raise KilledError
+        loss = self.loss(values)
+        ended = JobState(request.number, "finished", metric="loss", rule="less", value=loss, step=1)
+        if math.isnan(loss):
+            ended = replace(ended, state="failed", error="the loss is NaN")
+        elif "engine.pause_after" in values:
+            reason = f"preempted by engine.pause_after={values['engine.pause_after']}"
+            ended = replace(ended, state="paused", reason=reason)
+        self._write(played, request, ended)
+        return 0
+
+    def _write(self, played: Played, request: Request, state: JobState) -> None:
+        folder = played.directory.folder(request.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        ours = {"controller": request.controller, "machine": machine(), "directory": str(request.number)}
+        states.write(folder, replace(state, attempts=request.attempts + 1, **ours), flush=False)

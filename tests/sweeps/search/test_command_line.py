@@ -1,0 +1,65 @@
+"""The command line of a search: Hydra's plugin for Optuna is refused with it, and a file may have the space."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hydraloop.errors import UserError
+from hydraloop.run_files import environment
+from hydraloop.sweeps.search.trials import Trials
+from tests.config.composed import composer
+from tests.sweeps.test_planning import OURS, planned
+
+LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
+
+
+@pytest.mark.parametrize(
+    ("typed", "works"),
+    [
+        (
+            f"hydra/sweeper=optuna hydra.sweeper.n_trials=50 hydra.sweeper.n_jobs=4 {LR} hooks=[],[ema]",
+            f"sweep.trials=50 sweep.max_workers=4 {LR} hooks=[],[ema]",
+        ),
+        (
+            f"{LR} hydra/sweeper=optuna hydra/sweeper/sampler=nsgaii +hydra.sweeper.sampler.seed=1 "
+            "hydra/launcher=joblib hydra.sweeper.direction=maximize hydra.launcher.n_jobs=2 seed=3",
+            f"{LR} sweep.sampler=nsga2 seed=3 sweep.trials=20",
+        ),
+    ],
+)
+def test_the_plugin_for_optuna_is_refused_with_the_command_that_replaces_it(
+    typed: str, works: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_command", ["python", "train.py"])
+    with composer() as opened:
+        with pytest.raises(UserError) as error:
+            planned(f"-m {typed}", opened)
+        assert error.value.remedy == f"Run: {shlex.join(['python', 'train.py', '-m', *works.split()])}"
+        draft, _ = planned(f"-m {works} {OURS}", opened)
+    assert isinstance(draft.axes, Trials)
+
+
+def test_a_file_has_the_space_and_the_command_line_changes_it() -> None:
+    with composer() as opened:
+        draft, checked = planned(f"-m search=lr optimizer=adamw,sgd sweep.trials=7 {OURS}", opened)
+    assert isinstance(draft.axes, Trials)
+    assert (draft.axes.trials, draft.search.sampler) == (7, "tpe")  # type: ignore[union-attr]  # it is a search
+    assert [str(one) for one in draft.axes.space.searched] == [
+        "optimizer.lr=tag(log,interval(0.0001,0.1))",
+        "optimizer=adamw,sgd",
+    ]
+    assert {cfg.optimizer.lr for cfg in checked} == {1e-4, 1e-1}
+
+
+def test_a_file_of_a_project_needs_no_entry_in_the_defaults_list(tmp_path: Path) -> None:
+    (tmp_path / "search").mkdir()
+    (tmp_path / "config.yaml").write_text("defaults: [hydraloop, hydraloop/project, _self_]\n")
+    params = "hydra: {sweeper: {params: {optimizer.lr: 'interval(0.1,0.2)', seed: '0,1'}}}"
+    (tmp_path / "search" / "mine.yaml").write_text(f"# @package _global_\n{params}\nsweep: {{trials: 3}}\n")
+    with composer(tmp_path) as opened:
+        draft, _ = planned(f"-m +search=mine data=digits task=classification model=small_cnn {OURS}", opened)
+    assert isinstance(draft.axes, Trials)
+    assert (draft.axes.count, draft.axes.space.repeat_count) == (6, 2)

@@ -1,0 +1,89 @@
+"""What a search is told of a job: the objective that was asked for, at rungs too, and one metric for all jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydraloop.sweeps.search_replay import replay
+from hydraloop.sweeps.states import JobState
+from tests.sweeps.search.played import LR, Search, distance
+from tests.sweeps.search.test_search import ASHA, history_of
+
+
+def changed(search: Search, change: Callable[[JobState, tuple[str, ...]], JobState]) -> Search:
+    """Let each job end in another way, by its overrides."""
+    write = search._write
+
+    def changing(played: Any, request: Any, state: JobState) -> None:
+        write(played, request, state if state.value is None else change(state, request.lines))
+
+    search._write = changing  # type: ignore[method-assign]
+    return search
+
+
+def as_time(state: JobState, lines: tuple[str, ...]) -> JobState:
+    """What the job monitors gets worse when its time gets better."""
+    assert state.value is not None
+    return replace(state, seconds=state.value, metric="accuracy", rule="greater", value=1 - state.value)
+
+
+def test_rungs_compare_the_objective_and_not_what_a_job_monitors(tmp_path: Path) -> None:
+    options = {**ASHA, "trials": 9, "objectives": {"time": "min"}}
+    search = changed(Search(tmp_path, options=options, validations=9), as_time)
+    search.run()
+    history = history_of(search)
+    best = min(history.trials, key=lambda trial: distance({key: str(value) for key, value in trial.params.items()}))
+    assert (best.state, history.metrics, history.rules) == ("complete", ("time",), ("less",))
+    assert replay(search.directory).differing == []
+
+
+def test_jobs_that_monitor_other_metrics_are_not_compared(tmp_path: Path) -> None:
+    def other(state: JobState, lines: tuple[str, ...]) -> JobState:
+        return replace(state, metric="accuracy", rule="greater") if "task=b" in lines else state
+
+    loop = changed(Search(tmp_path, (LR, "task=a,b"), {"trials": 20}), other).run()
+    assert loop.problem is not None
+    assert loop.problem.key == "sweep.objectives"
+    assert "monitors" in loop.problem.problem
+
+
+def test_an_earlier_result_counts_only_if_it_is_feasible(tmp_path: Path) -> None:
+    def slow_if_good(state: JobState, lines: tuple[str, ...]) -> JobState:
+        assert state.value is not None
+        return replace(state, seconds=100.0 if state.value < 0.5 else 1.0)
+
+    changed(Search(tmp_path / "a", options={"trials": 12}), slow_if_good).run()
+    options = {
+        "trials": 9,
+        "constraints": ["time < 50"],
+        "warm_start": str(tmp_path / "a/sweep"),
+        "until": "best < 0.5",
+    }
+    later = changed(Search(tmp_path / "b", options=options), slow_if_good)
+    later.run()
+    history = history_of(later)
+    assert [trial.is_feasible for trial in history.earlier] == [trial.values > (0.5,) for trial in history.earlier]
+    assert len(history.trials) == 9
+
+
+def test_a_lucky_seed_of_an_earlier_search_does_not_end_trials(tmp_path: Path) -> None:
+    seeds = (LR, "seed=0,1,2")
+    earlier = Search(tmp_path / "a", seeds, {"trials": 3})
+    earlier.loss = lambda values: distance(values) - 5
+    earlier.run()
+    later = Search(tmp_path / "b", seeds, {"trials": 3, "warm_start": str(tmp_path / "a/sweep")})
+    later.run()
+    assert len(history_of(later).trials[0].results) == 3
+
+
+def test_a_trial_with_a_failed_job_is_failed(tmp_path: Path) -> None:
+    """Its other jobs are pruned."""
+    search = Search(tmp_path, (LR, "seed=0,1,2"), {"trials": 4})
+    search.loss = lambda values: math.nan if values["seed"] == "1" else 1.0
+    search.run()
+    assert {trial.state for trial in history_of(search).trials} == {"failed"}
+    assert replay(search.directory).differing == []

@@ -1,0 +1,115 @@
+"""Searches whose jobs are processes: kills, several controllers, a pause, ranks, a background process."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from hydraloop.commands.dispatch import run as main
+from hydraloop.sweeps.search_replay import replay
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+from tests.e2e.projects import Project, Run
+from tests.faults.comparison import differences_of_files
+from tests.faults.sweeps.harness import Kill, Sweep, make, train
+from tests.faults.sweeps.judge import problems_of_search
+from tests.processes import running_in, until
+
+pytestmark = pytest.mark.slow
+
+LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
+SHORT = ("-m", "experiment=spirals", LR, "engine.test=false", "hydra.sweep.dir=all")
+BEST = "default_hooks.checkpoint.save_best=accuracy"
+SLOW = """
+import time
+import hydraloop
+
+class Slow(hydraloop.Hook):
+    def __init__(self, *, rate: float) -> None:
+        self.rate = rate
+    def after_val(self, engine: hydraloop.Engine) -> None:
+        time.sleep(0.5 if self.rate < 1e-3 else 0.0)
+"""
+
+
+def found(project: Project, name: str = "all") -> SweepDirectory:
+    return SweepDirectory.load(project.path / name)
+
+
+def test_under_kills_each_trial_ends_once_and_no_decision_differs(tmp_path: Path) -> None:
+    project, draws = make(tmp_path / "project"), random.Random(3)
+    kills = [Kill(victim, "iteration", 9, 0.01) for victim in ("job", "controller", "everything", "job")]
+    options = (LR, "sweep.trials=20", "sweep.promote=asha")
+    sweep = train(project, "killed", options, draws, kills)
+    assert len(sweep.kills) >= 3
+    assert list(problems_of_search(sweep)) == []
+
+
+def test_a_promoted_trial_equals_one_that_was_never_paused(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    done = project.train(*SHORT, BEST, "sweep.trials=3", "engine.max_epochs=2", "sweep.promote=asha")
+    assert done.code == 0, done.text
+    (state,) = (state for state in found(project).states() if state.state == "finished")
+    assert state.attempts == 2
+    lines = [line for line in state.overrides if not line.startswith("engine.pause_after")]
+    alone = project.train(*lines, "hydra.run.dir=alone")
+    assert alone.code == 0, alone.text
+    assert differences_of_files(Run(found(project).run_dir(state)), Run(project.path / "alone")) == []
+
+
+def test_a_job_with_ranks_is_pruned_and_the_others_go_on(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    project.write("my_project/slow.py", SLOW)
+    jobs = [("1e-2", 1)] * 5 + [("1e-4", 2), ("1e-2", 1)]
+    trials = [f"{{optimizer.lr: {rate}, distributed.nproc_per_node: {ranks}}}" for rate, ranks in jobs]
+    options = ("distributed.nproc_per_node=1,2", "sweep.trials=7", "sweep.prune=median", "engine.max_epochs=4")
+    hook = "+hooks.slow={_target_: my_project.slow.Slow, rate: '${optimizer.lr}'}"
+    done = project.train(*SHORT, *options, f"sweep.enqueue=[{','.join(trials)}]", hook)
+    assert done.code == 0, done.text
+    assert [state.state for state in found(project).states()] == ["finished"] * 5 + ["pruned", "finished"]
+    pruned = Run(project.path / "all" / "5")
+    assert (pruned.result["status"], pruned.result["reason"]) == ("interrupted", "preempted by SIGTERM")
+    assert running_in(project.path) == []
+    assert replay(found(project)).differing == []
+
+
+def test_two_controllers_share_a_search_and_the_first_is_killed(tmp_path: Path) -> None:
+    project = make(tmp_path / "project")
+    sweep = Sweep(project, project.path / "shared", (LR, "sweep.trials=16"), random.Random(0), workers=1)
+    sweep.start()
+    assert sweep.wait((sweep.path / "sweep.json").exists, "no search has begun")
+    sweep.start()
+    first, second = sweep.controllers
+
+    def controllers() -> set[str]:
+        return {state.controller for state in found(project, "shared").states() if state.attempts}
+
+    assert sweep.wait(lambda: len(controllers()) == 2, "one controller has started no job")
+    os.kill(first.pid, signal.SIGKILL)
+    assert second.wait() == 0, sweep.printed()
+    assert list(problems_of_search(sweep)) == []
+
+
+def test_a_search_in_the_background_is_stopped_and_continued_with_more_trials(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project.make(tmp_path / "project")
+    line = [one for one in SHORT if not one.startswith("hydra.sweep.dir")] + ["engine.max_epochs=1"]
+    done = project.train(*line, "sweep.trials=1000", "detach=true")
+    assert (done.code, "continues in the background" in done.out) == (0, True), done.text
+    (path,) = project.path.glob("multirun/*/*")
+    until(lambda: any(state.is_over for state in SweepDirectory.load(path).states()), "a job has ended")
+    assert main(["stop", str(path)]) == 0
+    assert running_in(project.path) == []
+    log = SweepDirectory.load(path).description.axes.log  # type: ignore[union-attr]  # it is a search
+    assert log is not None
+    log.refresh()
+    asked = len(log.history.trials)
+    done = project.train(*line, f"sweep.trials={asked + 3}", "sweep.resume=auto")
+    assert done.code == 0, done.text
+    sweep = SweepDirectory.load(path)
+    assert [state.state for state in sweep.states()] == ["finished"] * (asked + 3)
+    assert replay(sweep).differing == []

@@ -1,0 +1,194 @@
+"""What `results` and `status` say of a search with played jobs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydraloop.commands import dispatch
+from hydraloop.safety.working_directory import UNTRUSTED
+from hydraloop.sweeps.executors.executor import Request
+from hydraloop.sweeps.report import display
+from hydraloop.sweeps.report.progress import Progress
+from hydraloop.sweeps.states import JobState
+from tests.sweeps.search.played import LR, Search, distance
+from tests.sweeps.search.test_search import history_of
+from tests.sweeps.test_controller import Played
+
+WIDTH = "task.model.width=int(interval(1,64))"
+
+
+class Timed(Search):
+    """A search whose jobs take as many seconds and iterations as the model is wide. A wide one has a lower loss."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.loss = lambda values: distance(values) + 1 / int(values["task.model.width"])
+
+    def _write(self, played: Played, request: Request, state: JobState) -> None:
+        width = int(dict(line.split("=", 1) for line in request.lines)["task.model.width"])
+        super()._write(played, request, replace(state, seconds=float(width), iterations=width))
+
+
+def shown(search: Search, capsys: pytest.CaptureFixture[str]) -> tuple[list[str], dict[str, Any]]:
+    """The lines that `results` prints, and the file that it writes."""
+    capsys.readouterr()
+    assert dispatch.run(["results", str(search.directory.path)]) == 0
+    content: dict[str, Any] = json.loads((search.directory.path / "results.json").read_text())
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()], content
+
+
+def test_the_table_the_best_the_importance_and_the_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = Timed(tmp_path, (LR, WIDTH), {"trials": 90, "until": "stale >= 12", "sampler": "random"})
+    search.run()
+    lines, content = shown(search, capsys)
+    trials = history_of(search).trials
+    assert 12 < len(trials) < 90
+    assert lines[0].endswith(f": {len(trials)} of 90 trials; jobs: {len(trials)} finished")
+    assert len(content["rows"]) == len(trials)
+    best = history_of(search).best()
+    exact = str(best.params["optimizer.lr"])
+    assert f"optimizer.lr={exact}" in content["best"]["command"]
+    assert f"  {content['best']['command']}" in lines
+    rows = list(csv.DictReader((search.directory.path / "results.csv").read_text().splitlines()))
+    assert (rows[0]["job"], rows[0]["optimizer.lr"]) == (str(best.number), exact)
+    assert [line for line in lines if re.search(r"\d\.\d{8}", line)] == [f"  {content['best']['command']}"]
+    importance = content["search"]["importance"]
+    assert list(importance) == ["optimizer.lr", "task.model.width"]
+    assert sum(importance.values()) == pytest.approx(1)
+    assert lines[-2] == f"importance (PED-ANOVA, 1 in all): optimizer.lr {importance['optimizer.lr']:.2f}, " + (
+        f"task.model.width {importance['task.model.width']:.2f}"
+    )
+    iterations = sum(int(trial.params["task.model.width"]) for trial in trials)
+    cost = {"iterations": iterations, "hours": iterations / 3600, "pruned": 0, "promoted": 0, "failed": 0}
+    assert content["search"]["cost"] == cost
+    assert lines[-1].startswith(f"cost: {iterations:,} iterations, 0:")
+    dispatch.run(["status", str(search.directory.path)])
+    assert f"{len(trials)} of 90 trials; jobs: {len(trials)} finished" in capsys.readouterr().out
+
+
+def test_the_live_table_counts_the_trials_that_were_asked_for(tmp_path: Path) -> None:
+    search = Search(tmp_path, (LR, "seed=0,1"), {"trials": 9, "until": "stale >= 1"})
+    search.run()
+    asked, states = len(history_of(search).trials), search.directory.states()
+    assert asked < 9
+    line, best = display._summary(Progress.of(search.directory, states), 10.0, 0.0)
+    assert line.startswith(f"{asked} of 9 trials; jobs: ")
+    assert "queued" not in line
+    assert not re.search(r"\d\.\d{8}", best)
+
+
+def test_without_optuna_one_line_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = Search(tmp_path, options={"trials": 10, "sampler": "random"})
+    search.run()
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    lines, content = shown(search, capsys)
+    assert content["search"]["importance"] is None
+    assert lines[-2] == (
+        "the package optuna, which computes the importance of each key, is not installed: pip install optuna"
+    )
+
+
+def test_an_infeasible_trial_is_marked_and_never_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"trials": 12, "sampler": "random", "constraints": ["time < 32 and loss < 9"]}
+    search = Timed(tmp_path, (LR, WIDTH), options)
+    search.loss = lambda values: 1 / int(values["task.model.width"])
+    search.run()
+    lines, content = shown(search, capsys)
+    infeasible = [int(trial.params["task.model.width"]) >= 32 for trial in history_of(search).trials]
+    assert 0 < sum(infeasible) < 12
+    assert content["search"]["infeasible"] == [job for job in range(12) if infeasible[job]]
+    assert [infeasible[row["job"]] for row in content["rows"]] == sorted(infeasible)
+    assert content["best"]["job"] == content["rows"][0]["job"]
+    assert sum("finished, infeasible" in line for line in lines) == sum(infeasible)
+
+
+def test_with_seeds_the_best_is_a_mean_over_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trial that got only one of its seeds can have the best mean by chance."""
+    search = Search(tmp_path, (LR, "seed=0,1,2"), {"trials": 8})
+    search.loss = lambda values: distance(values) + int(values["seed"]) / 10
+    search.run()
+    lines, content = shown(search, capsys)
+    best = history_of(search).best()
+    assert content["best"]["jobs"] == [3 * best.number + seed for seed in range(3)]
+    assert content["best"]["mean"] == pytest.approx(best.values[0])
+    assert f" optimizer.lr={best.params['optimizer.lr']} seed=0,1,2" in content["best"]["command"]
+    assert any(line.startswith("best: optimizer.lr=") and line.endswith("it runs again with") for line in lines)
+
+
+def test_pruned_jobs_are_listed_after_the_finished_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = Search(tmp_path, options={"trials": 12, "promote": "asha"}, validations=9)
+    search.loss = lambda values: distance(values) - 1e-3 * int(values.get("engine.pause_after", 0))
+    search.run()
+    lines, content = shown(search, capsys)
+    states = [row["status"] for row in content["rows"]]
+    assert states == sorted(states)
+    assert set(states) == {"finished", "pruned"}
+    assert content["best"]["status"] == "finished"
+    pruned = [row["value"] for row in content["rows"] if row["status"] == "pruned"]
+    assert pruned == sorted(pruned)
+    cost, promoted = content["search"]["cost"], len(set().union(*history_of(search).promoted))
+    assert (cost["pruned"], cost["promoted"]) == (len(pruned), promoted)
+    assert lines[-1].endswith(f"; trials: {len(pruned)} pruned, {promoted} promoted")
+
+
+def test_several_objectives_have_a_pareto_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objectives = {"objectives": {"loss": "min", "time": "min"}, "trials": 30, "sampler": "nsga2"}
+    search = Timed(tmp_path, (LR, WIDTH), objectives)
+    search.run()
+    lines, content = shown(search, capsys)
+    assert content["best"] is None
+    assert not any(line.startswith("best") for line in lines)
+    values = {row["job"]: (row["objectives"]["loss"], row["objectives"]["time"]) for row in content["rows"]}
+    assert len(values) == 30
+    front = [
+        job
+        for job, (loss, time) in values.items()
+        if not any(a <= loss and b <= time and (a, b) != (loss, time) for a, b in values.values())
+    ]
+    found = content["search"]["pareto"]
+    assert [point["trial"] for point in found] == sorted(front, key=lambda job: (*values[job], job))
+    assert 1 < len(found) < 30
+    lr = str(history_of(search).trials[found[0]["trial"]].params["optimizer.lr"])
+    assert f"optimizer.lr={lr}" in found[0]["command"]
+    titles = [line.split() for line in lines]
+    assert titles[1] == ["job", "lr", "width", "status", "loss", "time", "step", "time", "checkpoint", "error"]
+    first = titles.index(["Pareto", "front"]) + 1
+    assert titles[first] == ["job", "lr", "width", "loss", "time"]
+    assert [int(cells[0]) for cells in titles[first + 1 :][: len(found)]] == [point["trial"] for point in found]
+    (header, row, *_) = csv.reader((search.directory.path / "results.csv").read_text().splitlines())
+    assert (header[-1], row[-1]) == ("time", str(values[int(row[0])][1]))
+
+
+def test_replay_says_which_decision_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(UNTRUSTED, "1")  # the command sets it
+    search = Search(tmp_path, options={"trials": 12, "promote": "asha"}, validations=9)
+    search.run()
+    command = ["replay", str(search.directory.path)]
+    assert dispatch.run(command) == 0
+    kinds, differ = capsys.readouterr().out.splitlines()
+    assert re.findall(r"[a-z]{3,}", kinds) == ["decided", "again", *dict.fromkeys(_kinds(search))]
+    assert differ == f"0 of {len(_kinds(search))} differ"
+    log = search.directory.path / "search.jsonl"
+    log.write_text(log.read_text().replace(str(history_of(search).trials[11].params["optimizer.lr"]), "0.05"))
+    assert dispatch.run(command) == 1
+    assert "differs: ask 11: " in capsys.readouterr().out
+    assert dispatch.run([*command, "iteration=3"]) == 2
+    assert "To replay one job, name its directory" in capsys.readouterr().err
+
+
+def _kinds(search: Search) -> list[str]:
+    """The kinds of the decisions in the log, in order."""
+    events = map(json.loads, (search.directory.path / "search.jsonl").read_text().splitlines())
+    return [event["event"] for event in events if event["event"] not in ("begin", "rung")]
