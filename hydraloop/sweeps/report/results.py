@@ -163,6 +163,8 @@ def _order(
 
 def _row(directory: SweepDirectory, state: JobState, search: SearchResults | None) -> Row:
     checkpoint = None if state.checkpoint is None else f"{state.directory}/{state.checkpoint}"
+    if checkpoint is not None and state.state == "pruned" and not (directory.path / checkpoint).exists():
+        checkpoint = None  # deleted, see SearchSource.ended
     error = state.error or (state.reason if state.state == "interrupted" else None)
     row = Row(
         job=state.number,
