@@ -261,10 +261,10 @@ def _number(key: str, override: Override) -> Dimension:
         low, high, step = min(listed), max(listed), abs(float(value.step))  # in any order: shuffle(range(…))
         is_int = isinstance(start, int) and isinstance(value.step, int)
     is_log = _LOG in value.tags
-    if not low < high or (is_log and low <= 0):
-        problem = (
-            f"{override.input_line} {'begins at 0 or below, which has no logarithm' if low < high else 'is empty'}"
-        )
+    if not (low < high and math.isfinite(high - low)) or (is_log and low <= 0):
+        why = "is too wide" if high - low == math.inf else "is empty"
+        why = "begins at 0 or below, which has no logarithm" if is_log and low <= 0 < high else why
+        problem = f"{override.input_line} {why}"
         raise UserError(problem, key=key, remedy="Write interval(1e-4,1e-1): the smaller end first.")
     if is_log and step is not None:
         raise UserError("a range has no logarithmic scale", key=key, remedy="Use tag(log,interval(…)).")

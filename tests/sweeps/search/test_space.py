@@ -70,6 +70,7 @@ def test_a_key_may_depend_on_two_groups(tmp_path: Path) -> None:
     [
         (LR, "optimizer.lr", "has no end", "sweep.trials=50"),
         ("sweep.trials=5", "sweep.trials", "no key has several values", "interval(1e-4,1e-1)"),
+        ("optimizer.lr=interval(0,1e400) sweep.trials=5", "optimizer.lr", "is too wide", "interval(1e-4,1e-1)"),
         ("optimizer.lr=interval(1,0) sweep.trials=5", "optimizer.lr", "is empty", "smaller end first"),
         ("optimizer.lr=tag(log,interval(0,1)) sweep.trials=5", "optimizer.lr", "no logarithm", "interval(1e-4,1e-1)"),
         ("engine.max_epochs=interval(3,9) sweep.trials=5", "engine.max_epochs", "to Integer", "=int(interval(3,9))"),
