@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -16,7 +16,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException, OverrideParseException
 
-from hydraloop.cli.config_file_limits import leaves
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK, remember_overrides
@@ -171,9 +170,20 @@ def typed_keys(overrides: Iterable[str]) -> tuple[str, ...]:
         overrides: as typed, and valid.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    kept = [one for one in parsed if not one.is_delete()]
-    found = [leaves(None if one.is_sweep_override() else one.value(), one.key_or_group) for one in kept]
-    return tuple(dict.fromkeys(key for one in found for key, _ in one if not key.endswith("]")))
+    keys = (
+        _leaves(one.key_or_group, None if one.is_sweep_override() else one.value())
+        for one in parsed
+        if not one.is_delete()
+    )
+    return tuple(dict.fromkeys(key for found in keys for key in found))
+
+
+def _leaves(key: str, value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield key
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{key}.{name!s}", inner)
 
 
 def is_sweep(override: Override) -> bool:

@@ -68,7 +68,7 @@ def test_the_same_key_twice_counts_once_the_last_one_winning() -> None:
 def test_a_sweep_without_an_end_is_refused() -> None:
     error = refused("optimizer.lr=interval(0,1)")
     assert error.key == "optimizer.lr"
-    assert "List its values" in str(error.remedy)
+    assert "list its values" in str(error.remedy)
 
 
 def test_a_glob_without_options_is_refused() -> None:

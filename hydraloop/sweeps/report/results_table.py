@@ -65,7 +65,7 @@ def show(directory: SweepDirectory) -> None:
     if found.search is not None and found.search.pareto:
         console.print(pareto_table(found, found.search))
         where = shown(directory.path / results.JSON)
-        console.print(f"{len(found.search.pareto):,} trials; the command of each is in {where}", soft_wrap=True)
+        console.print(f"trials: {len(found.search.pareto):,}; the command of each is in {where}", soft_wrap=True)
     if found.best is not None:
         console.print(_best(directory, found), soft_wrap=True)
     if found.search is not None:
