@@ -1,4 +1,4 @@
-"""Which dimensions of a search depend on the option of a config group: the group decides whether their key exists.
+"""Which dimensions of a search depend on the option of a config group: a key exists only with some options.
 
 `optimizer=sgd,adamw optimizer.momentum=interval(0.5,0.99)`: only SGD has a momentum. It is not sampled with AdamW.
 """

@@ -79,7 +79,7 @@ class Suggester:
         self._known: list[tuple[Any, ...]] = []
         """What the study knows of each trial."""
         self._rules: tuple[Rule, ...] = ()
-        """Of the study: those of the history are not known before the first result."""
+        """The rules of the study. A history does not know its rules before the first result."""
 
     def suggest(
         self, history: History, number: int, given: Params | None = None
@@ -186,12 +186,13 @@ def _only_ended(known: tuple[Any, ...], trial: Trial) -> bool:
 
 
 def _distribution(one: Dimension) -> optuna.distributions.BaseDistribution:
-    distributions = imported().distributions
+    from optuna import distributions
+
     if one.choices:
-        return distributions.CategoricalDistribution(one.choices)  # type: ignore[no-any-return]
+        return distributions.CategoricalDistribution(one.choices)
     if one.is_int:
-        return distributions.IntDistribution(int(one.low), int(one.high), log=one.is_log, step=int(one.step or 1))  # type: ignore[no-any-return]
-    return distributions.FloatDistribution(one.low, one.high, log=one.is_log, step=one.step)  # type: ignore[no-any-return]
+        return distributions.IntDistribution(int(one.low), int(one.high), log=one.is_log, step=int(one.step or 1))
+    return distributions.FloatDistribution(one.low, one.high, log=one.is_log, step=one.step)
 
 
 def _suggested(asked: optuna.Trial, one: Dimension) -> Value:

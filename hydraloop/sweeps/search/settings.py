@@ -31,7 +31,7 @@ class Settings:
     """How a search decides. All of it may be written to JSON."""
 
     seed: int
-    """Of the search: that of the first job."""
+    """The seed of the search, which is the seed of the first job."""
     sampler: Any = "tpe"
     """See `sampler.make`."""
     prune: str | None = None
@@ -39,7 +39,7 @@ class Settings:
     rung: int = 1
     """Validations until the first rung."""
     validations: int | None = None
-    """Of a whole run; None if nothing depends on it."""
+    """The validations of a whole run; None if neither pruning nor promotion needs the number."""
     objectives: Mapping[str, Rule] = field(default_factory=dict)
     """Empty: what each run monitors."""
     constraints: Sequence[str] = ()
@@ -83,33 +83,9 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
     for package in ("optuna", *(["scipy"] if options.sampler == "gp" else [])):
         if find_spec(package) is None:
             raise not_installed(package, key="sweep.trials", use="chooses the values of a search")
-    objectives: dict[str, Rule] = {}
-    for name, how in options.objectives.items():
-        if how not in _RULES:
-            remedy = "Write 'sweep.objectives={accuracy: max, time: min}'."
-            raise UserError(f"{how!r} is neither max nor min", key=f"sweep.objectives.{name}", remedy=remedy)
-        objectives[str(name)] = _RULES[how]
-    for key in ("prune", "promote"):
-        if options[key] is not None and (len(objectives) > 1 or repeats > 1 or (options.prune and options.promote)):
-            why = (
-                "it compares one objective"
-                if len(objectives) > 1
-                else f"it compares single jobs, and {options.average} has several values"
-                if repeats > 1
-                else "a search either prunes or promotes"
-            )
-            raise UserError(why, key=f"sweep.{key}", remedy=f"Leave sweep.{key} out.")
-    sampler: Any = options.sampler
-    if OmegaConf.is_dict(sampler):
-        sampler = OmegaConf.to_container(sampler, resolve=True)
-    elif sampler not in (known := ("tpe", "random", "nsga2", "gp")):
-        remedy = (
-            f"{suggestion(str(sampler), known)} Or name a class: 'sweep.sampler={{_target_: my_project.MySampler}}'."
-        )
-        raise UserError(f"{sampler!r} is unknown", key="sweep.sampler", remedy=remedy)
-    if sampler == "gp" and options.trials > _GP_MOST:
-        problem = f"a Gaussian process takes seconds to suggest a trial after {_GP_MOST} trials"
-        raise UserError(problem, key="sweep.sampler", remedy=f"Use sweep.sampler=tpe, or sweep.trials={_GP_MOST}.")
+    objectives = _objectives(options)
+    _check_comparisons(options, objectives=len(objectives), repeats=repeats)
+    sampler = _sampler(options)
     if options.retry_failed:
         remedy = "Leave it out. sweep.max_retries=2 starts a job again as soon as it has failed."
         raise UserError("a search does not run failed trials again", key="sweep.retry_failed", remedy=remedy)
@@ -135,6 +111,59 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
         objectives,
         tuple(map(str, options.constraints)),
     )
+
+
+def _objectives(options: DictConfig) -> dict[str, Rule]:
+    """Return which values of each objective are better.
+
+    Raises:
+        UserError: an option says neither max nor min.
+    """
+    objectives: dict[str, Rule] = {}
+    for name, how in options.objectives.items():
+        if how not in _RULES:
+            remedy = "Write 'sweep.objectives={accuracy: max, time: min}'."
+            raise UserError(f"{how!r} is neither max nor min", key=f"sweep.objectives.{name}", remedy=remedy)
+        objectives[str(name)] = _RULES[how]
+    return objectives
+
+
+def _check_comparisons(options: DictConfig, *, objectives: int, repeats: int) -> None:
+    """Refuse to prune or promote where jobs cannot be compared one by one.
+
+    Raises:
+        UserError: there are several objectives or several jobs of a trial, or both options are set.
+    """
+    for key in ("prune", "promote"):
+        if options[key] is not None and (objectives > 1 or repeats > 1 or (options.prune and options.promote)):
+            why = (
+                "it compares one objective"
+                if objectives > 1
+                else f"it compares single jobs, and {options.average} has several values"
+                if repeats > 1
+                else "a search either prunes or promotes"
+            )
+            raise UserError(why, key=f"sweep.{key}", remedy=f"Leave sweep.{key} out.")
+
+
+def _sampler(options: DictConfig) -> Any:
+    """Return the sampler: its name, or the mapping that names its class.
+
+    Raises:
+        UserError: the name is unknown, or the sampler is too slow for so many trials.
+    """
+    sampler: Any = options.sampler
+    if OmegaConf.is_dict(sampler):
+        sampler = OmegaConf.to_container(sampler, resolve=True)
+    elif sampler not in (known := ("tpe", "random", "nsga2", "gp")):
+        remedy = (
+            f"{suggestion(str(sampler), known)} Or name a class: 'sweep.sampler={{_target_: my_project.MySampler}}'."
+        )
+        raise UserError(f"{sampler!r} is unknown", key="sweep.sampler", remedy=remedy)
+    if sampler == "gp" and options.trials > _GP_MOST:
+        problem = f"a Gaussian process takes seconds to suggest a trial after {_GP_MOST} trials"
+        raise UserError(problem, key="sweep.sampler", remedy=f"Use sweep.sampler=tpe, or sweep.trials={_GP_MOST}.")
+    return sampler
 
 
 def check_unused(options: DictConfig) -> None:

@@ -77,7 +77,7 @@ class Search:
             self.sweep.promote,
             self.sweep.rung,
             self.validations,
-            objectives,  # type: ignore[arg-type]  # literals
+            objectives,  # type: ignore[arg-type]  # mypy infers str; each value is one of the two rules
             tuple(self.sweep.constraints),
         )
         directory = SweepDirectory.load(self.directory.path)
