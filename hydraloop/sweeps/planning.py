@@ -215,7 +215,7 @@ def _with_conditions(trials: Trials, grid: GridComposer) -> Trials:
 
     @cache
     def composed(overrides: tuple[str, ...]) -> DictConfig | None:
-        with suppress(*COMPOSING_ERRORS):  # reported when the jobs are checked
+        with suppress(*COMPOSING_ERRORS, ValueError):  # reported when the jobs are checked
             return grid.compose(overrides)
         return None
 
