@@ -31,6 +31,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "hooks=wandb hooks.wandb.api_key=hunter2-0123": ("hooks.wandb.api_key", "read -rs WANDB_API_KEY && export WANDB_"),
     "hooks=ema,profilr": ("hooks", "Did you mean profiler, "),
     "~scheduler={}": ("scheduler", "To select none, use scheduler=[]."),
+    "data.loader.batch_size=???": ("data.loader.batch_size", "Give it one: data.loader.batch_size=…"),
+    "precision=[???]": ("precision", "Options: bf16, fp16, fp32, tf32."),
     "hoks=ema": ("hoks", "Did you mean hooks?"),
     "optimizer=[adamw,muon]": ("optimizer", "Select one: optimizer=muon. For several optimizers: see docs"),
     "+optimizer@optimizer.hidden=sgd": ("optimizer.hidden", "remove the one without a name: ~optimizer"),
