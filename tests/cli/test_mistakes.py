@@ -225,7 +225,6 @@ BUILDING: dict[str, tuple[str, str]] = {
     "data.loader.num_workers=-1": ("data.loader.num_workers", "Use 0 to load in the training process."),
     "task.loss._target_=torch.nn.CrossEntropyLos": ("task.loss._target_", "Did you mean CrossEntropyLoss"),
     "task.metrics.accuracy.top_k=0": ("task.metrics.accuracy", "top_k must be at least 1"),
-    "task.model.width=???": ("task.model.width", "Give it one: task.model.width=…"),
     "task._target_=my_project.model.SpiralNet": ("task._target_", "+task.model._target_=my_project.model.SpiralNet"),
     "task.loss=null": ("task.loss", "task.loss._target_=torch.nn.CrossEntropyLoss"),
     "task.loss=mse": ("task.loss", "Name a class: task.loss._target_=torch.nn.MSELoss."),
