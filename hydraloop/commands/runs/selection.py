@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hydraloop.commands.runs.found import NAMES, Run
+from hydraloop.condition import Condition
 from hydraloop.errors import UserError, suggestion
-from hydraloop.sweeps.condition import Condition
 
 EXAMPLE = """python -m hydraloop runs 'accuracy > 0.9 and "ema" in hooks'"""
 _NAN = float("nan")
