@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -160,8 +161,19 @@ def test_a_broken_or_foreign_directory_is_one_row(project: Path, capsys: pytest.
     damaged = dict.fromkeys(("empty", "torn", "list", "odd", "other"), "unknown")
     assert rows == damaged | {"old": "finished", "texts": "interrupted"}
     assert listed(capsys, "accuracy > 0.3", str(day)) == ["old"]
-    damaged_sweep = project / "multirun" / "2026-01-02" / "s" / "sweep.json"
-    damaged_sweep.write_text("{")
+    sweep = project / "multirun" / "2026-01-02" / "s"
+    state = (sweep / "1" / "job.json").read_text()
+    for changed in (
+        '"seconds": []',
+        '"directory": "../../../outputs"',
+        '"directory": 1',
+        '"state": {}',
+        '"overrides": [1]',
+    ):
+        name = changed.partition(":")[0]
+        (sweep / "1" / "job.json").write_text(re.sub(rf'{name}: ("[^"]*"|\[\]|[\d.]+)', changed, state, count=1))
+        assert "0" in listed(capsys, "multirun", "job"), changed
+    (sweep / "sweep.json").write_text("{")
     assert listed(capsys, "multirun", "job") == ["0"]
 
 

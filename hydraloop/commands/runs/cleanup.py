@@ -6,6 +6,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hydraloop.engine.report.formats import in_bytes
 from hydraloop.errors import UserError, printable
 from hydraloop.run_files import lock
 from hydraloop.run_files.checkpoint_files import BEST, candidates, first_intact, remove
+from hydraloop.run_files.environment import shown
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import Result
 from hydraloop.run_files.run_directory import OUTPUTS, checkpoint_folders
@@ -46,9 +48,9 @@ def clean(rows: Sequence[Run], how: str, *, is_sure: bool) -> Outcome:
         UserError: somebody has to be asked, and cannot be.
     """
     why_not, change = (_undeletable, _delete) if how == "delete" else (_unprunable, _prune)
-    found = {str(row.path): why_not(row) for row in rows}
+    found = {shown(row.path): why_not(row) for row in rows}
     outcome = Outcome(left={path: why for path, why in found.items() if why is not None})
-    ready = [row for row in rows if str(row.path) not in outcome.left]
+    ready = [row for row in rows if shown(row.path) not in outcome.left]
     for path, why in outcome.left.items():
         print(printable(f"left as it is: {path}: {why}"))
     if not ready or not (is_sure or _agreed(ready, how)):
@@ -61,8 +63,8 @@ def clean(rows: Sequence[Run], how: str, *, is_sure: bool) -> Outcome:
             outcome.freed += row.size - files_in(row.path)[0]
         except (OSError, UserError) as error:
             why = error.problem if isinstance(error, UserError) else f"{error.filename}: {error.strerror}"
-            outcome.left[str(row.path)] = why
-            print(printable(f"error: {row.path}: {why}"), file=sys.stderr)
+            outcome.left[shown(row.path)] = why
+            print(printable(f"error: {shown(row.path)}: {why}"), file=sys.stderr)
     print(f"{in_bytes(outcome.freed)} freed")
     return outcome
 
@@ -114,7 +116,8 @@ def _delete(path: Path) -> None:
     with RunLock(real, key="runs"):
         real.rename(trash)
     for folder in outputs.glob(f"{_TRASH}*"):  # one may be left of a process that was killed
-        shutil.rmtree(folder, ignore_errors=folder != trash)
+        with suppress(FileNotFoundError):  # another process deletes it, too
+            shutil.rmtree(folder, ignore_errors=folder != trash)
 
 
 def _prune(path: Path) -> None:

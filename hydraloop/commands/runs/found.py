@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from hydraloop.errors import UserError
 from hydraloop.run_files import lock
 from hydraloop.run_files.attempts import RECORDS, typed_overrides
+from hydraloop.run_files.environment import shown
 from hydraloop.run_files.record_log import FILENAME as LOG
 from hydraloop.run_files.result import FILENAME as RESULT
 from hydraloop.run_files.result import PAUSE, Objective, Result
@@ -88,7 +89,7 @@ class Run:
         known: dict[str, Any] = {f"test.{metric}": value for metric, value in result.test_metrics.items()}
         known |= {**result.progress, **result.val_metrics}
         known |= {} if goal is None else {goal.metric: goal.value, "value": goal.value, "metric": goal.metric}
-        known |= {"run": str(self.path), "job": self.is_job, "status": self.status, "typed": self.typed}
+        known |= {"run": shown(self.path), "job": self.is_job, "status": self.status, "typed": self.typed}
         known |= {"size": self.size, "seconds": result.seconds, "days": (time.time() - self.changed) / _DAY}
         if name in ("experiment", "hooks", "tags"):
             return getattr(self, name)
@@ -131,10 +132,9 @@ def find(folder: Path, *, in_sweep: bool = False) -> Iterator[Run]:
     """Yield the runs in a folder and below it, by name. No link in the folder is followed."""
     in_sweep |= any((folder / name).exists() for name in _SWEEPS)
     if (folder / sweep_description.FILENAME).exists():
-        with suppress(UserError):  # it is damaged: what is below is found as in any folder
-            sweep = SweepDirectory.load(folder)
-            started = [state for state in sweep.current_states() if state.state != "queued"]
-            yield from (_job(sweep.path / state.directory, state) for state in started)
+        with suppress(UserError, TypeError):  # it is damaged: what is below is found as in any folder
+            started = [state for state in SweepDirectory.load(folder).current_states() if state.state != "queued"]
+            yield from [_job(folder, state) for state in started]
             return
     if any((folder / name).exists() for name in (RECORDS, RESULT, LOG)):
         yield _run(folder, in_sweep)
@@ -164,7 +164,16 @@ def _run(path: Path, is_job: bool) -> Run:
     return Run(path, is_job, status, typed, result or Result("failed"), size, changed, has_others, config)
 
 
-def _job(path: Path, state: JobState) -> Run:
+def _job(sweep: Path, state: JobState) -> Run:
+    """Return a job.
+
+    Raises:
+        TypeError: another program has written its state, which could name any directory.
+    """
+    path = sweep / state.directory
+    is_ours = isinstance(state.seconds, int | float) and isinstance(state.metric, str | None)
+    if not (is_ours and isinstance(state.state, str) and path.resolve().is_relative_to(sweep.resolve())):
+        raise TypeError(state)
     found = _run(path, True)
     goal = found.result.objective
     if state.metric is not None and state.value is not None:

@@ -43,8 +43,9 @@ def ordered(rows: Sequence[Run], name: str, *, reverse: bool) -> list[Run]:
     Raises:
         UserError: no run has the name, or its values have no order.
     """
-    values = [_values(row, [name]).get(name) for row in rows]
-    have = [(value, row) for value, row in zip(values, rows, strict=True) if value is not None and value == value]
+    pairs: list[tuple[Any, Run]] = [(_values(row, [name]).get(name), row) for row in rows]
+    have = [pair for pair in pairs if pair[0] is not None and pair[0] == pair[0]]
+    lacking = [row for value, row in pairs if value is None or value != value]
     if rows and not have:
         raise _unknown(name, rows, f"no run has {name}")
     goals = [row.result.objective for _, row in have if row.result.objective is not None]
@@ -54,7 +55,7 @@ def ordered(rows: Sequence[Run], name: str, *, reverse: bool) -> list[Run]:
     except TypeError as error:
         problem = f"the values of {name} have no order: {error}"
         raise UserError(problem, key="--sort", remedy="Name a number, or a text.") from error
-    return [row for _, row in have] + [row for row in rows if not any(row is other for _, other in have)]
+    return [row for _, row in have] + lacking
 
 
 def _values(row: Run, names: Iterable[str]) -> dict[str, Any]:
