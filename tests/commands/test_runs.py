@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hydraloop.commands.dispatch import run as main
+from hydraloop.commands.runs import cleanup
 from hydraloop.run_files.lock import RunLock
 from tests.e2e.projects import Project
 from tests.sweeps import written
@@ -242,3 +243,24 @@ def test_jobs_are_pruned_but_not_while_their_sweep_runs(project: Path, capsys: p
     with RunLock(controller, key=""):
         assert main(["runs", "multirun", "--prune-checkpoints", "--all", "--yes"]) == 1
     assert "its sweep is running" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("starts", [True, False], ids=["it runs", "it has run"])
+def test_a_run_that_is_resumed_while_it_asks_is_not_deleted(
+    starts: bool, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = project / "outputs" / "2026-01-01" / "c"
+    lock = RunLock(run, key="")
+
+    def answer(*_: Any) -> bool:
+        if starts:
+            lock.acquire()
+        else:
+            (run / "metrics.jsonl").write_text("{}\n")
+        return True
+
+    monkeypatch.setattr(cleanup, "_agreed", answer)
+    assert main(["runs", "seed == 7", "--delete"]) == 1
+    lock.release()
+    assert "it has changed since it was listed" in capsys.readouterr().err
+    assert (run / ".hydra" / "config.yaml").exists()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import hydraloop
+from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.hooks import AlertHook, LoggerHook, RuntimeInfoHook
 from hydraloop.run_files.record_log import FILENAME, read_all
@@ -19,6 +22,7 @@ from hydraloop.tracking import alert_log
 from hydraloop.tracking.alert import AlertTracker, _service_of, check_address
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower
+from hydraloop.tracking.hook import TrackerError
 from hydraloop.tracking.tracker import Finish, Run, UnusableError
 from hydraloop.validate import check_alerts
 from tests.e2e.projects import Project
@@ -26,6 +30,7 @@ from tests.helpers import batches, make_engine
 from tests.marks import slow
 from tests.tracking import runs
 from tests.tracking.service import Service
+from tests.tracking.training import until
 
 APPEND = "import sys; open({file!r}, 'a').write(sys.argv[-1] + chr(10))"
 KILL = f"""
@@ -41,25 +46,56 @@ def told(file: Path) -> list[str]:
     return [line.partition(": ")[2].partition(": ")[2] for line in file.read_text().splitlines()]
 
 
-def train(run_dir: Path, epochs: int = 1, **options: Any) -> None:
-    hooks = {"runtime_info": RuntimeInfoHook(), "logger": LoggerHook(interval=1), "alert": AlertHook(**options)}
+class Waits(Hook):
+    """Waits in each iteration until something is so."""
+
+    def __init__(self, reached: Callable[[Engine], bool]) -> None:
+        self._reached = reached
+
+    def after_train_iter(self, engine: Engine, *_: Any) -> None:
+        if engine.progress.iteration == 2:
+            until(lambda: self._reached(engine))
+
+
+def training(run_dir: Path, reached: Callable[[Engine], bool] = lambda engine: True, **options: Any) -> Engine:
+    hooks: dict[str, Hook] = {"runtime_info": RuntimeInfoHook(), "logger": LoggerHook(interval=1)}
+    hooks |= {"alert": AlertHook(**options), "waits": Waits(reached)}
     run_dir.mkdir(exist_ok=True)
-    make_engine(run_dir, hooks, train=batches(2), val=batches(1), max_epochs=epochs).train()
+    return make_engine(run_dir, hooks, train=batches(3), val=batches(1))
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_each_alert_is_told_once(is_killed: bool, tmp_path: Path) -> None:
+def test_each_alert_is_told_once_while_it_trains(is_killed: bool, tmp_path: Path) -> None:
     """Also if the sender is killed while it tells the first one."""
     file = tmp_path / "told"
     words = [sys.executable, "-c", (KILL if is_killed else APPEND).format(file=str(file))]
     with Service().up() as service:
-        train(tmp_path / "run", when="loss > -1", notify_command=words, webhook=f"json://127.0.0.1:{service.port}/")
+        webhook = f"json://127.0.0.1:{service.port}/"
+        engine = training(
+            tmp_path / "run", lambda engine: file.exists(), when="loss > -1", notify_command=words, webhook=webhook
+        )
+        engine.train()
     texts = told(file)
     assert texts[0].startswith("loss > -1, at iteration 1: loss ")
     assert texts[1:] == ["finished"]
     posted = [body["message"].partition(": ")[2].partition(": ")[2] for body in service.bodies("/")]
     assert posted == texts
     assert [line.partition("run: ")[2] for line in alert_log.lines(tmp_path / "run")] == texts
+
+
+def test_a_service_that_is_down_ends_the_run_only_with_on_error_raise(tmp_path: Path) -> None:
+    def is_in_trouble(engine: Engine) -> bool:
+        link = cast(AlertHook, engine.hooks["alert"])._link
+        return link is not None and link.trouble is not None
+
+    options = {"when": "loss > -1", "webhook": "json://127.0.0.1:1/", "flush_timeout": 0.0}
+    engine = training(tmp_path / "run", is_in_trouble, **options)
+    engine.calls._policies["alert"].on_error = "raise"
+    with pytest.raises(TrackerError, match="the service has not taken the message"):
+        engine.train()
+    engine = training(tmp_path / "other", is_in_trouble, **options)
+    engine.train()
+    assert "has not taken" in engine.messages.read("tracked")["alert"]
 
 
 def tracker(run: Run, **options: Any) -> AlertTracker:
@@ -195,7 +231,7 @@ def test_a_web_page_is_not_an_address() -> None:
 )
 def test_a_mistake_is_reported_before_training(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
-        train(tmp_path / "run", **options)
+        training(tmp_path / "run", **options).train()
     assert problem in str(raised.value)
     assert not (tmp_path / "run" / FILENAME).exists() or not list(read_all(tmp_path / "run" / FILENAME))
 
@@ -203,8 +239,8 @@ def test_a_mistake_is_reported_before_training(options: dict[str, Any], problem:
 def test_a_webhook_needs_apprise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     with pytest.raises(UserError, match="package apprise is not installed\n  pip install apprise"):
-        train(tmp_path / "run", webhook="ntfy://topic")
-    train(tmp_path / "run", on_end=["finished"])  # without one, it is not needed
+        training(tmp_path / "run", webhook="ntfy://topic").train()
+    training(tmp_path / "run", on_end=["finished"]).train()  # without one, it is not needed
     assert alert_log.lines(tmp_path / "run")[0].endswith("run: finished")
 
 
