@@ -27,7 +27,6 @@ from hydraloop.tracking.tracker import Finish, Run, UnusableError
 from hydraloop.validate import check_alerts
 from tests.e2e.projects import Project
 from tests.helpers import batches, make_engine
-from tests.marks import slow
 from tests.tracking import runs
 from tests.tracking.service import Service
 from tests.tracking.training import until
@@ -258,7 +257,7 @@ def test_a_command_and_an_address_are_typed() -> None:
         check_alerts(cfg, [f"hooks.alert.{option}"])
 
 
-@slow
+@pytest.mark.slow
 def test_no_file_sets_a_command_or_an_address(tmp_path: Path) -> None:
     """Neither a config file, nor parameters of the sweeper in it, nor the saved config of a run, nor a cursor."""
     project = Project.make(tmp_path / "project")
@@ -303,7 +302,7 @@ def test_no_file_sets_a_command_or_an_address(tmp_path: Path) -> None:
     assert not owned.exists()
 
 
-@slow
+@pytest.mark.slow
 def test_a_variable_is_read_again_by_a_resumed_run_and_status_shows_alerts(tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
     file = tmp_path / "told"
