@@ -153,6 +153,25 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) ->
             )
 
 
+def check_alerts(cfg: DictConfig, typed: Collection[str]) -> None:
+    """Refuse a command and an address of the hook `alert` in a config file, which can come from anywhere.
+
+    Raises:
+        UserError: names the key.
+    """
+    for hook, node in hook_nodes(cfg):
+        written: Any = OmegaConf.to_container(node, resolve=False)
+        is_ours = str(written.get("_target_")).startswith(("hydraloop.", "${"))
+        for name in ("notify_command", "webhook") if is_ours else ("notify_command",):
+            key = f"{hook}.{name}"
+            if written.get(name) is not None and key not in typed:
+                raise UserError(
+                    "a config file may not set this, because it can come from anywhere",
+                    key=key,
+                    remedy=f"Type it: {key}=…. Or let the file name an environment variable: {name}_env: MY_ALERT",
+                )
+
+
 def hook_nodes(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
     """Yield (key, config) of each hook; a hook's name may contain dots."""
     for group in HOOK_GROUPS:

@@ -55,6 +55,14 @@ COMMANDS = {
         "It compares config, code, packages, results, and the first record that differs. Exit code: 0 nothing differs, "
         "1 something differs, 2 a mistake.",
     ),
+    "runs": Command(
+        "[folder] ['accuracy > 0.9']",
+        "list all runs and jobs of sweeps, or delete some",
+        "A condition compares: run, status, experiment, hooks, tags, typed, size (bytes), seconds, days (since the "
+        "last change), job, value (the best), metric, each metric of a validation and test.<metric>, epoch, "
+        "iteration, and each option by its full key, such as optimizer.lr. Without a folder, it looks in outputs/ "
+        "and multirun/.",
+    ),
     "status": Command("<folder>", "print how a sweep or a run is doing"),
     "attach": Command("<folder>", "show a sweep or a run until it ends", "Ctrl-C leaves it running."),
     "results": Command("<sweep>", "print the results of a sweep, and write results.csv and results.json"),
@@ -135,6 +143,8 @@ def of(name: str) -> argparse.ArgumentParser:
         parser.add_argument("shell", choices=("bash", "zsh", "fish"))
     elif name == "new":
         _add_new(parser)
+    elif name == "runs":
+        _add_selection(parser)
     elif name in ("check", "doctor"):
         _add_project(parser)
     else:
@@ -168,6 +178,21 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
         wait = "until what has not ended, and writes no checkpoint, is killed (30)"
         parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help=wait)
         parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    what = "a folder to look in; and comparisons with and, or, not, in, as of sweep.where: '\"ema\" in hooks'"
+    parser.add_argument("given", nargs="*", metavar="FOLDER|CONDITION", help=what)
+    parser.add_argument("--sort", metavar="NAME", help="in ascending order; by value or its metric, the best first")
+    parser.add_argument("--reverse", action="store_true", help="in the opposite order")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    kind = parser.add_mutually_exclusive_group()
+    delete = "delete the runs that the condition selects; no job of a sweep, and nothing outside of outputs/"
+    prune = "delete all checkpoints of these runs and jobs, except for the last and the best"
+    for flag, what in {"--delete": delete, "--prune-checkpoints": prune}.items():
+        kind.add_argument(flag, action="store_const", const=flag[2:], dest="remove", help=what)
+    parser.add_argument("--all", action="store_true", help="without a condition, all runs are to be deleted or pruned")
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
 
 
 def _add_new(parser: argparse.ArgumentParser) -> None:
