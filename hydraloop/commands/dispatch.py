@@ -28,7 +28,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    args = parser.read(argv)
+    try:
+        args = parser.read(argv)
+    except UserError as error:
+        Reports(with_traceback=False).show(error)
+        return 2
     name = args.command
     if name == "replay" and (args.run / sweep_description.FILENAME).exists():
         name = "replay_search"
