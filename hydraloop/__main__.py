@@ -6,6 +6,8 @@ from pathlib import Path
 from hydraloop import platforms
 from hydraloop.commands.parser import COMMANDS, listing, summaries
 
+_PROGRAM = ("python", "-m", "hydraloop")
+
 
 def _resume() -> None:
     from hydraloop.app import main
@@ -31,7 +33,7 @@ def _train(name: str) -> None:
         from hydraloop import json_answers
 
         if {"-h", "--help"}.intersection(sys.argv):
-            with json_answers.reserved(sys.argv):
+            with json_answers.reserved(sys.argv[1:], _PROGRAM):
                 if json_answers.asked():
                     json_answers.write("help", {"commands": summaries()})
                 else:
@@ -42,7 +44,7 @@ def _train(name: str) -> None:
         if near:
             error = UserError(f"there is no command {name}", remedy=suggestion(name, near))
         print(f"error: {error}\n{usage}", file=sys.stderr)
-        with json_answers.reserved(sys.argv[1:]):
+        with json_answers.reserved(sys.argv[1:], _PROGRAM):
             json_answers.write_error(error)
         sys.exit(2)
     from hydraloop.app import main

@@ -160,15 +160,22 @@ def suggestion(name: str, known: Iterable[str]) -> Remedy:
     return Remedy(f"Known: {', '.join(sorted(names))}." if names else "No name is known.")
 
 
-def missing_path(path: Path, otherwise: str) -> Remedy:
-    """Return the sentence about a wrong path: a file, a run or a sweep that resembles it if it does not exist."""
+def missing_path(path: Path, otherwise: str, optional: str = "") -> Remedy:
+    """Return the sentences about a wrong path: a file, a run or a sweep that resembles it if it does not exist.
+
+    Args:
+        otherwise: what to do if there is none.
+        optional: the key with the path, if it can be left out.
+    """
     known = [*path.parent.glob("*"), *Path().glob("outputs/*/*"), *Path().glob("multirun/*/*")]
     near = [] if path.exists() else close_names(str(path), map(str, known), most=1, cutoff=0.8)
-    return Remedy(f"Did you mean {near[0]}?", (str(path), near[0])) if near else Remedy(otherwise)
+    if near:
+        return Remedy(f"Did you mean {near[0]}?", (str(path), near[0]))
+    return Remedy(f"{otherwise} Or leave {optional} out.", leave_out=[optional]) if optional else Remedy(otherwise)
 
 
 def leave_out(*keys: str) -> Remedy:
-    """Return one sentence: an option contradicts other ones. Programs leave the first of `keys` out."""
+    """Return one sentence: leave one of these options out. Programs leave out the first."""
     return Remedy(f"Leave {any_of(keys)} out.", leave_out=keys[:1])
 
 

@@ -31,6 +31,7 @@ class _Asked:
 
     out: TextIO
     """What was standard output."""
+    program: Sequence[str]
     argv: Sequence[str]
     is_answered: bool = False
 
@@ -49,10 +50,14 @@ def asked() -> bool:
 
 
 @contextmanager
-def reserved(argv: Sequence[str]) -> Iterator[None]:
+def reserved(argv: Sequence[str], program: Sequence[str] = ()) -> Iterator[None]:
     """With `--json`, only `write` and `write_error` write to standard output in the body, and one of them does.
 
     All other output goes to standard error, that of other libraries and of processes that are started, too.
+
+    Args:
+        argv: the arguments.
+        program: what is before them in a command line. Empty: the script of this process.
     """
     global _asked
     if not wanted(argv):
@@ -63,7 +68,7 @@ def reserved(argv: Sequence[str]) -> Iterator[None]:
         sys.stdout.flush()
         out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
-    sys.stdout, _asked = sys.stderr, _Asked(out, argv)
+    sys.stdout, _asked = sys.stderr, _Asked(out, program, argv)
     try:
         yield
     finally:
@@ -100,7 +105,9 @@ def write_error(error: BaseException) -> None:
     if _asked is None:
         return
     key, remedy = getattr(error, "key", None), getattr(error, "remedy", None)
-    command = None if remedy is None else repairs.command(environment.script(), _asked.argv, key, remedy)
+    command = (
+        None if remedy is None else repairs.command(_asked.program or environment.script(), _asked.argv, key, remedy)
+    )
     problem = error.problem if isinstance(error, UserError) else describe(error)
     content = {"code": repairs.code_of(error), "key": key, "problem": problem, "remedy": remedy, "command": command}
     _print({"schema": SCHEMA, "error": content})

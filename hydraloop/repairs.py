@@ -11,7 +11,7 @@ CODES = {
     "unknown_flag": r"no such flag|^unrecognized arguments",
     "missing_plus": r"does not exist yet|not in the defaults list",
     "extra_plus": r"exists already|selected twice",
-    "unknown_key": r"no such (key|option)|takes no argument|which ha(s|ve) no|^it does not exist$",
+    "unknown_key": r"no such (key|option)|no group, |takes no argument|which ha(s|ve) no|^it does not exist$",
     "unknown_option": r"^there is no (option|hook|priority|ema_type|metric|optimizer|split) |is unknown|^invalid choice"
     r"|is not (one of|an option)",
     "not_selected": r"is not selected|is in the group",
@@ -45,9 +45,9 @@ def command(called: Sequence[str], argv: Sequence[str], key: str | None, remedy:
     added = []
     for new in remedy.add:
         same = [index for index, word in enumerate(kept) if {"="} <= {*new} & {*word} and _name(word) == _name(new)]
-        if same:
+        if same and new not in remedy.leave_out:  # otherwise it is one value of an axis of the sweep
             kept[same[0]] = new
-        else:
+        elif not same:
             added.append(new)
     at = min([*places, len(kept)])
     kept[at:at] = added
@@ -78,7 +78,8 @@ def _changed(argument: str, key: str, wrong: str, right: str, *, is_name: bool) 
     old, new = (text.rpartition(".")[2] if is_name else text for text in (wrong, right))
     if not old:
         return argument
-    return f"{name}{equals}" + re.sub(rf"(?<![\w.]){re.escape(old)}(?![\w.])", lambda _: new, value)
+    inside = r"\w" if old[0].isalpha() else r"[\w.]"  # my_project.hooks.MyHok ends with a whole word, 1.0 does not
+    return f"{name}{equals}" + re.sub(rf"(?<!{inside}){re.escape(old)}(?!{inside})", lambda _: new, value)
 
 
 def _name(argument: str) -> str:

@@ -378,6 +378,7 @@ def _not_a_hook(name: str, hooks: DictConfig, group: str) -> UserError:
         remedy = f"A file in conf/{group}/ begins with the line, before any comment: {header}"
         if name != "_target_":  # typed; not from a file without that line
             text = f"To add a custom hook: +{group}.{name}._target_=package.Class. {remedy}"
-            remedy = Remedy(text, add=[f"+{group}.{name}._target_={node}"], leave_out=[f"{group}.{name}"])
+            add = [f"+{group}.{name}._target_={node}"] if isinstance(node, str) else []
+            remedy = Remedy(text, add=add, leave_out=[f"{group}.{name}"] if add else [])
     shown = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     return UserError(f"{shown!r} is not a hook: it has no _target_", key=f"{group}.{name}", remedy=remedy)

@@ -132,7 +132,9 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         if group not in _REQUIRED:
             none = f"{group}=[]" if group in arguments.LIST_GROUPS else f"~{group}"
             text = f"To select none, use {none}. {remedy}"
-            word = (override.get_value_element_as_str(), "[]") if none.endswith("]") and value else None
+            word = (
+                (override.get_value_element_as_str(), "[]") if none.endswith("]") and not override.is_delete() else None
+            )
             remedy = Remedy(text, word) if word else Remedy(text, add=[none], leave_out=[group])
         shown = "null" if value is None else "an empty value" if value == "" else repr(value)
         raise UserError(f"{shown} is not an option", key=group, remedy=remedy)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from hydraloop.cli.config_file_limits import leaves
 from hydraloop.cli.own_keys import line_for_defaults, selected_in_body
 from hydraloop.errors import RENAMED, Remedy, UserError, any_of, close_names, emptying, suggestion
 from hydraloop.safety.secret_names import looks_secret
+from hydraloop.schemas import stored
 from hydraloop.validate import HOOK_GROUPS
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -178,14 +180,20 @@ def _not_selected(case: _Case, found: re.Match[str]) -> UserError | None:
         return UserError(f"{name} is in the group {other_group}", key=key, remedy=remedy)
     options = case.composer.options(group)
     if name in options:
-        selected = [str(other) for other, node in case.cfg[group].items() if node is not None]
-        select, lines = f"{group}=[{','.join([*selected, name])}]", [line] if option else []
-        remedy = Remedy(" ".join([f"Use '{select}'", *lines]), add=[select, *lines], leave_out=[case.line, key])
-        return UserError("this hook is not selected", key=key, remedy=remedy)
+        lines = [line] if option else []
+        return UserError("this hook is not selected", key=key, remedy=_selecting(f"{group}.{name}", lines, case))
     if option in ("", "_target_"):
         return UserError("this hook does not exist yet", key=key, remedy=_with_plus("To add it, write a +: ", line))
     remedy = suggestion(name, options) + f" To add a custom hook: +{key}._target_=package.Class"
     return UserError(f"there is no hook {name}", key=key, remedy=remedy)
+
+
+def _selecting(hook: str, lines: Sequence[str], case: _Case) -> Remedy:
+    """Return the remedy that selects `hooks.ema`, too, and adds overrides of it."""
+    group, _, name = hook.partition(".")
+    selected = [str(other) for other, node in case.cfg[group].items() if node is not None]
+    select = f"{group}=[{','.join([*selected, name])}]"
+    return Remedy(" ".join([f"Use '{select}'", *lines]), add=[select, *lines], leave_out=[case.line, hook])
 
 
 def _with_plus(text: str, line: str) -> Remedy:
@@ -260,7 +268,19 @@ def _unknown_key(case: _Case, found: re.Match[str]) -> UserError:
                 f"The mapping is merged into that of {target}. Remove the old values first: {clear} {shlex.quote(plus)}"
             )
             remedy = Remedy(text, add=[clear, plus], leave_out=[case.line])
-    return UserError("there is no such key", key=key, remedy=remedy)
+    return UserError("there is no such key", key=key, remedy=_of_another_hook(case, remedy) or remedy)
+
+
+def _of_another_hook(case: _Case, hint: Remedy) -> Remedy | None:
+    """`hooks.ema.patience=3`: an option of a hook that is not selected, and of no other."""
+    group, _, rest = case.key.partition(".")
+    option = rest.partition(".")[2]
+    if hint.word or hint.add or group != "hooks" or not option:
+        return None
+    for owner, schema in stored(group):
+        if option in [entry.name for entry in dataclasses.fields(schema)]:
+            return _selecting(f"{group}.{owner}", [f"{group}.{owner}.{option}={case.line.partition('=')[2]}"], case)
+    return None
 
 
 def _wrong_value(case: _Case, found: re.Match[str]) -> UserError:

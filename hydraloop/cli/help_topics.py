@@ -19,7 +19,7 @@ from hydraloop.cli.class_sources import Definition, arguments_of, definitions, f
 from hydraloop.cli.command import explained
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
-from hydraloop.errors import UserError, any_of, close_names
+from hydraloop.errors import Remedy, UserError, any_of, close_names
 from hydraloop.safety.secrets import masked
 from hydraloop.schemas.docs import Argument, arguments_of_schema, typed
 from hydraloop.schemas.hook import HookConf
@@ -132,7 +132,9 @@ class Topics:
         known += keys
         by_last = {one.rpartition(".")[2]: one for one in reversed([*keys, *known])}  # lr: a key, not search=lr
         close = close_names(name, known) or [by_last[one] for one in close_names(name.rpartition(".")[2], by_last)]
-        remedy = f"Did you mean {any_of(close)}?" if close else "--help names the groups, --help all every option."
+        remedy = Remedy("--help names the groups, --help all every option.")
+        if close:
+            remedy = Remedy(f"Did you mean {any_of(close)}?", (name, close[0]))
         return UserError("there is no group, option or key of this name", key=name, remedy=remedy)
 
     def options(self, group: str, indent: int = 2) -> Iterator[str]:

@@ -53,7 +53,7 @@ def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
         "count": sweep.description.axes.count,
         "counts": Counter(job.state for job in jobs),
         "controllers": [asdict(one) for one in sweep.controllers().values()],
-        "command": [*sweep.description.command, *sweep.description.overrides],
+        "typed": [*sweep.description.command, *sweep.description.overrides],
     }
 
 

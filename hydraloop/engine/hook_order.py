@@ -59,16 +59,17 @@ def check_order(slots: Sequence[Slot], *, key_of: Callable[[str], str] = lambda 
         for earlier in slot.runs_after:
             if position.get(earlier, -1) > position[slot.name]:
                 other = slots[position[earlier]]
-                changed, text = slot, f"Give it a number above {other.priority}"
-                number = other.priority + 1
+                allow = ", or set engine.check_order=false to allow this order."
+                higher = (str(slot.priority), str(other.priority + 1))
+                remedy = Remedy(f"Give it a number above {other.priority}{allow}", higher)
                 if other.priority == 100:
-                    changed, number, text = other, slot.priority - 1, f"Give {earlier} a number below {slot.priority}"
-                text += ", or set engine.check_order=false to allow this order."
+                    text = f"Give {earlier} a number below {slot.priority}{allow}"
+                    remedy = Remedy(text, add=[f"{key_of(earlier)}.priority={slot.priority - 1}"])
                 raise UserError(
                     f"{slot.name} (priority {slot.priority}) must run after {earlier} (priority {other.priority}), "
                     f"because it uses its results",
                     key=f"{key_of(slot.name)}.priority",
-                    remedy=Remedy(text, add=[f"{key_of(changed.name)}.priority={number}"]),
+                    remedy=remedy,
                 )
 
 

@@ -48,7 +48,7 @@ def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") 
         raise UserError(
             f"{wanted} is neither a run directory nor a checkpoint file",
             key="resume",
-            remedy=missing_path(path, "Use auto for the newest run, or a path in outputs/."),
+            remedy=missing_path(path, "Use auto for the newest run, or a path in outputs/.", "resume"),
         )
     if explicit is not None and found is not None and explicit.resolve() != found.resolve():
         raise UserError(

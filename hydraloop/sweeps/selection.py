@@ -153,7 +153,9 @@ def _read_jobs(name: str, axes: Sequence[Axis]) -> Axis:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{name} cannot be read: {error}", key="sweep.jobs", remedy=missing_path(Path(name), "Name a text file.")
+            f"{name} cannot be read: {error}",
+            key="sweep.jobs",
+            remedy=missing_path(Path(name), "Name a text file.", "sweep.jobs"),
         ) from error
     taken = {key for axis in axes for key in axis.keys}
     keys: dict[str, None] = {}

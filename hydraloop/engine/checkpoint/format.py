@@ -138,7 +138,7 @@ def load(
         raise UserError(
             f"there is no checkpoint file {path}",
             key=key,
-            remedy=missing_path(path, f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}."),
+            remedy=missing_path(path, f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.", key),
         )
     if path.suffix == SAFETENSORS:
         with _verified(path, key, ranks):
