@@ -9,10 +9,11 @@ from pathlib import Path
 from hydraloop.commands.status import sweep_in
 from hydraloop.errors import UserError
 from hydraloop.report import comparison_page, run_page, sweep_page
-from hydraloop.report.page import FILENAME, check_installed
+from hydraloop.report.page import FILENAME
 from hydraloop.report.run_data import RunData
 from hydraloop.report.sweep_data import SweepData
 from hydraloop.run_files.environment import shown
+from hydraloop.tracking.report_process import check_installed
 
 
 def run(args: argparse.Namespace) -> int:

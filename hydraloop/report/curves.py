@@ -60,8 +60,8 @@ def charts(runs: Mapping[str, Mapping[str, Curve]]) -> Iterator[tuple[str, list[
             mode, _, rest = name.partition("/")
             chart = "lr" if rest.startswith("lr/") else rest.rpartition("/")[2]
             series = f"{mode} {rest.rpartition('/')[0]}".strip() if rest != chart and chart != "lr" else mode
-            series = rest if chart == "lr" else series
-            text = f"{label} {series}" if len(runs) > 1 else series
+            series = rest.removeprefix("lr").lstrip("/") if chart == "lr" else series.removeprefix("perf")
+            text = f"{label} {series}".strip() if len(runs) > 1 else series or chart
             color = number if len(runs) > 1 else len(groups.get(chart, ()))
             groups.setdefault(chart, []).append(trace(curve, text, color=color, is_thin=mode == "train"))
     for name in sorted(groups, key=lambda name: (_place(name), name)):

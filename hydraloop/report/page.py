@@ -10,14 +10,13 @@ import re
 import time
 from collections.abc import Mapping
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import numpy as np
 
-from hydraloop.errors import UserError, not_installed
+from hydraloop.errors import UserError
 from hydraloop.report.markup import Html, element, html
 from hydraloop.run_files import atomic
 
@@ -25,16 +24,6 @@ FILENAME = "report.html"
 _START = b"<!doctype html><!-- hydraloop report -->"
 _TAG = re.compile(r"<(?!br>|/?b>|/?extra>)")
 """Begins a tag that plotly would draw: a link, an image. Optuna's own figures have line breaks."""
-
-
-def check_installed(key: str | None = None) -> None:
-    """Refuse to go on without plotly.
-
-    Raises:
-        UserError: it is not installed; names `key`.
-    """
-    if find_spec("plotly") is None:
-        raise not_installed("plotly", key=key, use="draws the report")
 
 
 class Page:
@@ -67,10 +56,9 @@ class Page:
         """Write the page.
 
         Raises:
-            UserError: plotly is not installed, or the file is not a report.
+            UserError: the file exists, and is not a report.
             OSError: it cannot be written.
         """
-        check_installed()
         from plotly.offline import get_plotlyjs
 
         if path.is_dir() or (path.exists() and not path.read_bytes().startswith(_START)):
