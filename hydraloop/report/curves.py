@@ -23,7 +23,7 @@ _TITLES = {
     "memory": "Peak memory [MiB]",
     "mfu": "Share of the device's peak (mfu)",
 }
-ACCENT, QUIET = "#e8590c", "rgba(128,128,128,.4)"
+ACCENT, QUIET = "#e8590c", "#868e96"
 """Colors of the best curve and of the others, on light and on dark pages."""
 
 

@@ -89,7 +89,7 @@ def _recolor(trace: dict[str, Any]) -> None:
         share = min(max((_LIGHTEST - float(shade[1])) / _LIGHTEST, 0.0), 1.0)
         mixed = (round(low + share * (high - low)) for low, high in zip(_LOW, _HIGH, strict=True))
         trace["line"]["color"] = f"rgb({','.join(map(str, mixed))})"
-        trace["opacity"] = 0.4 + 0.6 * share
+        trace["opacity"] = 0.15 + 0.85 * share**2
 
 
 def _study(sweep: SweepData) -> tuple[tuple[str, ...], Any]:

@@ -29,6 +29,8 @@ _FAILURES, _LINES = 20, 15
 """Failed jobs whose error is shown, and lines of their logs."""
 _COLORED, _BANDS = 8, 8
 """Curves with colors of their own, and averages with bands. More of them are grey."""
+_CROWDED = 50
+"""So many grey curves are fainter."""
 _OVER = ("finished", "stopped", "failed", "pruned")
 
 
@@ -121,9 +123,11 @@ def _traces(lines: list[tuple[str, tuple[int, ...], list[Curve]]], sweep: SweepD
         curve, deviation = mean_and_band(found) if len(found) > 1 else (found[0], np.zeros(0))
         color = ACCENT if is_best else index if few else QUIET
         text = f"job {jobs[0]}: {label}" if len(jobs) == 1 else f"{label}, jobs {jobs[0]} to {jobs[-1]}"
-        name = f"best: job {jobs[0]}" if is_best and not few else label
+        name = (f"best: {label}" if few else f"best: job {jobs[0]}") if is_best else label
         one = trace(curve, name, color=color, is_thin=not (few or is_best))
         one |= {"hovertemplate": f"{text}<br>iteration %{{x}}: %{{y:.4g}}<extra></extra>", "showlegend": few or is_best}
+        if color == QUIET:
+            one["opacity"] = 0.5 if len(lines) < _CROWDED else 0.15
         if len(deviation) and (few or is_best):
             traces += _band(curve, deviation, color)
         traces.append(one)
