@@ -84,6 +84,16 @@ def trace(curve: Curve, name: str, *, color: int | str, is_thin: bool = False) -
     }
 
 
+def layout_of(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the layout of a chart over the iterations. For a constant, plotly's own range is from -1 to 1."""
+    values = np.concatenate([trace["y"] for trace in traces])
+    found = values[np.isfinite(values)]
+    layout: dict[str, Any] = {"xaxis": {"title": {"text": "iteration"}}, "hovermode": "closest"}
+    if len(found) and found.min() == found.max() != 0:
+        layout["yaxis"] = {"range": sorted([0.0, 2 * float(found[0])])}
+    return layout
+
+
 def _place(name: str) -> int:
     order = [*_FIRST, None, *_LAST]
     return order.index(name) if name in order else order.index(None)

@@ -8,6 +8,9 @@ from typing import Any
 
 from hydraloop.engine.report.formats import number
 
+_LONG = 30
+"""Characters of a cell that a narrow column may cut. Then the mouse shows all of them."""
+
 
 class Html(str):
     """A text that is HTML already."""
@@ -51,7 +54,8 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, sortable:
 def _cell(value: object) -> Html:
     if isinstance(value, int | float):
         return element("td", f"{value:,}" if isinstance(value, int) else value, class_="number", data_value=value)
-    return element("td", "" if value is None else value)
+    title = value if isinstance(value, str) and len(value) > _LONG and not isinstance(value, Html) else None
+    return element("td", "" if value is None else value, title=title)
 
 
 def facts(named: Mapping[str, object]) -> Html:

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop.engine.report.formats import clock, duration, number
 from hydraloop.errors import UserError
-from hydraloop.report.curves import MOST, charts
+from hydraloop.report.curves import MOST, charts, layout_of
 from hydraloop.report.markup import Html, element, facts, section, table, tree
 from hydraloop.report.page import Page
 from hydraloop.report.run_data import RunData
@@ -74,7 +74,7 @@ def summary(run: RunData) -> dict[str, object]:
 def figures(page: Page, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[Html]:
     """Yield the charts of runs. Arguments: as of `charts`."""
     found = list(charts(runs))
-    plots = [page.figure(title, traces, {"xaxis": {"title": {"text": "iteration"}}}) for title, traces in found[:MOST]]
+    plots = [page.figure(title, traces, layout_of(traces)) for title, traces in found[:MOST]]
     plots += _time_by_part(page, next(iter(runs.values()))) if len(runs) == 1 else []
     if plots:
         yield element("div", *plots, class_="grid")
@@ -96,7 +96,7 @@ def _time_by_part(page: Page, named: Mapping[str, Any]) -> list[Html]:
         {"x": time.iterations, "y": 1000 * values, "name": name, "stackgroup": "time", "line": {"width": 1}}
         for name, values in parts.items()
     ]
-    return [page.figure("Time of an iteration [ms]", traces, {"xaxis": {"title": {"text": "iteration"}}})]
+    return [page.figure("Time of an iteration [ms]", traces, layout_of(traces))]
 
 
 def _problem(run: RunData) -> Iterator[Html]:

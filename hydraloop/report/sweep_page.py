@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hydraloop.engine.report.formats import brief, clock, number
-from hydraloop.report.curves import ACCENT, QUIET, Curve, trace
+from hydraloop.report.curves import ACCENT, QUIET, Curve, layout_of, trace
 from hydraloop.report.markup import Html, element, facts, section, table
 from hydraloop.report.page import Page
 from hydraloop.report.run_page import badge, end_of
@@ -29,6 +30,8 @@ _FAILURES, _LINES = 20, 15
 """Failed jobs whose error is shown, and lines of their logs."""
 _COLORED, _BANDS = 8, 8
 """Curves with colors of their own, and averages with bands. More of them are grey."""
+_LABEL = 60
+"""Characters of a name in a legend."""
 _CROWDED = 50
 """So many grey curves are fainter."""
 _OVER = ("finished", "stopped", "failed", "pruned")
@@ -97,7 +100,7 @@ def _curves(page: Page, sweep: SweepData) -> Iterator[Html]:
                  for label, jobs in _lines(sweep)]  # fmt: skip
         traces = _traces([(label, jobs, found) for label, jobs, found in drawn if found], sweep)
         if traces:
-            plots.append(page.figure(name, traces, {"xaxis": {"title": {"text": "iteration"}}, "hovermode": "closest"}))
+            plots.append(page.figure(name, traces, layout_of(traces)))
     yield element("div", *plots, class_="grid") if plots else Html()
     if len(sweep.results.rows) > JOBS:
         left = f"Curves of the best {JOBS:,} of {len(sweep.results.rows):,} jobs. At most 300 points of each are drawn."
@@ -111,7 +114,10 @@ def _lines(sweep: SweepData) -> list[tuple[str, tuple[int, ...]]]:
     parts: Sequence[Any] = found.groups if found.average is not None else found.rows
     jobs = [one.jobs if isinstance(one, Group) else (one.job,) for one in parts]
     texts = [" ".join(f"{short[key]}={brief(value)}" for key, value in one.swept.items()) for one in parts]
-    return [(text or f"job {own[0]}", own) for text, own in zip(texts, jobs, strict=True)]
+    return [
+        (textwrap.shorten(text, _LABEL, placeholder=" …") or f"job {own[0]}", own)
+        for text, own in zip(texts, jobs, strict=True)
+    ]
 
 
 def _traces(lines: list[tuple[str, tuple[int, ...], list[Curve]]], sweep: SweepData) -> list[dict[str, Any]]:
