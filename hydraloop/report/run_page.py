@@ -26,6 +26,8 @@ from hydraloop.validate import slots_of
 
 _PICTURES, _BYTES = 12, 4_000_000
 """Pictures of one name, and the bytes of all pictures. The page leaves others out, and says so."""
+_HOOKS = 10
+"""Hooks whose time is shown, the most expensive ones."""
 _ROWS, _LINES = 100, 30
 """Rows of a table that a hook has logged, and lines at the end of a log."""
 _FORMATS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg"}
@@ -38,7 +40,7 @@ def write(run: RunData, output: Path) -> None:
         output,
         element("header", element("h1", run.name), badge(run.status), _typed(run), facts(summary(run))),
         *_problem(run),
-        section("Curves", *figures(page, {"": run.curves})),
+        section("Curves", *figures(page, {"": run.curves}, *_time_by_part(page, run))),
         section("Pictures, tables and texts", *_objects(run)),
         section("Config", _config(run)),
         section("Hooks", _hooks(run)),
@@ -71,32 +73,33 @@ def summary(run: RunData) -> dict[str, object]:
     return found
 
 
-def figures(page: Page, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[Html]:
-    """Yield the charts of runs. Arguments: as of `charts`."""
+def figures(page: Page, runs: Mapping[str, Mapping[str, Any]], *more: Html) -> Iterator[Html]:
+    """Yield the charts of runs, and more. Arguments: as of `charts`."""
     found = list(charts(runs))
     plots = [page.figure(title, traces, layout_of(traces)) for title, traces in found[:MOST]]
-    plots += _time_by_part(page, next(iter(runs.values()))) if len(runs) == 1 else []
-    if plots:
-        yield element("div", *plots, class_="grid")
+    if plots or more:
+        yield element("div", *plots, *more, class_="grid")
     else:
         yield element("p", "There are no records.", class_="note")
     if len(found) > MOST:
         yield element("p", f"Left out: {', '.join(title for title, _ in found[MOST:])}", class_="note")
 
 
-def _time_by_part(page: Page, named: Mapping[str, Any]) -> list[Html]:
-    """Return the chart of the time of an iteration."""
-    if not {"perf/time", "perf/data_time"} <= named.keys():
-        return []
-    time, data = named["perf/time"], named["perf/data_time"]
-    if len(time.values) != len(data.values):
-        return []
-    parts = {"waiting for data": data.values, "the rest": time.values - data.values}
-    traces = [
-        {"x": time.iterations, "y": 1000 * values, "name": name, "stackgroup": "time", "line": {"width": 1}}
-        for name, values in parts.items()
-    ]
-    return [page.figure("Time of an iteration [ms]", traces, layout_of(traces))]
+def _time_by_part(page: Page, run: RunData) -> Iterator[Html]:
+    """Yield the chart of the time of an iteration, and that of the time in hooks."""
+    time, data = run.curves.get("perf/time"), run.curves.get("perf/data_time")
+    if time is not None and data is not None and len(time.values) == len(data.values):
+        parts = {"waiting for data": data.values, "the rest": time.values - data.values}
+        traces = [
+            {"x": time.iterations, "y": 1000 * values, "name": name, "stackgroup": "time", "line": {"width": 1}}
+            for name, values in parts.items()
+        ]
+        yield page.figure("Time of an iteration [ms]", traces, layout_of(traces))
+    hooks = {} if run.result is None else run.result.hook_seconds
+    names = sorted(filter(hooks.get, hooks), key=hooks.__getitem__)[-_HOOKS:]
+    if run.result is not None and names:
+        bars = {"type": "bar", "orientation": "h", "y": names, "x": [hooks[name] for name in names]}
+        yield page.figure(f"Time in hooks [s], of {duration(run.result.seconds)} in all", [bars])
 
 
 def _problem(run: RunData) -> Iterator[Html]:
