@@ -7,11 +7,10 @@ import webbrowser
 from pathlib import Path
 
 from hydraloop.commands.status import sweep_in
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, printable
 from hydraloop.report import comparison_page, run_page, sweep_page
 from hydraloop.report.page import FILENAME
 from hydraloop.report.run_data import RunData
-from hydraloop.report.sweep_data import SweepData
 from hydraloop.run_files.environment import shown
 from hydraloop.tracking.report_process import check_installed
 
@@ -35,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     elif sweep is None:
         run_page.write(RunData(first.absolute()), output)
     else:
-        sweep_page.write(SweepData(sweep), output)
-    print(shown(output))
+        sweep_page.write(sweep, output)
+    print(printable(shown(output)))
     if args.open:
         webbrowser.open(output.absolute().as_uri())
     return 0

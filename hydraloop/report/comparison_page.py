@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.errors import UserError
-from hydraloop.report.markup import Html, element, section, table
+from hydraloop.report.markup import Html, element, note, section, table
 from hydraloop.report.page import Page
 from hydraloop.report.run_data import RunData
 from hydraloop.report.run_page import badge, figures, summary
@@ -62,7 +62,7 @@ def _configs(names: Sequence[str], runs: Sequence[RunData]) -> Html:
     keys = {one.key: None for config in configs[1:] for one in differences(configs[0], config)}
     rows = [(key, *(_value(config, key) for config in configs)) for key in keys if key.split(".")[0] != _START_ONLY]
     if not rows:
-        return element("p", "The configs are equal.", class_="note")
+        return note("The configs are equal.")
     return table(("key", *names), [(element("code", key), *values) for key, *values in rows])
 
 

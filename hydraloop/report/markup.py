@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.report.formats import number
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _LONG = 30
 """Characters of a cell that a narrow column may cut. Then the mouse shows all of them."""
@@ -36,32 +39,35 @@ def section(title: str, *content: object, is_open: bool = True) -> Html:
     return element("details", heading, *filter(None, content), class_="section", open="" if is_open else None)
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, sortable: bool = False) -> Html:
-    """Return a table; a sortable one has a filter above it. A cell that is None is empty."""
-    rows = list(rows)
-    numeric = [any(isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)]
-    kinds = ["number" if one else None for one in numeric or [False] * len(headers)]
-    columns = zip(headers, kinds, strict=True)
-    head = element("tr", *(element("th", header, scope="col", class_=kind) for header, kind in columns))
+def table(headers: Iterable[object], rows: Iterable[Iterable[object]]) -> Html:
+    """Return a table. A cell that is None is empty."""
+    head = element("tr", *(element("th", header, scope="col") for header in headers))
     body = [element("tr", *map(_cell, row)) for row in rows]
-    found = element("div", element("table", element("thead", head), element("tbody", *body)), class_="wide")
-    if not sortable:
-        return found
-    hint = "Filter: failed lr=0.01"
-    return element("div", Html(f'<input type="search" placeholder="{hint}" aria-label="Filter">'), found, class_="jobs")
+    return element("div", element("table", element("thead", head), element("tbody", *body)), class_="wide")
+
+
+def rich_table(found: Table) -> Html:
+    """Return a table of the terminal. It can be sorted, and has a filter."""
+    headers, columns = zip(*((column.header, map(str, column.cells)) for column in found.columns), strict=True)
+    field = Html('<input type="search" placeholder="Filter: failed lr=0.01" aria-label="Filter">')
+    return element("div", field, table(headers, zip(*columns, strict=True)), class_="jobs")
 
 
 def _cell(value: object) -> Html:
-    if isinstance(value, int | float):
-        return element("td", f"{value:,}" if isinstance(value, int) else value, class_="number", data_value=value)
     title = value if isinstance(value, str) and len(value) > _LONG and not isinstance(value, Html) else None
     return element("td", "" if value is None else value, title=title)
 
 
+def note(text: str) -> Html:
+    """Return a remark."""
+    return element("p", text, class_="note")
+
+
 def facts(named: Mapping[str, object]) -> Html:
     """Return a list of names and values, without those that are None or empty."""
-    shown = {name: value for name, value in named.items() if value is not None and value != ""}
-    return element("dl", *(element("div", element("dt", name), element("dd", value)) for name, value in shown.items()))
+    shown = {name: f"{value:,}" if isinstance(value, int) else value for name, value in named.items() if value}
+    parts = [element("div", element("dt", name), element("dd", value)) for name, value in shown.items()]
+    return element("dl", *parts) if parts else Html()
 
 
 def tree(node: Any, typed: Collection[str], key: str = "") -> Html:

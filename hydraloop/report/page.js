@@ -2,9 +2,10 @@
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const colors = ["#1f77b4", "#f08c00", "#2f9e44", "#d6336c", "#7048e8", "#0c8599", "#a87132", "#868e96"];
 
-function template() {
-  const [text, line, ground] = dark.matches ? ["#c8d0dc", "#303947", "#1c222b"] : ["#3a4554", "#e6e9ee", "#ffffff"];
-  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
+function template(place) {
+  const is_dark = dark.matches && !place.closest(".optuna");
+  const [text, line, ground] = is_dark ? ["#c8d0dc", "#303947", "#1c222b"] : ["#3a4554", "#e6e9ee", "#ffffff"];
+  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, title: { standoff: 10 } };
   return {
     layout: {
       paper_bgcolor: ground, plot_bgcolor: ground, colorway: colors,
@@ -23,7 +24,7 @@ function draw(place) {
   }
   const bar = matchMedia("(hover: hover)").matches ? "hover" : false;
   const config = { responsive: true, displaylogo: false, displayModeBar: bar };
-  Plotly.newPlot(place, data, { ...layout, template: template() }, config);
+  Plotly.newPlot(place, data, { ...layout, template: template(place) }, config);
 }
 
 const plots = document.querySelectorAll("[data-figure]");
@@ -32,7 +33,7 @@ const seen = new IntersectionObserver(
   { rootMargin: "400px" },
 );
 plots.forEach((place) => seen.observe(place));
-dark.addEventListener("change", () => plots.forEach((place) => place.data && Plotly.relayout(place, { template: template() })));
+dark.addEventListener("change", () => plots.forEach((place) => place.data && Plotly.relayout(place, { template: template(place) })));
 addEventListener("beforeprint", () => plots.forEach((place) => place.data || draw(place)));
 
 for (const pictures of document.querySelectorAll(".pictures")) {
@@ -55,10 +56,13 @@ for (const jobs of document.querySelectorAll(".jobs")) {
     }
   });
   const heads = [...jobs.querySelectorAll("th")];
+  const units = { "µs": 1e-6, ms: 1e-3, s: 1, "": 1 };
   const value = (row, index) => {
-    const cell = row.cells[index];
-    const text = cell.dataset.value ?? cell.textContent;
-    return text === "" || text === "nan" ? null : isNaN(text) ? text : Number(text);
+    const text = row.cells[index].textContent;
+    const number = text.replaceAll(",", "").match(/^(-?[\d.]+(?:e[-+]?\d+)?)(µs|ms|s|)$/);
+    const clock = text.match(/^(\d+):(\d\d):(\d\d)$/);
+    if (clock) return 3600 * clock[1] + 60 * clock[2] + Number(clock[3]);
+    return number ? Number(number[1]) * units[number[2]] : text === "" || text === "nan" ? null : text;
   };
   heads.forEach((head, index) => {
     head.tabIndex = 0;

@@ -38,7 +38,7 @@ class Page:
         self._figures: list[str] = []
 
     def figure(
-        self, title: str, data: list[Any], layout: Mapping[str, Any] | None = None, *, wide: bool = False
+        self, title: str, data: list[Any], layout: Mapping[str, Any] | None = None, *, of_optuna: bool = False
     ) -> Html:
         """Add a figure of plotly, and return its place in the page.
 
@@ -46,11 +46,11 @@ class Page:
             title: above it.
             data: traces. Arrays of numpy become float32.
             layout: of plotly, without colors.
-            wide: whether it needs the width of the page.
+            of_optuna: whether it has the width of the page, and colors that are inverted on a dark page.
         """
         self._figures.append(json.dumps(_safe({"data": data, "layout": layout or {}})).replace("<", "\\u003c"))
         place = element("div", class_="plot", data_figure=len(self._figures) - 1)
-        return element("figure", element("figcaption", title), place, class_="wide" if wide else None)
+        return element("figure", element("figcaption", title), place, class_="optuna" if of_optuna else None)
 
     def write(self, path: Path, *body: Html) -> None:
         """Write the page.

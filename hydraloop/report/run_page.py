@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hydraloop.engine.report.formats import clock, duration, number
 from hydraloop.errors import UserError
 from hydraloop.report.curves import MOST, charts, layout_of
-from hydraloop.report.markup import Html, element, facts, section, table, tree
+from hydraloop.report.markup import Html, element, facts, note, section, table, tree
 from hydraloop.report.page import Page
 from hydraloop.report.run_data import RunData
 from hydraloop.run_files.checkpoint_files import candidates
@@ -38,7 +38,7 @@ def write(run: RunData, output: Path) -> None:
     page = Page(f"{run.name} - hydraloop")
     page.write(
         output,
-        element("header", element("h1", run.name), badge(run.status), _typed(run), facts(summary(run))),
+        head(run.name, run.status, " ".join(run.typed), facts(summary(run))),
         *_problem(run),
         section("Curves", *figures(page, {"": run.curves}, *_time_by_part(page, run))),
         section("Pictures, tables and texts", *_objects(run)),
@@ -47,6 +47,11 @@ def write(run: RunData, output: Path) -> None:
         section("Checkpoints", _checkpoints(run), is_open=False),
         section("Versions", _versions(run), is_open=False),
     )
+
+
+def head(name: str, status: str, typed: str, *more: Html) -> Html:
+    """Return the head of the page of a run or a sweep."""
+    return element("header", element("h1", name), badge(status), element("p", element("code", typed)), *more)
 
 
 def badge(status: str) -> Html:
@@ -64,8 +69,7 @@ def summary(run: RunData) -> dict[str, object]:
     if result is not None:
         found |= {f"test {name}": number(value) for name, value in result.test_metrics.items()}
     last = run.records[-1] if run.records else None
-    found["epoch"] = f"{last.epoch:,}" if last else ""
-    found["iterations"] = f"{last.iteration:,}" if last else ""
+    found |= {"epoch": last and last.epoch, "iterations": last and last.iteration}
     if result is not None:
         found["time"] = duration(result.seconds)
     elif "perf/eta" in run.curves and run.status == "running":
@@ -80,9 +84,9 @@ def figures(page: Page, runs: Mapping[str, Mapping[str, Any]], *more: Html) -> I
     if plots or more:
         yield element("div", *plots, *more, class_="grid")
     else:
-        yield element("p", "There are no records.", class_="note")
+        yield note("There are no records.")
     if len(found) > MOST:
-        yield element("p", f"Left out: {', '.join(title for title, _ in found[MOST:])}", class_="note")
+        yield note(f"Left out: {', '.join(title for title, _ in found[MOST:])}")
 
 
 def _time_by_part(page: Page, run: RunData) -> Iterator[Html]:
@@ -106,9 +110,9 @@ def _problem(run: RunData) -> Iterator[Html]:
     """Yield why a run has no result, or not a good one."""
     result = run.result
     if run.status == "running":
-        yield element("p", "This run has not ended. The page shows its records until now.", class_="note")
+        yield note("This run has not ended. The page shows its records until now.")
     elif result is None:
-        yield element("p", "The run has no result.json: its process was killed, or it has not begun.", class_="note")
+        yield note("The run has no result.json: its process was killed, or it has not begun.")
     elif result.error or result.reason:
         yield section("Error" if result.error else "Reason", element("pre", result.error or result.reason))
     if run.status in ("failed", "killed") and (log := run.file("train.log")) is not None:
@@ -116,7 +120,9 @@ def _problem(run: RunData) -> Iterator[Html]:
 
 
 def end_of(log: Path, lines: int = _LINES) -> str:
-    """Return the last lines of a log, without colors."""
+    """Return the last lines of a log, without colors; nothing if there is no log."""
+    if not log.is_file():
+        return ""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 200 * lines))
         text = file.read().decode("utf-8", "replace")
@@ -139,7 +145,7 @@ def _objects(run: RunData) -> Iterator[Html]:
         else:
             others.append(f"{name} ({kind}): {shown(run.path / found[-1][2])}")
     if others:
-        yield element("p", "Not shown: ", "; ".join(others), class_="note")
+        yield note(f"Not shown: {'; '.join(others)}")
 
 
 def _pictures(run: RunData, found: list[tuple[int, str]], left: int) -> tuple[Html, int]:
@@ -171,13 +177,9 @@ def _text(file: Path, kind: str) -> Html:
     return element("pre", content[:10_000])
 
 
-def _typed(run: RunData) -> Html:
-    return element("p", element("code", " ".join(run.typed))) if run.typed else Html()
-
-
 def _config(run: RunData) -> Html:
     if run.config is None:
-        return element("p", "The run has no config.", class_="note")
+        return note("The run has no config.")
     typed = {line.lstrip("+~").partition("=")[0].replace("/", ".") for line in run.typed}
     return tree(run.config, typed)
 
@@ -194,12 +196,9 @@ def _hooks(run: RunData) -> Html:
 
 def _checkpoints(run: RunData) -> Html:
     found = candidates(*checkpoint_folders(run.path))
-    best = run.result.best.checkpoint if run.result is not None and run.result.best is not None else None
-    rows = []
-    for index, path in enumerate(found):
-        notes = ["the last"] if index == 0 else []
-        notes += ["the best"] if best is not None and Path(best).name == path.name else []
-        rows.append((shown(path), f"{path.stat().st_size / 2**20:.1f} MiB", ", ".join(notes)))
+    best = None if run.result is None or run.result.best is None else Path(run.result.best.checkpoint).name
+    notes = {path: "the best" if path.name == best else "the last" if path == found[0] else "" for path in found}
+    rows = [(shown(path), f"{path.stat().st_size / 2**20:.1f} MiB", notes[path]) for path in found]
     return table(("checkpoint", "size", ""), rows) if rows else Html()
 
 
@@ -208,5 +207,4 @@ def _versions(run: RunData) -> Html:
         return Html()
     git = run.result.git
     changed = " with uncommitted changes" if git.get("dirty") else ""
-    commit = {"git commit": f"{git['commit']}{changed}"} if git.get("commit") else {}
-    return facts({**run.result.versions, **commit})
+    return facts({**run.result.versions, "git commit": git and f"{git.get('commit')}{changed}"})

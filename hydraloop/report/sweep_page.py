@@ -10,205 +10,141 @@ from typing import Any
 
 import numpy as np
 
-from hydraloop.engine.report.formats import brief, clock, number
-from hydraloop.report.curves import ACCENT, QUIET, Curve, layout_of, trace
-from hydraloop.report.markup import Html, element, facts, section, table
+from hydraloop.engine.report.formats import brief, clock
+from hydraloop.report.curves import ACCENT, QUIET, Curve, curves, layout_of, trace
+from hydraloop.report.markup import Html, element, facts, note, rich_table, section
 from hydraloop.report.page import Page
-from hydraloop.report.run_page import badge, end_of
+from hydraloop.report.run_page import end_of, head
 from hydraloop.report.search_figures import search_figures
-from hydraloop.report.sweep_data import JOBS, SweepData, mean_and_band
 from hydraloop.run_files.environment import shown
+from hydraloop.run_files.record_log import FILENAME, read_some
 from hydraloop.safety.secrets import mask_command
-from hydraloop.sweeps.report.results import CSV, Group, rerun_command
+from hydraloop.sweeps.report import results, results_table
+from hydraloop.sweeps.report.results import Results
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import LOG
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 
-_ROWS = 1000
-"""Jobs in the table, the best ones."""
+_ROWS, _JOBS = 1000, 500
+"""Jobs in the table, and jobs whose curves are drawn, the best ones: a browser draws them in seconds."""
+_POINTS, _METRICS = 300, 4
+"""Points of a curve, and charts with the curves of all jobs, at most."""
 _FAILURES, _LINES = 20, 15
 """Failed jobs whose error is shown, and lines of their logs."""
-_COLORED, _BANDS = 8, 8
-"""Curves with colors of their own, and averages with bands. More of them are grey."""
-_LABEL = 60
-"""Characters of a name in a legend."""
-_CROWDED = 50
-"""So many grey curves are fainter."""
+_COLORED, _LABEL = 8, 60
+"""Up to so many curves have colors and a legend of their own; others are grey. Characters of a name in the legend."""
 _OVER = ("finished", "stopped", "failed", "pruned")
 
 
-def write(sweep: SweepData, output: Path) -> None:
+def write(directory: SweepDirectory, output: Path) -> None:
     """Write the page of a sweep. Errors: as of `Page.write`."""
-    directory, page = sweep.directory, Page(f"{shown(sweep.directory.path)} - hydraloop")
+    found, name = results.collect(directory), shown(directory.path)
+    page = Page(f"{name} - hydraloop")
+    left = directory.description.axes.count - sum(row.status in _OVER for row in found.rows)
+    runs = directory.controllers() or any(row.status == "running" for row in found.rows)
+    status = "running" if runs else "interrupted" if left else "finished"
     typed = mask_command([*directory.description.command, *directory.description.overrides])
+    search = found.search
     page.write(
         output,
-        element(
-            "header", element("h1", shown(directory.path)), badge(_status(sweep)), element("p", element("code", typed))
+        head(name, status, typed, _facts(directory, found)),
+        *_left_out(directory, found, left, status),
+        section("Best", found.best and element("pre", results_table.best_lines(directory, found))),
+        section("Curves", *_charts(page, directory, found)),
+        section("What was tried", *search_figures(page, directory, found)),
+        section(
+            "Pareto front", search and search.pareto and rich_table(results_table.pareto_table(found, search, _ROWS))
         ),
-        *_progress(sweep),
-        section("Best", *_best(sweep)),
-        section("Curves", *_curves(page, sweep)),
-        section("Search" if sweep.results.search else "Swept keys", *search_figures(page, sweep)),
-        section("Pareto front", *_pareto(sweep)),
-        section("Jobs", *_jobs(sweep)),
-        section("Averages", *_averages(sweep)),
-        section("Failures", *_failures(sweep)),
+        section("Jobs", rich_table(results_table.jobs_table(found, _ROWS))),
+        section("Averages", found.average and rich_table(results_table.averages_table(found, _ROWS))),
+        section("Failures", *_failures(directory, found)),
     )
 
 
-def _status(sweep: SweepData) -> str:
-    if sweep.directory.controllers() or any(row.status == "running" for row in sweep.results.rows):
-        return "running"
-    return "finished" if _left(sweep) == 0 else "interrupted"
+def _facts(directory: SweepDirectory, found: Results) -> Html:
+    axes, counts = directory.description.axes, Counter[str](row.status for row in found.rows)
+    trials = axes.title.partition(" trials")[0] if isinstance(axes, Trials) else None
+    seconds = sum(row.seconds for row in found.rows)
+    return facts({"trials": trials, "jobs": len(found.rows), **counts, "time of all jobs": clock(seconds)})
 
 
-def _left(sweep: SweepData) -> int:
-    return sweep.directory.description.axes.count - sum(row.status in _OVER for row in sweep.results.rows)
+def _left_out(directory: SweepDirectory, found: Results, left: int, status: str) -> Iterator[Html]:
+    """Yield how far the sweep is, and what the page does not show."""
+    count = directory.description.axes.count
+    if left:
+        how = "still runs" if status == "running" else "has not ended"
+        yield note(f"This sweep {how}: {count - left:,} of {count:,} jobs are over.")
+    if (count := len(found.rows)) > _JOBS:
+        text = f"Left out: curves of all but the best {_JOBS:,} of {count:,} jobs; rows of all but the best {_ROWS:,}."
+        yield note(f"{text} hydraloop results writes all rows into {results.CSV}.")
 
 
-def _progress(sweep: SweepData) -> Iterator[Html]:
-    """Yield how far the sweep is."""
-    rows, axes, count = sweep.results.rows, sweep.directory.description.axes, Counter[str]()
-    count.update(row.status for row in rows)
-    found: dict[str, object] = {"trials": axes.title.partition(" trials")[0]} if isinstance(axes, Trials) else {}
-    found |= {"jobs": f"{len(rows):,}"} | {name: f"{count[name]:,}" for name in count}
-    found["time of all jobs"] = clock(sum(row.seconds for row in rows))
-    yield facts(found)
-    if left := _left(sweep):
-        done, is_running = f"{axes.count - left:,} of {axes.count:,} jobs are over.", _status(sweep) == "running"
-        yield element("p", f"This sweep {'still runs' if is_running else 'has not ended'}: {done}", class_="note")
-
-
-def _best(sweep: SweepData) -> Iterator[Html]:
-    """Yield the best job, or the best average, and the command that runs it again."""
-    found, best = sweep.results, sweep.results.best
-    if best is None:
-        return
-    value = best.mean if isinstance(best, Group) else best.value
-    where = f"mean of {len(best.values)} jobs" if isinstance(best, Group) else f"job {best.job}"
-    swept = {key: brief(best.swept[key]) for key in best.swept}
-    yield facts({found.metric or "value": f"{number(value)} ({where})", **swept})
-    yield element("pre", rerun_command(sweep.directory, *found.best_jobs))
-
-
-def _curves(page: Page, sweep: SweepData) -> Iterator[Html]:
-    """Yield a chart for each metric: the curves of all jobs, or their means with bands."""
-    plots = []
-    for name in sweep.metrics:
-        drawn = [(label, jobs, [sweep.curves[job][name] for job in jobs if name in sweep.curves.get(job, ())])
-                 for label, jobs in _lines(sweep)]  # fmt: skip
-        traces = _traces([(label, jobs, found) for label, jobs, found in drawn if found], sweep)
-        if traces:
-            plots.append(page.figure(name, traces, layout_of(traces)))
-    yield element("div", *plots, class_="grid") if plots else Html()
-    if len(sweep.results.rows) > JOBS:
-        left = f"Curves of the best {JOBS:,} of {len(sweep.results.rows):,} jobs. At most 300 points of each are drawn."
-        yield element("p", left, class_="note")
-
-
-def _lines(sweep: SweepData) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the label and the jobs of each curve, the best first."""
-    found = sweep.results
+def _charts(page: Page, directory: SweepDirectory, found: Results) -> list[Html]:
+    """Return a chart for each metric: the curves of all jobs, or their means with bands."""
+    names = (*(found.search.objectives if found.search else ()), found.metric, "loss")
+    metrics = list(dict.fromkeys([*(f"val/{name}" for name in names if name), "train/loss"]))[:_METRICS]
+    drawn = {row.job: _read(directory, row.job, metrics) for row in found.rows[:_JOBS] if row.status != "queued"}
     short = short_keys(found.keys)
-    parts: Sequence[Any] = found.groups if found.average is not None else found.rows
-    jobs = [one.jobs if isinstance(one, Group) else (one.job,) for one in parts]
-    texts = [" ".join(f"{short[key]}={brief(value)}" for key, value in one.swept.items()) for one in parts]
-    return [
-        (textwrap.shorten(text, _LABEL, placeholder=" …") or f"job {own[0]}", own)
-        for text, own in zip(texts, jobs, strict=True)
-    ]
+    lines = []
+    for one in found.rows if found.average is None else found.groups:
+        label = " ".join(f"{short[key]}={brief(value)}" for key, value in one.swept.items())
+        jobs = (one.job,) if isinstance(one, results.Row) else one.jobs
+        lines.append((textwrap.shorten(label, _LABEL, placeholder=" …"), jobs))
+    plots = []
+    for name in metrics:
+        of_jobs = (
+            (label, jobs, [drawn[job][name] for job in jobs if name in drawn.get(job, ())]) for label, jobs in lines
+        )
+        if traces := _traces([line for line in of_jobs if line[2]], found.best_jobs):
+            plots.append(page.figure(name, traces, layout_of(traces)))
+    return [element("div", *plots, class_="grid")] if plots else []
 
 
-def _traces(lines: list[tuple[str, tuple[int, ...], list[Curve]]], sweep: SweepData) -> list[dict[str, Any]]:
+def _read(directory: SweepDirectory, job: int, metrics: Sequence[str]) -> dict[str, Curve]:
+    return curves(read_some(directory.run_dir(directory.state(job)) / FILENAME, _POINTS), metrics)
+
+
+def _traces(lines: list[tuple[str, tuple[int, ...], list[Curve]]], best: tuple[int, ...]) -> list[dict[str, Any]]:
     """Return the traces of a chart, the best on top."""
     traces: list[dict[str, Any]] = []
-    few, best = len(lines) <= _COLORED, sweep.results.best_jobs
+    few = len(lines) <= _COLORED
     for index, (label, jobs, found) in reversed(list(enumerate(lines))):
-        is_best = jobs == best
-        curve, deviation = mean_and_band(found) if len(found) > 1 else (found[0], np.zeros(0))
+        is_best, text = jobs == best, f"job {', '.join(map(str, jobs))}"
         color = ACCENT if is_best else index if few else QUIET
-        text = f"job {jobs[0]}: {label}" if len(jobs) == 1 else f"{label}, jobs {jobs[0]} to {jobs[-1]}"
-        name = (f"best: {label}" if few else f"best: job {jobs[0]}") if is_best else label
-        one = trace(curve, name, color=color, is_thin=not (few or is_best))
-        one |= {"hovertemplate": f"{text}<br>iteration %{{x}}: %{{y:.4g}}<extra></extra>", "showlegend": few or is_best}
+        curve, deviation = _mean(found)
+        if len(found) > 1 and color != QUIET:
+            edge = {"x": curve.iterations, "mode": "lines", "line": {"width": 0, "color": color}, "hoverinfo": "skip"}
+            edge["showlegend"] = False
+            traces += [
+                edge | {"y": curve.values - deviation},
+                edge | {"y": curve.values + deviation, "fill": "tonexty"},
+            ]
+        name = (label if few else "") or text
+        one = trace(curve, f"best: {name}" if is_best else name, color=color, is_thin=color == QUIET)
+        one |= {"hovertemplate": f"{text}: {label}<br>iteration %{{x}}: %{{y:.4g}}<extra></extra>"}
         if color == QUIET:
-            one["opacity"] = 0.5 if len(lines) < _CROWDED else 0.15
-        if len(deviation) and (few or is_best):
-            traces += _band(curve, deviation, color)
+            one |= {"opacity": max(0.1, min(0.5, 20 / len(lines))), "showlegend": False}
         traces.append(one)
     return traces
 
 
-def _band(curve: Curve, deviation: Any, color: int | str) -> list[dict[str, Any]]:
-    """Return the traces of a band of one standard deviation."""
-    edge = {"x": curve.iterations, "mode": "lines", "line": {"width": 0, "color": color}, "hoverinfo": "skip"}
-    edge |= {"showlegend": False}
-    return [edge | {"y": curve.values - deviation}, edge | {"y": curve.values + deviation, "fill": "tonexty"}]
+def _mean(found: list[Curve]) -> tuple[Curve, Any]:
+    """Return the mean of curves, up to the iteration that all of them have reached, and their standard deviation."""
+    if len(found) == 1:
+        return found[0], None
+    longest = max(found, key=lambda curve: len(curve.iterations))
+    at = longest.iterations[longest.iterations <= min(curve.iterations[-1] for curve in found)]
+    values = np.stack([np.interp(at, curve.iterations, curve.values) for curve in found])
+    return Curve(at, values.mean(axis=0)), values.std(axis=0, ddof=1)
 
 
-def _jobs(sweep: SweepData) -> Iterator[Html]:
-    """Yield the table of jobs."""
-    found = sweep.results
-    short = short_keys(found.keys)
-    others = [] if found.search is None else list(found.search.objectives)[1:]
-    infeasible = set(() if found.search is None else found.search.infeasible)
-    rows = []
-    for row in found.rows[:_ROWS]:
-        status = f"{row.status}, infeasible" if row.job in infeasible else row.status
-        swept = [brief(row.swept.get(key, "")) for key in short]
-        error = (row.error or "").partition("\n")[0][:200]
-        values = [row.value, *(row.objectives.get(name) for name in others)]
-        rows.append((row.job, *swept, status, *values, row.step, f"{row.seconds:.1f}", error))
-    headers = ("job", *short.values(), "status", found.metric or "value", *others, "step", "seconds", "error")
-    yield table(headers, rows, sortable=True)
-    if len(found.rows) > _ROWS:
-        text = f"The best {_ROWS:,} of {len(found.rows):,} jobs. `hydraloop results` writes all into {CSV}."
-        yield element("p", text, class_="note")
-
-
-def _averages(sweep: SweepData) -> Iterator[Html]:
-    """Yield the table of averages."""
-    found = sweep.results
-    if found.average is None:
-        return
-    keys = [key for key in found.keys if key != found.average]
-    rows = [
-        (*(brief(group.swept.get(key, "")) for key in keys), len(group.values), group.mean, group.deviation)
-        for group in found.groups[:_ROWS]
-    ]
-    headers = (*short_keys(keys).values(), "jobs", f"mean {found.metric or 'value'}", "sd")
-    yield table(headers, rows, sortable=True)
-
-
-def _pareto(sweep: SweepData) -> Iterator[Html]:
-    """Yield the table of the trials that no other trial dominates."""
-    search = sweep.results.search
-    if search is None or not search.pareto:
-        return
-    rows = [
-        (
-            ", ".join(map(str, point.jobs)),
-            *point.values.values(),
-            element("code", rerun_command(sweep.directory, *point.jobs)),
-        )
-        for point in search.pareto[:_ROWS]
-    ]
-    yield table(("job", *search.objectives, "command"), rows, sortable=True)
-
-
-def _failures(sweep: SweepData) -> Iterator[Html]:
+def _failures(directory: SweepDirectory, found: Results) -> Iterator[Html]:
     """Yield the errors of failed jobs, and the last lines of their logs."""
-    failed = [
-        row for row in sweep.results.rows if row.status == "failed" or (row.status == "interrupted" and row.error)
-    ]
+    failed = [row for row in found.rows if row.error and row.status in ("failed", "interrupted")]
     for row in failed[:_FAILURES]:
-        folder = sweep.directory.folder(row.job)
-        log = folder / LOG
-        heading = element(
-            "summary", sweep.directory.name(row.job), ": ", (row.error or row.status).partition("\n")[0][:200]
-        )
-        text = f"{row.error or ''}\n\n{end_of(log, _LINES) if log.is_file() else ''}".strip()
-        yield element("details", heading, element("pre", text))
+        heading = f"{directory.name(row.job)}: {row.error}".partition("\n")[0]
+        text = f"{row.error}\n\n{end_of(directory.folder(row.job) / LOG, _LINES)}"
+        yield element("details", element("summary", heading), element("pre", text))
     if len(failed) > _FAILURES:
-        yield element("p", f"and {len(failed) - _FAILURES:,} other jobs, see the table", class_="note")
+        yield note(f"and {len(failed) - _FAILURES:,} other jobs, see the table")

@@ -28,13 +28,14 @@ def check_installed(key: str | None = None) -> None:
 
 def write_report(folder: Path) -> None:
     """Write `report.html` into the folder of a run or a sweep. If that is not possible, a warning says why."""
-    process = spawn("hydraloop", "report", str(folder), pipes=(subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT))
-    try:
-        printed = process.communicate(timeout=_SECONDS)[0].decode("utf-8", "replace").strip()
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        printed = f"it takes longer than {_SECONDS:g} s"
+    pipes = (subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT)
+    with spawn("hydraloop", "report", str(folder), pipes=pipes) as process:
+        try:
+            printed = process.communicate(timeout=_SECONDS)[0].decode("utf-8", "replace").strip()
+        except subprocess.TimeoutExpired:
+            printed = f"it takes longer than {_SECONDS:g} s"
+        finally:  # after Ctrl-C, too
+            process.kill()
     if process.returncode:
         log.warning("the report cannot be written: %s", printed)
     else:

@@ -37,7 +37,7 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     assert "0.9500" in page.text
     assert page.body.count("data:image/png;base64,") == 11
     assert "11 of 30 pictures" in page.text
-    assert '<th scope="col" class="number">loss</th>' in page.body
+    assert '<th scope="col">loss</th>' in page.body
     assert '<div class="typed"><b>lr</b>: 0.01</div>' in page.body
 
 

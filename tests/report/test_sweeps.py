@@ -38,7 +38,7 @@ def test_a_sweep_has_its_best_average_its_curves_and_its_failures(tmp_path: Path
     page = Page(made.path / "report.html")
     assert page.captions == ["val/accuracy", "train/loss", "Parallel coordinates: accuracy", "Slices: accuracy"]
     assert "python train.py -m optimizer.lr=1e-3 seed=0,1 engine.max_epochs=3" in page.text
-    assert "0.8500 (mean of 2 jobs)" in page.text
+    assert "mean accuracy 0.8500 over 2 of 2 jobs" in page.text
     assert ("the last line" in page.text, "early" in page.text) == (True, False)
     assert page.tags.isdisjoint({"a", "img"})
     loss = page.figures[1]["data"]
@@ -57,8 +57,7 @@ def test_a_sweep_that_is_not_over_says_how_far_it_is_and_a_large_one_what_is_lef
         made.withdraw()
     text = Page(made.path / "report.html").text
     assert "This sweep still runs: 2 of 1,200 jobs are over." in text
-    assert "The best 1,000 of 1,200 jobs." in text
-    assert "Curves of the best 500 of 1,200 jobs." in text
+    assert "curves of all but the best 500 of 1,200 jobs; rows of all but the best 1,000" in text
     assert report(made.path) == 0
     assert "This sweep has not ended" in Page(made.path / "report.html").text
 
@@ -73,7 +72,7 @@ def test_a_search_has_the_figures_of_optuna(tmp_path: Path, objectives: dict[str
     assert report(directory.path) == 0
     page = Page(directory.path / "report.html")
     names = list(objectives) or ["loss"]
-    figures = ("Parallel coordinates: {}", "Slices: {}", "Importance of the keys for {} (PED-ANOVA)")
+    figures = ("Parallel coordinates: {}", "Slices: {}", "Importance (PED-ANOVA): {}")
     wanted = [figure.format(name) for name in names for figure in figures]
     drawn = [title for title in page.captions if "/" not in title]
     assert drawn == [*wanted, *(["Pareto front"] if objectives else [])]
