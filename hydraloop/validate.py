@@ -203,6 +203,8 @@ def _check_keys(cfg: DictConfig) -> None:
         for name in node:
             if str(name) not in known:
                 raise UserError("there is no such option", key=f"{key}.{name!s}", remedy=suggestion(str(name), known))
+            if OmegaConf.is_missing(node, name):
+                raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
 
 
 def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, list[str]]]:

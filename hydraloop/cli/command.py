@@ -117,13 +117,15 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
     """Refuse values that are not options of a config group. Hydra would raise a Python error."""
     for override in overrides:
         group = override.key_or_group
+        if override.value() == "???":  # OmegaConf's mark
+            raise UserError("??? is no value", key=group, remedy=f"Give it one: {group}=…")
         if arguments.is_sweep(override) or not composer.is_group(group):
             continue
         if not group:
             raise UserError(f"{override.input_line!r} has no key", remedy="Write key=value, or ~key to delete.")
         value = override.value()
         names = value if isinstance(value, list) else [value]
-        known = isinstance(value, dict) or all(isinstance(name, str) and name for name in names)
+        known = isinstance(value, dict) or all(isinstance(name, str) and name not in ("", "???") for name in names)
         if known and not (override.is_delete() and isinstance(value, list | dict)):
             continue
         if override.is_delete() and value is None:
