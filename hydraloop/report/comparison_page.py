@@ -71,4 +71,6 @@ def _value(config: Any, key: str) -> str:
         if not isinstance(config, dict) or name not in config:
             return ABSENT
         config = config[name]
+    if isinstance(config, dict):
+        return str(config.get("_target_", "{…}"))
     return "null" if config is None else str(config)

@@ -63,7 +63,8 @@ def charts(runs: Mapping[str, Mapping[str, Curve]]) -> Iterator[tuple[str, list[
             series = rest.removeprefix("lr").lstrip("/") if chart == "lr" else series.removeprefix("perf")
             text = f"{label} {series}".strip() if len(runs) > 1 else series or chart
             color = number if len(runs) > 1 else len(groups.get(chart, ()))
-            groups.setdefault(chart, []).append(trace(curve, text, color=color, is_thin=mode == "train"))
+            one = trace(curve, text, color=color, is_thin=mode == "train")
+            groups.setdefault(chart, []).append(one | ({"showlegend": True} if len(runs) > 1 else {}))
     for name in sorted(groups, key=lambda name: (_place(name), name)):
         yield _TITLES.get(name, name), groups[name]
 

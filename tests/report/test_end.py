@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.errors import UserError
-from hydraloop.hooks.report import ReportHook
 from hydraloop.tracking import report_process
 from tests.e2e.projects import Project
 from tests.report.written import Page
@@ -28,12 +26,6 @@ def test_a_run_and_a_sweep_write_their_reports(tmp_path: Path) -> None:
     assert done.code == 0, done.text
     assert "sweep/report.html" in done.text.splitlines()[-1]
     assert "This sweep" not in Page(project.path / "sweep" / "report.html").text
-
-
-def test_without_plotly_the_hook_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_process, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="plotly"):
-        ReportHook()
 
 
 def test_a_report_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
