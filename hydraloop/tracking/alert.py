@@ -163,4 +163,5 @@ def _service_of(address: str) -> Any:
     found: Any = Apprise.instantiate(address, asset=asset)
     if not found or not found.schemas() & _SERVICES:
         raise UnusableError("Apprise does not know a service of the address in `webhook`")
+    found.request_rate_per_sec = 0  # the follower pauses; killed while Apprise does, an alert would count as told
     return found

@@ -73,6 +73,8 @@ class Run:
     @property
     def tags(self) -> list[str]:
         """What the trackers' options `tags` have: `baseline`, or `team=a` for a tag with a value."""
+        if "tags:" not in self.config:  # saves most of the time
+            return []
         found = [options.get("tags") for _, options in self._hooks() if isinstance(options, Mapping)]
         labels = [tag for tags in found if isinstance(tags, list) for tag in tags if isinstance(tag, str)]
         pairs = [pair for tags in found if isinstance(tags, Mapping) for pair in tags.items()]
