@@ -116,7 +116,7 @@ class Condition(ast.NodeTransformer):
         if self._keys is None or key in self._keys:
             return key
         quoted = self._text.replace(key, f"'{key}'")
-        remedy = f'{suggestion(key, self._keys)} Quote text, for the shell too: "{self._key}=\\"{quoted}\\""'
+        remedy = suggestion(key, self._keys) + f' Quote text, for the shell too: "{self._key}=\\"{quoted}\\""'
         problem = f"no override sets {key}" if self._key == "sweep.where" else f"{key} is unknown here"
         raise UserError(self.pointed(problem, column), key=self._key, remedy=remedy)
 

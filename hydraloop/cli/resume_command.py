@@ -17,7 +17,7 @@ from hydraloop.cli import arguments
 from hydraloop.cli.command import check_hydra_node
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.run_config import config_of
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, missing_path
 from hydraloop.plan import Draft
 from hydraloop.run_files.checkpoint_files import newest_intact
 from hydraloop.run_files.result import PAUSE
@@ -80,7 +80,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Draft:
         raise UserError(
             f"{path} is neither a run directory nor a checkpoint of one",
             key=NAME,
-            remedy="Name one, outputs/<date>/<run>.",
+            remedy=missing_path(path, "Name one, outputs/<date>/<run>."),
         )
     ALLOWLIST.distrust(run_dir)
     is_hydra = [override.key_or_group.partition(".")[0] == "hydra" for override in arguments.parse(lines)]

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hydraloop.errors import UserError
+from hydraloop import json_answers
+from hydraloop.cli.arguments import refuse
+from hydraloop.errors import Remedy, UserError
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,11 @@ def listing() -> str:
     return "\n".join(lines)
 
 
+def summaries() -> dict[str, str]:
+    """Return what each command does."""
+    return {name: command.summary for name, command in COMMANDS.items()}
+
+
 def listed_names() -> str:
     """Return the names of all commands, for the end of every help."""
     title = f"Commands for finished runs and sweeps ({_PROGRAM} <command> --help)"
@@ -118,7 +125,10 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: after a mistake, with argparse's message, or after `--help`.
     """
-    return of(argv[0]).parse_intermixed_args(argv[1:])
+    made = of(argv[0])
+    if json_answers.asked():
+        made.error = refuse  # type: ignore[method-assign]  # argparse has no other way to raise an error of its own
+    return made.parse_intermixed_args(argv[1:])
 
 
 def of(name: str) -> argparse.ArgumentParser:
@@ -132,6 +142,7 @@ def of(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=name)
+    parser.add_argument("--json", action="store_true", help="print one JSON document, also for an error")
     if name in ON_RANKS:
         _add_run(parser, name)
     elif name == "diff":
@@ -172,8 +183,6 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
     if name == "logs":
         parser.add_argument("job", type=int, nargs="?", help="the number of a job; none: the controller's log")
         parser.add_argument("-f", "--follow", action="store_true", help="print new lines until it has ended")
-    if name == "results":
-        parser.add_argument("--json", action="store_true", help="print the results as JSON, and write nothing")
     if name == "stop":
         wait = "until what has not ended, and writes no checkpoint, is killed (30)"
         parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help=wait)
@@ -185,7 +194,6 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("given", nargs="*", metavar="FOLDER|CONDITION", help=what)
     parser.add_argument("--sort", metavar="NAME", help="in ascending order; by value or its metric, the best first")
     parser.add_argument("--reverse", action="store_true", help="in the opposite order")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     kind = parser.add_mutually_exclusive_group()
     delete = "delete the runs that the condition selects; no job of a sweep, and nothing outside of outputs/"
     prune = "delete all checkpoints of these runs and jobs, except for the last and the best"
@@ -239,7 +247,8 @@ def split(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
         if key not in keys:
             overrides.append(text)
         elif not value:
-            raise UserError("it has no value", key=key, remedy=f"Write {key}={keys[key]}, or leave it out.")
+            remedy = Remedy(f"Write {key}={keys[key]}, or leave it out.", leave_out=[key])
+            raise UserError("it has no value", key=key, remedy=remedy)
         else:
             own[key] = value
     return own, overrides
