@@ -116,10 +116,12 @@ def check_strategy(strategy: str, *, several: bool) -> None:
 def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
     """Refuse a trace of a hook or of torch.compile that could be outside the run directory, unless it was typed.
 
+    It also calls `check_alerts`, because a config of `hydraloop.build` may come from a file.
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
     """
     from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without
 
+    check_alerts(cfg, typed)
     folder = run_dir.resolve()
     for hook, node in hook_nodes(cfg):
         key, path = f"{hook}.json_trace_path", node.get("json_trace_path")
