@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hydraloop.commands.runs.found import NAMES, Run
+from hydraloop.commands.runs.found import MISSING, NAMES, Run
 from hydraloop.condition import Condition
 from hydraloop.errors import Remedy, UserError, suggestion
 
 EXAMPLE = """python -m hydraloop runs 'accuracy > 0.9 and "ema" in hooks'"""
-_NAN = float("nan")
-"""The value of a name that a run does not have: each comparison with it is false, except for `!=`."""
 
 
 def selected(rows: Sequence[Run], text: str) -> list[Run]:
@@ -23,13 +21,13 @@ def selected(rows: Sequence[Run], text: str) -> list[Run]:
     """
     condition = Condition(text, None, key="condition", example=EXAMPLE)
     meeting, mistakes = [], []
-    values = [_values(row, condition.names) for row in rows]
+    values = [{name: row.value(name) for name in condition.names} for row in rows]
     for name, column in condition.names.items():
-        if rows and not any(name in found for found in values):
+        if rows and all(found[name] is MISSING for found in values):
             raise _unknown(name, rows, condition.pointed(f"no run has {name}", column), text)
     for row, found in zip(rows, values, strict=True):
         try:
-            if condition.holds({**dict.fromkeys(condition.names, _NAN), **found}, [str(row.path)]):
+            if condition.holds(found, [str(row.path)]):
                 meeting.append(row)
         except UserError as error:
             mistakes.append(error)
@@ -44,7 +42,7 @@ def ordered(rows: Sequence[Run], name: str, *, reverse: bool) -> list[Run]:
     Raises:
         UserError: no run has the name, or its values have no order.
     """
-    pairs: list[tuple[Any, Run]] = [(_values(row, [name]).get(name), row) for row in rows]
+    pairs: list[tuple[Any, Run]] = [(row.value(name), row) for row in rows]
     have = [pair for pair in pairs if pair[0] is not None and pair[0] == pair[0]]
     lacking = [row for value, row in pairs if value is None or value != value]
     if rows and not have:
@@ -57,16 +55,6 @@ def ordered(rows: Sequence[Run], name: str, *, reverse: bool) -> list[Run]:
         problem = f"the values of {name} have no order: {error}"
         raise UserError(problem, key="--sort", remedy="Name a number, or a text.") from error
     return [row for _, row in have] + lacking
-
-
-def _values(row: Run, names: Iterable[str]) -> dict[str, Any]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = row.value(name)
-        except KeyError:
-            continue
-    return found
 
 
 def _unknown(name: str, rows: Sequence[Run], problem: str, argument: str) -> UserError:
