@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
     if sweep is None:
-        return {"run": asdict(_state_of_run(path)), "log": log_of(path)}
+        return {"run": asdict(_state_of_run(path)), "log": log_of(path), "alerts": alert_log.alerts(path)}
     jobs = _asked(sweep, sweep.current_states())
     return {
         "jobs": [{**asdict(job), "log": log_of(sweep.folder(job.number))} for job in jobs],

@@ -88,11 +88,8 @@ class AlertHook(TrackerHook):
                 installed, or no metric says what a better value is.
         """
         webhook, command = (self._given(key) for key in self._channels)
-        words = shlex.split(command) if isinstance(command, str) else list(command or ())
+        words = self._words(command)
         remember({"webhook": webhook, "notify_command": [command, *words]})
-        if words and shutil.which(words[0]) is None:
-            remedy = f"Find it, and type its whole path: command -v {Path(words[0]).name}"
-            raise UserError("there is no such program", key=f"{self.key}.notify_command", remedy=remedy)
         if webhook is not None:
             check_address(str(webhook), f"{self.key}.webhook")
         monitor: tuple[str, bool] | None = engine.messages.read("monitor")
@@ -114,6 +111,16 @@ class AlertHook(TrackerHook):
             problem = f"the environment variable {variable} is not set"
             raise UserError(problem, key=f"{self.key}.{key}_env", remedy=f"Begin the command with {variable}='…'")
         return os.environ[variable]
+
+    def _words(self, command: str | Sequence[str] | None) -> list[str]:
+        key, problem = f"{self.key}.notify_command", "there is no such program"
+        try:
+            words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command or ()]
+        except ValueError as error:
+            words, problem = [""], f"it is not a command: {error}"
+        if words and shutil.which(words[0]) is None:
+            raise UserError(problem, key=key, remedy="Write the path of a program, and its arguments.")
+        return words
 
     def _summary(self, run_dir: Path, link: Link) -> str:
         count = len(AlertLog(run_dir, self.name).alerts)

@@ -84,8 +84,8 @@ class AlertTracker(Tracker):
         """Say how the run has ended."""
         self.memory["ended"] = number = self.run.attempt.number
         if _ENDS.get(finish.status, finish.status) in self.options["on_end"]:
-            error = f": {finish.error}" if finish.error else ""
-            self._alert(f"end of attempt {number}", f"{finish.status}{error}")
+            error = (finish.error or "").partition("\n")[0]
+            self._alert(f"end of attempt {number}", f"{finish.status}: {error}" if error else finish.status)
 
     def _see(self, record: Record) -> None:
         values = {**record.values, "epoch": record.epoch, "iteration": record.iteration}
@@ -93,7 +93,7 @@ class AlertTracker(Tracker):
         metric, higher = self.options["metric"], self.options["higher"]
         if record.mode == "val" and metric in record.values:
             value, best = record.values[metric], self.memory.get("best")
-            if best is None or (value > best if higher else value < best):
+            if value == value and (best is None or (value > best if higher else value < best)):
                 self.memory |= {"best": value, "best_at": record.timestamp}
         if self._condition is not None and self._condition.names.keys() & named.keys():
             self._check(self._condition, named, record.iteration)
@@ -163,4 +163,5 @@ def _service_of(address: str) -> Any:
     found: Any = Apprise.instantiate(address, asset=asset)
     if not found or not found.schemas() & _SERVICES:
         raise UnusableError("Apprise does not know a service of the address in `webhook`")
+    found.request_rate_per_sec = 0  # the follower pauses; killed while Apprise does, an alert would count as told
     return found

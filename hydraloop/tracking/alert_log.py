@@ -42,12 +42,16 @@ class AlertLog:
         atomic.write_text(self._path, json.dumps(self.alerts, indent=1) + "\n")
 
 
+def alerts(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the alerts of a run with `time`, in seconds since 1970, `text` and `told`, the newest last."""
+    found = [alert for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}") for alert in _read(path).values()]
+    return sorted(found, key=lambda alert: alert["time"])
+
+
 def lines(run_dir: Path) -> list[str]:
     """Return a line for each alert of a run, the newest last."""
-    found = [alert for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}") for alert in _read(path).values()]
     when = "%Y-%m-%d %H:%M:%S"
-    found.sort(key=lambda alert: alert["time"])
-    return [f"{time.strftime(when, time.localtime(alert['time']))}  {alert['text']}" for alert in found]
+    return [f"{time.strftime(when, time.localtime(one['time']))}  {one['text']}" for one in alerts(run_dir)]
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

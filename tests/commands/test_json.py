@@ -23,6 +23,7 @@ LINES = {
     "`--dry-run`": "train.py --dry-run hooks=ema --json",
     "a run": "train.py --json engine.max_iters=2 data.val=null data.test=null default_hooks.progress=null",
     "a sweep, `results`": "train.py -m seed=0,1 engine.max_iters=2 hydra.sweep.dir=done --json",
+    "`runs`": "-m hydraloop runs . --json",
     "`status` of a run": "-m hydraloop status run --json",
     "`status` of a sweep": "-m hydraloop status sweep --json",
     "`logs`": "-m hydraloop logs run --json",

@@ -114,7 +114,7 @@ def test_the_table_and_the_order(project: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["acuracy > 0.9"], "condition: no run has acuracy\n    acuracy > 0.9\n    ^\n  Did you mean accuracy?"),
+        (["acuracy > 0.9"], "runs: no run has acuracy\n    acuracy > 0.9\n    ^\n  Did you mean accuracy?"),
         (["loss < 1 and seed < "], "condition: loss < 1 and seed < is not a condition\n"),
         (["loss < 1 and f(1)"], "f(1) cannot be part of a condition\n    loss < 1 and f(1)\n                 ^\n"),
         (["status > 3"], "status > 3 cannot be evaluated"),
@@ -137,6 +137,13 @@ def test_a_mistake_is_one_message(
     assert said.count("error: ") == 1
     assert message in said
     assert sorted(path for path in project.rglob("*") if "outputs/d" not in str(path)) == before
+
+
+def test_a_wrong_name_has_a_command_that_works(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "loss == 2 and acuracy > 0.9", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["key"]) == ("unknown_key", "runs")
+    assert error["command"] == ["python", "-m", "hydraloop", "runs", "loss == 2 and accuracy > 0.9", "--json"]
 
 
 def test_a_broken_or_foreign_directory_is_one_row(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

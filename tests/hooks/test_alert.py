@@ -164,12 +164,13 @@ def test_no_better_value_for_long_is_one_alert_until_there_is_a_better_one(tmp_p
         return [line.rpartition(": ")[2] for line in alert_log.lines(tmp_path)]
 
     object.__setattr__(one.run.attempt, "began", time.time() - 500)
-    assert validated(0.5, 101) == ["no better accuracy for 0:01:40; the best is 0.5"]
-    assert len(validated(0.4, 0)) == 1
-    assert len(validated(0.6, 50)) == 1
-    assert len(validated(0.7, 102)) == 2
+    assert validated(float("nan"), 0)[0].endswith("the best is none yet")
+    assert validated(0.5, 101)[1:] == ["no better accuracy for 0:01:40; the best is 0.5"]
+    assert len(validated(0.4, 0)) == 2
+    assert len(validated(0.6, 50)) == 2
+    assert len(validated(0.7, 102)) == 3
     one.finish(Finish("finished"))
-    assert len(validated(0.8, 103)) == 2
+    assert len(validated(0.8, 103)) == 3
 
 
 def test_how_it_ends_is_told_without_secrets(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_how_it_ends_is_told_without_secrets(tmp_path: Path) -> None:
     one = tracker(runs.described_run(tmp_path), on_end=["failed", "interrupted"])
     one.finish(Finish("stopped"))
     assert alert_log.lines(tmp_path) == []
-    one.finish(Finish("failed", "ValueError: no correct-horse-9 at https://me:hunter22@host"))
+    one.finish(Finish("failed", "ValueError: no correct-horse-9 at https://me:hunter22@host\n  Write one."))
     assert alert_log.lines(tmp_path)[0].endswith("failed: ValueError: no *** at https://me:***@host")
     (tmp_path / "tracking" / "alert.alerts.json").write_text('{"a": [')
     assert alert_log.lines(tmp_path) == []
@@ -225,6 +226,7 @@ def test_a_web_page_is_not_an_address() -> None:
             "hooks.alert.notify_command_env: the environment variable MY_ALERT is not",
         ),
         ({"notify_command": "no-such-program now"}, "hooks.alert.notify_command: there is no such program"),
+        ({"notify_command": "echo 'now"}, "hooks.alert.notify_command: it is not a command: No closing quotation"),
         ({"webhook": "dbus://"}, "hooks.alert.webhook: it is not the address"),
     ],
 )

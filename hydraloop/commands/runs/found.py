@@ -34,6 +34,8 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if 
 _SWEEPS = (sweep_description.FILENAME, "multirun.yaml")
 """Files in the folder of a sweep; the second one is of Hydra."""
 _DAY = 86_400.0
+MISSING = float("nan")
+"""The value of a name that a run does not have: each comparison with it is false, except for `!=`."""
 NAMES = ("run", "status", "experiment", "typed", "hooks", "tags", "size", "seconds", "days", "job", "value", "metric")
 """What a condition can name of each run, besides metrics, `test.<metric>`, counters and options."""
 
@@ -73,6 +75,8 @@ class Run:
     @property
     def tags(self) -> list[str]:
         """What the trackers' options `tags` have: `baseline`, or `team=a` for a tag with a value."""
+        if "tags:" not in self.config:  # saves most of the time
+            return []
         found = [options.get("tags") for _, options in self._hooks() if isinstance(options, Mapping)]
         labels = [tag for tags in found if isinstance(tags, list) for tag in tags if isinstance(tag, str)]
         pairs = [pair for tags in found if isinstance(tags, Mapping) for pair in tags.items()]
@@ -80,48 +84,34 @@ class Run:
         return list(dict.fromkeys(labels))
 
     def value(self, name: str) -> Any:
-        """Return what a condition means by a name.
-
-        Raises:
-            KeyError: the run has nothing of this name.
-        """
+        """Return what a condition means by a name; `MISSING` if the run has nothing of the name."""
+        if name in ("experiment", "hooks", "tags"):
+            return getattr(self, name)
         goal, result = self.result.objective, self.result
         known: dict[str, Any] = {f"test.{metric}": value for metric, value in result.test_metrics.items()}
         known |= {**result.progress, **result.val_metrics}
         known |= {} if goal is None else {goal.metric: goal.value, "value": goal.value, "metric": goal.metric}
         known |= {"run": shown(self.path), "job": self.is_job, "status": self.status, "typed": self.typed}
         known |= {"size": self.size, "seconds": result.seconds, "days": (time.time() - self.changed) / _DAY}
-        if name in ("experiment", "hooks", "tags"):
-            return getattr(self, name)
         return known[name] if name in known else self._option(name)
 
     def _option(self, key: str) -> Any:
         first, *rest = key.split(".")
         value = self._section(first)
         for name in rest:
-            if not isinstance(value, Mapping):
-                raise KeyError(key)
-            value = value[name]
+            value = value.get(name, MISSING) if isinstance(value, Mapping) else MISSING
         if isinstance(value, str) and "${" in value:
             with suppress(Exception):  # an interpolation of the job: as written
                 return OmegaConf.select(OmegaConf.create(yaml.load(self.config, _Loader)), key)
         return value
 
     def _section(self, name: str) -> Any:
-        """Return the value of a key without dots. hydraloop begins a line of the file only with such a key.
-
-        Raises:
-            KeyError: there is none. Not for `hooks` and `experiment_name`.
-        """
+        """Return the value of a key without dots. hydraloop begins a line of the file only with such a key."""
         found = re.search(rf"^{re.escape(name)}:.*\n(?:(?:[ \t-].*)?\n)*", self.config, re.MULTILINE)
-        if found is None:
-            if name in ("hooks", "experiment_name"):
-                return None
-            raise KeyError(name)
         try:
-            return yaml.load(found[0], _Loader)[name]
+            return MISSING if found is None else yaml.load(found[0], _Loader)[name]
         except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # written by another program
-            return None
+            return MISSING
 
     def _hooks(self) -> list[tuple[str, Any]]:
         found = self._section("hooks")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any
 
-from hydraloop.commands.runs.found import NAMES, Run
+from hydraloop.commands.runs.found import MISSING, NAMES, Run
 from hydraloop.condition import Condition
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import Remedy, UserError, suggestion
 
 EXAMPLE = """python -m hydraloop runs 'accuracy > 0.9 and "ema" in hooks'"""
-_NAN = float("nan")
-"""The value of a name that a run does not have: each comparison with it is false, except for `!=`."""
 
 
 def selected(rows: Sequence[Run], text: str) -> list[Run]:
@@ -22,13 +21,13 @@ def selected(rows: Sequence[Run], text: str) -> list[Run]:
     """
     condition = Condition(text, None, key="condition", example=EXAMPLE)
     meeting, mistakes = [], []
-    values = [_values(row, condition.names) for row in rows]
+    values = [{name: row.value(name) for name in condition.names} for row in rows]
     for name, column in condition.names.items():
-        if rows and not any(name in found for found in values):
-            raise _unknown(name, rows, condition.pointed(f"no run has {name}", column))
+        if rows and all(found[name] is MISSING for found in values):
+            raise _unknown(name, rows, condition.pointed(f"no run has {name}", column), text)
     for row, found in zip(rows, values, strict=True):
         try:
-            if condition.holds({**dict.fromkeys(condition.names, _NAN), **found}, [str(row.path)]):
+            if condition.holds(found, [str(row.path)]):
                 meeting.append(row)
         except UserError as error:
             mistakes.append(error)
@@ -43,11 +42,11 @@ def ordered(rows: Sequence[Run], name: str, *, reverse: bool) -> list[Run]:
     Raises:
         UserError: no run has the name, or its values have no order.
     """
-    pairs: list[tuple[Any, Run]] = [(_values(row, [name]).get(name), row) for row in rows]
+    pairs: list[tuple[Any, Run]] = [(row.value(name), row) for row in rows]
     have = [pair for pair in pairs if pair[0] is not None and pair[0] == pair[0]]
     lacking = [row for value, row in pairs if value is None or value != value]
     if rows and not have:
-        raise _unknown(name, rows, f"no run has {name}")
+        raise _unknown(name, rows, f"no run has {name}", name)
     goals = [row.result.objective for _, row in have if row.result.objective is not None]
     greater = any(goal.rule == "greater" for goal in goals if name in ("value", goal.metric))
     try:
@@ -58,17 +57,9 @@ def ordered(rows: Sequence[Run], name: str, *, reverse: bool) -> list[Run]:
     return [row for _, row in have] + lacking
 
 
-def _values(row: Run, names: Iterable[str]) -> dict[str, Any]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = row.value(name)
-        except KeyError:
-            continue
-    return found
-
-
-def _unknown(name: str, rows: Sequence[Run], problem: str) -> UserError:
+def _unknown(name: str, rows: Sequence[Run], problem: str, argument: str) -> UserError:
     known = {metric for row in rows for metric in row.result.val_metrics}.union(NAMES)
-    remedy = f"{suggestion(name, known)} An option has its full key, such as optimizer.lr."
-    return UserError(problem, key="condition", remedy=remedy)
+    near = suggestion(name, known)
+    repaired = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", near.word[1] if near.word else name, argument)
+    remedy = Remedy(f"{near} An option has its full key, such as optimizer.lr.", (argument, repaired))
+    return UserError(problem, key="runs", remedy=remedy)
