@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+from hydraloop.commands import parser
+from tests.docs.pages import SKILL, blocks
 from tests.e2e.projects import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -98,6 +103,36 @@ def test_every_option_composes_without_the_clone(installed: Path, tmp_path: Path
     (tmp_path / "conf" / "config.yaml").write_text("defaults: [hydraloop/project, _self_, experiment: null]\n")
     for line in ("experiment=diabetes", "experiment=char_lm", "experiment=char_lm hooks=[ema,wandb]"):
         assert "Nothing was trained" in shell(f"hydraloop --dry-run {line}", tmp_path, **path)
+
+
+def test_each_command_of_the_page_for_agents_works(installed: Path, tmp_path: Path) -> None:
+    """In its order, in an empty folder. With `--json`, standard output is one document."""
+    path, folder = {"PATH": f"{installed}:/usr/bin:/bin", "HOME": str(tmp_path / "home")}, tmp_path
+    page = shell("hydraloop skill", tmp_path, **path)
+    _, head, text = page.split("---\n", 2)
+    assert page == SKILL.read_text(encoding="utf-8")
+    assert list(yaml.safe_load(head)) == ["name", "description"]
+    named = {*re.findall(r"hydraloop (\w+)", text)} & {*parser.COMMANDS}
+    assert named >= {
+        "new",
+        "check",
+        "resume",
+        "status",
+        "results",
+        "runs",
+        "report",
+        "diff",
+        "stop",
+        "logs",
+        "evaluate",
+    }
+    for command in [command for block in blocks(SKILL) for command in block.commands]:
+        if command.startswith("cd "):
+            folder /= command.removeprefix("cd ")
+            continue
+        printed = shell(command, folder, **path)
+        if "--json" in command:
+            assert ("error" in json.loads(printed)) == ("optimizr" in command), printed
 
 
 @pytest.mark.parametrize("is_editable", [False, True])

@@ -81,6 +81,11 @@ COMMANDS = {
         "print what makes the Tab key complete commands, options and runs",
         "Append it to ~/.bashrc or ~/.zshrc, or write it to ~/.config/fish/conf.d/hydraloop.fish.",
     ),
+    "skill": Command(
+        "",
+        "print a page for coding agents: from a new project to its results",
+        "It is a SKILL.md, in Markdown. Its commands work in an empty folder, in their order.",
+    ),
     "doctor": Command(
         "[key=value …]",
         "test this machine, and the config of the project in this folder",
@@ -165,7 +170,7 @@ def of(name: str) -> argparse.ArgumentParser:
         _add_selection(parser)
     elif name in ("check", "doctor"):
         _add_project(parser)
-    else:
+    elif name != "skill":
         _add_directory(parser, name)
     return parser
 
