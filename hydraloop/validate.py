@@ -113,10 +113,9 @@ def check_strategy(strategy: str, *, several: bool) -> None:
         )
 
 
-def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
-    """Refuse a trace of a hook or of torch.compile that could be outside the run directory, unless it was typed.
+def check_typed(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
+    """Refuse what only a command line may set: alerts, and traces that could be outside the run directory.
 
-    It also calls `check_alerts`, because a config of `hydraloop.build` may come from a file.
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
     """
     from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without

@@ -68,6 +68,11 @@ COMMANDS = {
     "status": Command("<folder>", "print how a sweep or a run is doing"),
     "attach": Command("<folder>", "show a sweep or a run until it ends", "Ctrl-C leaves it running."),
     "results": Command("<sweep>", "print the results of a sweep, and write results.csv and results.json"),
+    "report": Command(
+        "<folder>",
+        "write a page of HTML about a run or a sweep",
+        "With several runs, the page compares them. It needs no network.",
+    ),
     "logs": Command("<folder> [job]", "print what a job, a run or a controller has printed"),
     "stop": Command("<folder>", "let a sweep or a run save and end, and end all of its processes"),
     "sync": Command("<folder>", "send trackers the records and files that they do not have"),
@@ -148,6 +153,8 @@ def of(name: str) -> argparse.ArgumentParser:
     elif name == "diff":
         what = "a run directory, outputs/<date>/<run>"
         parser.add_argument("directory", nargs=2, type=Path, metavar="RUN", help=what)
+    elif name == "report":
+        _add_report(parser)
     elif name == "sync":
         _add_trackers(parser)
     elif name == "completion":
@@ -201,6 +208,14 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         kind.add_argument(flag, action="store_const", const=flag[2:], dest="remove", help=what)
     parser.add_argument("--all", action="store_true", help="without a condition, all runs are to be deleted or pruned")
     parser.add_argument("--yes", action="store_true", help="delete without asking")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    what = "multirun/<date>/<sweep>, or outputs/<date>/<run>; several runs are compared"
+    parser.add_argument("directory", nargs="+", type=Path, metavar="FOLDER", help=what)
+    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    what = "the page (report.html in the folder; with several runs, in the working directory)"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=what)
 
 
 def _add_new(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.report.formats import duration, in_bytes, number, rate
 from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
 from hydraloop.engine.report.optimizer_table import format_optimizer
+from hydraloop.engine.report.sparkline import losses
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.run import Run
 from hydraloop.run_files.environment import resume_command, shown
@@ -104,6 +105,7 @@ class Report:
         evaluator = self._evaluator
         rows = {} if result is None else self._ended(result, error)
         rows.update(self._best())
+        rows.update(self._losses())
         if evaluator.metrics:
             rows["validation"] = _metrics(evaluator.metrics)
         if evaluator.test_metrics:
@@ -125,6 +127,12 @@ class Report:
         resumed = f", resumed at {progress.began_at:,}" if progress.began_at else ""
         done, of_all = progress.iteration - progress.began_at, _count(progress.max_iters, "iteration")
         return {"status": status, "trained": f"{done:,} of {of_all} in {duration(result.seconds)}{resumed}"}
+
+    def _losses(self) -> dict[str, str]:
+        """Return the course of the losses."""
+        records: Path | None = self._messages.read("record_log")
+        lines = "" if records is None else losses(records)
+        return {"loss": lines} if lines else {}
 
     def _best(self) -> dict[str, str]:
         """Return the best validation, the best checkpoint and the last one."""
