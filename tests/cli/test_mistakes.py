@@ -542,7 +542,11 @@ PRIMARY: dict[str, tuple[str, str, str]] = {
     # the body of config.yaml: (key, problem, remedy)
     "engine: {fold: 3}": ("engine.fold", "which has no fold", "belongs to the top of config.yaml: fold: …"),
     "engine: {max_epoch: 3}": ("engine.max_epoch", "which has no max_epoch", "Did you mean max_epochs?"),
-    "optimizer: sgd": ("optimizer", "config.yaml selects sgd outside of the list", "- override /optimizer: sgd"),
+    "optimizer: sgd": (
+        "optimizer",
+        "config.yaml selects sgd outside of the list",
+        "config.yaml: override /optimizer: sgd",
+    ),
     "engine: {max_epochs: ten}": (
         "engine.max_epochs",
         "'ten' of type 'str' could not be converted to Integer (config.yaml)",
@@ -583,15 +587,15 @@ def test_a_group_that_is_not_in_the_defaults_list_needs_a_plus(tmp_path: Path) -
         check_command(arguments.read(["hooks=[ema]"]), composer)
     assert str(caught.value) == (
         "hooks: it is not in the defaults list\n  To add it, write a +: '+hooks=[ema]'\n"
-        "  For all runs, add to the defaults of config.yaml, before _self_: - hooks: [ema]"
+        "  For all runs, add to the defaults of config.yaml, before _self_: hooks: [ema]"
     )
 
 
 @pytest.mark.parametrize(
     ("entries", "body", "key", "line"),
     [
-        ("", "hooks: [ema]", "hooks", "- hooks: [ema]"),
-        ("", "optimizer: sgd", "optimizer", "- optimizer: sgd instead of adamw"),
+        ("", "hooks: [ema]", "hooks", "config.yaml: hooks: [ema]"),
+        ("", "optimizer: sgd", "optimizer", "config.yaml: optimizer: sgd instead of adamw"),
         ("override hooks: [ema], ", "", "hooks", "- /hooks: …"),
     ],
 )

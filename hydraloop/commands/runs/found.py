@@ -120,22 +120,24 @@ class Run:
 
 def find(folder: Path, *, in_sweep: bool = False) -> Iterator[Run]:
     """Yield the runs in a folder and below it, by name. No link in the folder is followed."""
-    in_sweep |= any((folder / name).exists() for name in _SWEEPS)
-    if (folder / sweep_description.FILENAME).exists():
+    below: dict[str, bool] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        below = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+    if sweep_description.FILENAME in below:
         with suppress(UserError, TypeError):  # it is damaged: what is below is found as in any folder
             started = [state for state in SweepDirectory.load(folder).current_states() if state.state != "queued"]
             yield from [_job(folder, state) for state in started]
             return
-    if any((folder / name).exists() for name in (RECORDS, RESULT, LOG)):
+    in_sweep |= not below.keys().isdisjoint(_SWEEPS)
+    if not below.keys().isdisjoint((RECORDS, RESULT, LOG)):
         yield _run(folder, in_sweep)
         return
-    with suppress(OSError), os.scandir(folder) as entries:
-        below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
-        for name in sorted(below, key=lambda name: (len(name), name)):
+    for name in sorted(below, key=lambda name: (len(name), name)):
+        if below[name] and name[0] != ".":
             yield from find(folder / name, in_sweep=in_sweep)
 
 
-def _run(path: Path, is_job: bool) -> Run:
+def _run(path: Path, is_job: bool, typed: list[str] | None = None) -> Run:
     result, size, changed, has_others = _result(path), *files_in(path)
     config = ""
     with suppress(OSError, ValueError):
@@ -148,9 +150,7 @@ def _run(path: Path, is_job: bool) -> Run:
         status = "interrupted"
     elif result is not None and (result.preempted_by or "").startswith(PAUSE):
         status = "paused"
-    typed = []
-    with suppress(ValueError, TypeError):
-        typed = typed_overrides(path)
+    typed = typed_overrides(path) if typed is None else typed
     return Run(path, is_job, status, typed, result or Result("failed"), size, changed, has_others, config)
 
 
@@ -164,12 +164,12 @@ def _job(sweep: Path, state: JobState) -> Run:
     is_ours = isinstance(state.seconds, int | float) and isinstance(state.metric, str | None)
     if not (is_ours and isinstance(state.state, str) and path.resolve().is_relative_to(sweep.resolve())):
         raise TypeError(state)
-    found = _run(path, True)
+    found = _run(path, True, mask_overrides(state.overrides))
     goal = found.result.objective
     if state.metric is not None and state.value is not None:
         goal = Objective(state.metric, state.rule, state.value, state.step or 0)
     result = replace(found.result, error=state.error, objective=goal, seconds=state.seconds)
-    return replace(found, status=state.state, typed=mask_overrides(state.overrides), result=result)
+    return replace(found, status=state.state, result=result)
 
 
 def _result(path: Path) -> Result | None:
@@ -180,14 +180,14 @@ def _result(path: Path) -> Result | None:
     return found if is_ours and (goal is None or isinstance(goal.metric, str)) else None
 
 
-def files_in(folder: Path, *, below: bool = False) -> tuple[int, float, bool]:
+def files_in(folder: Path | str, *, below: bool = False) -> tuple[int, float, bool]:
     """Return the size of all files, when the newest was written, and whether another run is in a folder below."""
     size, changed, has_others = 0, 0.0, False
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             has_others |= below and entry.name == RECORDS
             if entry.is_dir(follow_symlinks=False):
-                part = files_in(Path(entry.path), below=True)
+                part = files_in(entry.path, below=True)
                 size, changed, has_others = size + part[0], max(changed, part[1]), has_others or part[2]
             else:
                 stat = entry.stat(follow_symlinks=False)
