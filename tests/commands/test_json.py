@@ -30,6 +30,7 @@ LINES = {
     "`doctor`": "-m hydraloop doctor --json",
     "`check`": "-m hydraloop check --json",
     "`new`": "-m hydraloop new fresh --json",
+    "`schema`": "-m hydraloop schema --json",
     "`evaluate`, `predict`, `export`, `replay`": "-m hydraloop evaluate run --json",
     "`stop`": "-m hydraloop stop run --json",
 }
@@ -88,7 +89,7 @@ def test_a_result_has_one_number_to_compare_with_its_name_and_direction(save_bes
 
 def test_the_examples_of_the_page_are_what_is_printed(project: Project) -> None:
     shown = re.findall(r"^\{\"schema\".*?\}$", PAGE, re.M | re.S)
-    explained = project.train("--help", "optimizer.lr", "--json")
+    explained = project.train("--help", "weights", "--json")
     mistaken = project.train("optimizr.lr=0.1", "--json")
     assert [json.loads(text) for text in shown] == [json.loads(done.out) for done in (explained, mistaken)]
     assert mistaken.code == 2
