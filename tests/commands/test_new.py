@@ -13,7 +13,6 @@ from hydraloop.commands.new import TEMPLATES, templates
 from hydraloop.commands.schema import with_modeline
 from tests.e2e.projects import REPOSITORY, Project
 
-
 LEFT_OUT = {"__pycache__", "outputs", "multirun", ".hydraloop"}
 
 
