@@ -21,7 +21,7 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
 from hydraloop.errors import Remedy, UserError, any_of, close_names
 from hydraloop.safety.secrets import masked
-from hydraloop.schemas.docs import Argument, arguments_of_schema, typed
+from hydraloop.schemas.docs import Argument, arguments_of_schema, typed, value_schema
 from hydraloop.schemas.hook import HookConf
 from hydraloop.schemas.root import Config
 from hydraloop.validate import HOOK_GROUPS
@@ -103,14 +103,14 @@ class Topics:
         """Return the row of each key of the composed config."""
         return dict(self._rows_below("", self._composed()))
 
-    def _rows_below(self, key: str, node: DictConfig) -> Iterator[tuple[str, dict[str, str]]]:
+    def _rows_below(self, key: str, node: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, found in self._rows(key, node).items():
             own = f"{key}.{name}".lstrip(".")
             child = None if OmegaConf.is_missing(node, name) else node.get(name)
             if isinstance(child, DictConfig) and child:
                 yield from self._rows_below(own, child)
             else:
-                yield own, found._asdict()
+                yield own, {**found._asdict(), "schema": value_schema(own)}
 
     def _option(self, name: str) -> tuple[str, str, str, DictConfig, str]:
         """Return group, option and key in `hooks.ema.momentum`, the option, and its package: "" if there is none."""

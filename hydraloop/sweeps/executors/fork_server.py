@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
+from hydraloop import json_answers
 from hydraloop.processes.termination_signals import leave
 from hydraloop.run_files.processes import started
 from hydraloop.run_files.uncollected import uncollected
@@ -97,6 +98,7 @@ class _Server:
     def serve(self) -> int:
         """Answer messages until the controller has ended."""
         os.setsid()
+        json_answers.forget()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, signal.SIG_DFL)
