@@ -150,6 +150,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 remedy = Remedy(text, add=[joined], leave_out=overrides[first : first + count])
             elif right := _corrected(line, parser):
                 remedy = Remedy(f"Did you mean {shlex.quote(right)}?", (line, right))
+            elif re.fullmatch(r"\w+(\.\w+)+", line):
+                remedy = Remedy(f"Give it a value: {line}=…", (line, f"{line}="))
             raise UserError(f"{line!r} is not key=value", remedy=remedy) from error
     return parsed
 

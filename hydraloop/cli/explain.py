@@ -103,7 +103,8 @@ def check_defaults(cfg: DictConfig, composer: Composer) -> None:
 def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> UserError:
     """Return the user's mistake for a flag that does not exist, such as `--lr` in `--lr 0.1`."""
     name, _, value = flag.lstrip("-").replace("-", "_").partition("=")
-    value = value or next((word for word in args.overrides if word[:1] not in "+~" and "=" not in word), "…")
+    words = [*args.unknown[1:2], *args.overrides]  # argparse has the value in one of them
+    value = value or next((word for word in words if word[:1] not in "+~-" and "=" not in word), "…")
     by_end = {key.rpartition(".")[2]: key for key in reversed(_keys(_without(None, [], composer)))}
     by_end |= {key: key for key in by_end.values()} | {group: group for group in composer.groups()}
     by_end |= {other[2:].replace("-", "_"): other for other in args.flags}
@@ -113,7 +114,9 @@ def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> Use
         found = by_end[close[0]]
         remedy = Remedy(f"Write {found}", (flag, found))
     if close and found not in args.flags:
-        remedy = Remedy(f"Write it without dashes: {found}={value}", add=[f"{found}={value}"], leave_out=[flag, value])
+        line = f"{found}={value}"
+        add = [line] if value != "…" else []
+        remedy = Remedy(f"Write it without dashes: {line}", add=add, leave_out=[flag, value] if add else [])
     return UserError("there is no such flag", key=flag.partition("=")[0], remedy=remedy)
 
 

@@ -194,7 +194,7 @@ class Topics:
             found = arguments_of_schema(schema)
         else:
             found = arguments_of(self._definitions(node.get("_target_")))
-            found += arguments_of_schema(HookConf) if key.startswith(HOOK_GROUPS) else []
+            found += arguments_of_schema(HookConf) if key.rpartition(".")[0].startswith(HOOK_GROUPS) else []
         known = {*_NOT_OPTIONS, *(one.name for one in found)}
         found += [Argument(name, "", typed(value), "") for name, value in values.items() if name not in known]
         rows = {}

@@ -34,9 +34,9 @@ def select(typed: Sequence[Override], in_files: Sequence[Override], options: Map
     for override in typed:
         if is_of_sweep(override) and arguments.is_sweep(override):
             key = override.key_or_group
-            raise UserError(
-                "it holds for the whole sweep", key=key, remedy=f"Give it one value, without a comma: {key}=…"
-            )
+            first = [f"{key}={next(override.sweep_string_iterator())}"] if override.is_discrete_sweep() else []
+            remedy = Remedy(f"Give it one value, without a comma: {key}=…", add=first)
+            raise UserError("it holds for the whole sweep", key=key, remedy=remedy)
     lines = [override for override in typed if not is_of_sweep(override)]
     lines = [*_allowed(in_files, "hydra.sweeper.params"), *lines]
     if options.get("trials") is not None:

@@ -25,6 +25,9 @@ from tests.marks import nightly, slow
 MISTAKES: dict[str, tuple[str, str]] = {
     # command line: (key, part of the problem or the remedy)
     "hooks=emaa": ("hooks", "Did you mean ema?"),
+    "engine.max_epochs": (None, "Give it a value: engine.max_epochs=…"),
+    "engine.max_epochs=": ("engine.max_epochs", "It takes a whole number: engine.max_epochs=20"),
+    "-m sweep.gpus_per_job=0.5,1 seed=1,2": ("sweep.gpus_per_job", "Give it one value"),
     "hooks=profiler +hooks.profiler.on_trace_ready._target_=my_project.hooks.MyHook": (
         "hooks.profiler.on_trace_ready",
         "Write the whole list",
@@ -311,10 +314,13 @@ REPAIRED = {
     "+optimizer.lr=0.1": "optimizer.lr=0.1",
     "+optimizer.betas=0.9": "optimizer.betas=[0.9,0.999]",
     "seed:1": "seed=1",
+    "engine.max_epochs": "engine.max_epochs=",
+    "engine.max_epochs=": "engine.max_epochs=20",
     "-m hooks=[profiler],[] hooks.profiler.priority=10,20": "-m hooks=[profiler] hooks.profiler.priority=10,20",
     "-m hooks=[ema] hooks.ema.priority=HIGH,HIHG": "-m hooks=[ema] hooks.ema.priority=HIGH,HIGH",
     "-m optimizer.lr=1,x": "-m optimizer.lr=1,0.001",
     "-m resume=auto seed=1,2": "-m seed=1,2",
+    "-m sweep.gpus_per_job=0.5,1 seed=1,2": "-m sweep.gpus_per_job=0.5 seed=1,2",
     "engine.max_iters=0": "engine.max_iters=1",
     "engine.peak_tflops=0": "engine.peak_tflops=null",
     "weights=rw": "weights=raw",

@@ -111,6 +111,7 @@ ERRORS = {
     "train.py --json --cfg job seed=1": (2, "invalid", "train.py --json --dry-run seed=1"),
     "train.py --json detach=true resume=gone": (2, "not_found", "train.py --json detach=true"),
     "train.py --json --lr 0.1": (2, "unknown_flag", "train.py --json optimizer.lr=0.1"),
+    "train.py --json seed=2 --lr 0.1": (2, "unknown_flag", "train.py --json seed=2 optimizer.lr=0.1"),
     "train.py --json --help hooks.emma": (2, "unknown_key", "train.py --json --help hooks.ema"),
     "train.py --json hooks=weight_norm +hooks.weight_norm.digts=3": (
         1,

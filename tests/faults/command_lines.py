@@ -93,8 +93,8 @@ def dry_run(project: Project, words: Sequence[str]) -> tuple[str, str]:
     """Return how a dry run in this process ends, and what it has printed. It leaves no files."""
     before, out, err = project.files, io.StringIO(), io.StringIO()
     printed = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
-    with _in(project.path, ["train.py", "--dry-run", *words]), printed[0], printed[1]:
-        code = _code(lambda: hydraloop.main(folder=project.path))
+    with standing_in(project.path, ["train.py", "--dry-run", *words]), printed[0], printed[1]:
+        code = code_of(lambda: hydraloop.main(folder=project.path))
     end = judged(code, out.getvalue() + err.getvalue())
     return "files" if project.files != before else end, err.getvalue()
 
@@ -132,7 +132,7 @@ def judged(code: int | None, text: str) -> str:
 
 
 @contextlib.contextmanager
-def _in(folder: Path, argv: list[str]) -> Iterator[None]:
+def standing_in(folder: Path, argv: list[str]) -> Iterator[None]:
     """In the body, be what a command in a folder would be."""
     before = Path.cwd(), sys.argv, gc.freeze
     os.chdir(folder)
@@ -145,7 +145,7 @@ def _in(folder: Path, argv: list[str]) -> Iterator[None]:
         sys.argv, gc.freeze = before[1:]
 
 
-def _code(command: Callable[[], None]) -> int | None:
+def code_of(command: Callable[[], None]) -> int | None:
     """Return the exit code of a command; None if it takes too long."""
 
     hung = False
