@@ -48,7 +48,7 @@ def command(called: Sequence[str], argv: Sequence[str], key: str | None, remedy:
     for new in remedy.add:
         same = [index for index, word in enumerate(kept) if {"="} <= {*new} & {*word} and _name(word) == _name(new)]
         if same and new not in remedy.leave_out:  # otherwise it is one value of an axis of the sweep
-            kept[same[0]] = new
+            kept[same[-1]] = new  # the last one counts
         elif not same:
             added.append(new)
     at = min([*places, len(kept)])
@@ -58,7 +58,7 @@ def command(called: Sequence[str], argv: Sequence[str], key: str | None, remedy:
 
 def _with_word(argv: Sequence[str], key: str, wrong: str, right: str) -> list[str]:
     """Return the arguments with another word: an argument, a part of the key, or a part of the key's value."""
-    is_name = key == wrong or key.endswith(f".{wrong}")
+    is_name = f".{wrong}." in f".{key}."
     found = [_changed(word, key, wrong, right, is_name=is_name) for word in argv]
     if found != [*argv] or is_name or not key:
         return found
@@ -73,8 +73,9 @@ def _changed(argument: str, key: str, wrong: str, right: str, *, is_name: bool) 
         return right + argument[len(wrong) :]
     name, equals, value = argument.partition("=")
     own = _name(argument)
-    if own == key and is_name:
-        return f"{name[: len(name) - len(wrong)]}{right}{equals}{value}"
+    if is_name and f"{own}.".startswith(f"{key}."):
+        renamed = f".{own}.".replace(f".{wrong}.", f".{right}.", 1).strip(".")
+        return f"{name[: len(name) - len(own)]}{renamed}{equals}{value}"
     if own != key and not key.startswith((f"{own}.", f"{own}[")):
         return argument
     old, new = (text.rpartition(".")[2] if is_name else text for text in (wrong, right))

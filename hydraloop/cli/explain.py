@@ -28,6 +28,7 @@ from hydraloop.cli.own_keys import as_listed, line_for_defaults, selected_in_bod
 from hydraloop.errors import RENAMED, Remedy, UserError, any_of, close_names, emptying, suggestion
 from hydraloop.safety.secret_names import looks_secret
 from hydraloop.schemas import stored
+from hydraloop.schemas.root import Config
 from hydraloop.validate import HOOK_GROUPS
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -413,6 +414,8 @@ def _hint(key: str, cfg: DictConfig, composer: Composer) -> Remedy:
     parent, _, name = key.rpartition(".")
     while parent and not isinstance(_select(cfg, parent), DictConfig):  # up to a mapping that exists
         parent, _, name = parent.rpartition(".")
+    if not parent and name not in cfg and name in [entry.name for entry in dataclasses.fields(Config)]:
+        return Remedy(f"Leave ~{name} out if you typed it.", leave_out=[f"~{name}"])
     if not parent:
         known = {*map(str, cfg), *composer.groups()} - {"hydra", "hydraloop"}
         return suggestion(name, known)

@@ -25,7 +25,11 @@ from tests.marks import nightly, slow
 MISTAKES: dict[str, tuple[str, str]] = {
     # command line: (key, part of the problem or the remedy)
     "hooks=emaa": ("hooks", "Did you mean ema?"),
-    "engine.max_epochs": (None, "Give it a value: engine.max_epochs=…"),
+    "~data data.loader.drop_last=true": ("data.loader.drop_last", "Leave ~data out"),
+    "default_hooks.timr.priority=3": ("default_hooks.timr", "Did you mean timer?"),
+    "deafult_hooks.logger.priority=61": ("deafult_hooks.logger.priority", "Did you mean default_hooks"),
+    "hooks=[tta] hooks=[ema] hooks.tta.priority=30": ("hooks.tta", "'hooks=[ema,tta]' hooks.tta.priority=30"),
+    "engine.max_epochs": ("'engine.max_epochs'", "Give it a value: engine.max_epochs=…"),
     "engine.max_epochs=": ("engine.max_epochs", "It takes a whole number: engine.max_epochs=20"),
     "-m sweep.gpus_per_job=0.5,1 seed=1,2": ("sweep.gpus_per_job", "Give it one value"),
     "hooks=profiler +hooks.profiler.on_trace_ready._target_=my_project.hooks.MyHook": (
@@ -315,6 +319,10 @@ REPAIRED = {
     "+optimizer.betas=0.9": "optimizer.betas=[0.9,0.999]",
     "seed:1": "seed=1",
     "engine.max_epochs": "engine.max_epochs=",
+    "~data data.loader.drop_last=true": "data.loader.drop_last=true",
+    "default_hooks.timr.priority=3": "default_hooks.timer.priority=3",
+    "deafult_hooks.logger.priority=61": "default_hooks.logger.priority=61",
+    "hooks=[tta] hooks=[ema] hooks.tta.priority=30": "hooks=[tta] hooks=[ema,tta] hooks.tta.priority=30",
     "engine.max_epochs=": "engine.max_epochs=20",
     "-m hooks=[profiler],[] hooks.profiler.priority=10,20": "-m hooks=[profiler] hooks.profiler.priority=10,20",
     "-m hooks=[ema] hooks.ema.priority=HIGH,HIHG": "-m hooks=[ema] hooks.ema.priority=HIGH,HIGH",
