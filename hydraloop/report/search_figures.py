@@ -22,7 +22,7 @@ from hydraloop.sweeps.search.space import Dimension, Space
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
-_MOST = 500
+_MOST = 300
 """Trials that are drawn, about. More would be seconds of work for a browser."""
 _WIDE_RANGE = 100
 """Numbers of a grid whose ends have at least this ratio get a logarithmic axis."""
