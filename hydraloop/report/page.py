@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import time
 from collections.abc import Mapping
 from importlib.resources import files
@@ -56,11 +57,14 @@ class Page:
         """Write the page.
 
         Raises:
-            UserError: the file exists, and is not a report.
+            UserError: the file exists, and is not a report; or its folder does not exist.
             OSError: it cannot be written.
         """
         from plotly.offline import get_plotlyjs
 
+        if not path.parent.is_dir():
+            remedy = f"Create it: {shlex.join(['mkdir', '-p', str(path.parent)])}"
+            raise UserError(f"there is no folder {path.parent}", key="output", remedy=remedy)
         if path.is_dir() or (path.exists() and not path.read_bytes().startswith(_START)):
             raise UserError(f"{path} exists, and is not a report", key="output", remedy="Name another file.")
         folder = files("hydraloop.report")
