@@ -97,7 +97,9 @@ def _safe(value: Any) -> Any:
         return {str(name): _safe(item) for name, item in value.items() if name != "template"}
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
         shape = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
-        return {"dtype": "f4", "bdata": base64.b64encode(value.astype("<f4").tobytes()).decode(), **shape}
+        with np.errstate(over="ignore"):  # becomes infinite
+            content = value.astype("<f4").tobytes()
+        return {"dtype": "f4", "bdata": base64.b64encode(content).decode(), **shape}
     if isinstance(value, list | tuple | np.ndarray):
         return [_safe(item) for item in value]
     if isinstance(value, np.generic):

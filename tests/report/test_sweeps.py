@@ -22,7 +22,8 @@ def write_records(directory: SweepDirectory, *jobs: int) -> None:
     for job in jobs:
         log = RecordLog(directory.folder(job) / "metrics.jsonl")
         for iteration in range(1, 21 if job % 2 else 41):
-            log.append({"mode": "train", "epoch": 1, "iteration": iteration, "loss": job + 1 / iteration})
+            loss = {1: math.inf, 2: 1e300}.get(iteration, job + 1 / iteration)
+            log.append({"mode": "train", "epoch": 1, "iteration": iteration, "loss": loss})
         log.append({"mode": "val", "epoch": 1, "iteration": 20, "accuracy": 0.1 * job})
         log.close()
 
