@@ -4,7 +4,9 @@ import sys
 from pathlib import Path
 
 from hydraloop import platforms
-from hydraloop.commands.parser import COMMANDS, listing
+from hydraloop.commands.parser import COMMANDS, listing, summaries
+
+_PROGRAM = ("python", "-m", "hydraloop")
 
 
 def _resume() -> None:
@@ -15,16 +17,37 @@ def _resume() -> None:
     main(folder=folder, trusted=packages)
 
 
-def _train() -> None:
-    if not Path("conf").is_dir() and not any(text.startswith(("--config-path", "-cp")) for text in sys.argv[1:]):
+def _train(name: str) -> None:
+    """Train, if a config is here.
+
+    Args:
+        name: the first argument. It may be a misspelt command.
+    """
+    from hydraloop.errors import UserError, close_names, suggestion
+
+    has_config = Path("conf").is_dir() or any(text.startswith(("--config-path", "-cp")) for text in sys.argv[1:])
+    near = "=" not in name and close_names(name, COMMANDS, most=1, cutoff=0.7)
+    if near or not has_config:
         usage = f"""{listing()}
   python -m hydraloop [key=value …]    train with the folder conf here; --help lists the options"""
+        from hydraloop import json_answers
+
         if {"-h", "--help"}.intersection(sys.argv):
-            print(usage)
+            with json_answers.reserved(sys.argv[1:], _PROGRAM):
+                if json_answers.asked():
+                    json_answers.write("help", {"commands": summaries()})
+                else:
+                    from hydraloop.cli.help import show
+
+                    show(usage)
             return
         add = "To write a project: hydraloop new my_project. To add conf/ and train.py here: hydraloop new --here"
-        problem = "error: there is no folder conf here, so nothing can be trained"
-        print(f"{problem}\n  {add}\n{usage}", file=sys.stderr)
+        error = UserError("there is no folder conf here, so nothing can be trained", remedy=add)
+        if near:
+            error = UserError(f"there is no command {name}", remedy=suggestion(name, near))
+        print(f"error: {error}\n{usage}", file=sys.stderr)
+        with json_answers.reserved(sys.argv[1:], _PROGRAM):
+            json_answers.write_error(error)
         sys.exit(2)
     from hydraloop.app import main
 
@@ -46,7 +69,7 @@ def main() -> None:
 
         sys.exit(run(sys.argv[1:]))
     else:
-        _train()
+        _train(name)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydraloop import platforms
+from hydraloop import json_answers, platforms
 from hydraloop.cli import arguments, command, resume_command
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.cli.error_reports import Reports
-from hydraloop.cli.help import format_help, format_plan, show
-from hydraloop.cli.help_topics import Topics
-from hydraloop.commands.parser import listed_names, listing
-from hydraloop.errors import Terminated, UserError, printable
+from hydraloop.cli.help import show, show_help, show_plan
+from hydraloop.commands.parser import listed_names, listing, summaries
+from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import Draft
 from hydraloop.processes import torchrun
 from hydraloop.processes.checks import check_debugger, check_options
@@ -72,23 +71,28 @@ def main(
         sys.exit(torchrun.follow())
     reports = Reports(with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
     leader = torchrun.Leader()
-    code = 0
-    try:
-        with terminable():
-            _App(folder, folder / config_path, config_name, reports, leader).run(sys.argv[1:])
-    except SystemExit as error:  # argparse has printed a mistake, or the version
-        if torchrun.is_several():
-            leader.leave(1 if error.code else 0)
-        raise
-    except BaseException as error:
-        code = _exit_code(error, reports)
-        reports.show(error)
-        if reports.with_debugger:
-            reports.debug(error)
+    with json_answers.reserved(sys.argv[1:]):
+        code = _run(_App(folder, folder / config_path, config_name, reports, leader))
     if torchrun.is_several():
         leader.leave(code)
     if code:
         sys.exit(code)
+
+
+def _run(app: _App) -> int:
+    try:
+        with terminable():
+            app.run(sys.argv[1:])
+    except SystemExit as error:  # the end of a sweep; or argparse has printed the version
+        if torchrun.is_several():
+            app.leader.leave(1 if error.code else 0)
+        raise
+    except BaseException as error:
+        code = _exit_code(error, app.reports)
+        app.reports.show(error)
+        app.reports.debug(error)
+        return code
+    return 0
 
 
 def _exit_code(error: BaseException, reports: Reports) -> int:
@@ -126,10 +130,8 @@ class _App:
 
                 run_sweep.run_received(composer, self._starter())
             if args.help:
-                names = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
-                topics = Topics(composer, self.project, [word for word in args.overrides if word not in names])
-                commands = listing() if names == ["all"] else listed_names()
-                return show(printable(format_help(names, topics, " ".join(environment.command()), commands)))
+                text = listing() if args.overrides == ["all"] else listed_names()
+                return show_help(args, composer, self.project, summaries(), text)
             sweep: SweepDraft | None = None
             if args.is_for_hydra:
                 overrides = command.read_for_hydra(args, composer)
@@ -138,7 +140,7 @@ class _App:
                 overrides = draft.overrides
                 remember_config(draft.cfg)
                 if args.dry_run:
-                    return show(format_plan(draft.cfg))
+                    return show_plan(draft, as_json=args.json)
                 if args.cfg is None:
                     if args.pdb:
                         self._use_debugger(draft)
@@ -168,7 +170,7 @@ class _App:
         with opened(self.project, resume_command.BASE) as composer:
             draft = resume_command.check_resume(args, composer)
             if args.dry_run:
-                return show(printable(format_plan(draft.cfg)))
+                return show_plan(draft, as_json=args.json)
             if args.pdb:
                 self._use_debugger(draft)
             return self._starter().run(draft, resume_command.BASE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import Remedy, UserError, suggestion
 
 CHECKPOINTS = ("best", "last", "all")
 """Values of the option `checkpoints` of trackers."""
@@ -15,14 +15,21 @@ def check_at_least(least: int, remedy: str = "", /, **options: float | None) -> 
     """Reject options, given by key, that are below `least`; None is accepted."""
     for key, value in options.items():
         if value is not None and not value >= least:
-            raise UserError(f"{value} is below {least}", key=key, remedy=remedy or f"Use {least} or more.")
+            fix = Remedy(remedy or f"Use {least} or more.", (str(value), str(least)))
+            raise UserError(f"{value} is below {least}", key=key, remedy=fix)
 
 
-def check_above(limit: int, remedy: str = "", /, **options: float | None) -> None:
-    """Reject options, given by key, that are not above `limit`; None is accepted."""
+def check_above(limit: int, null: str = "", /, **options: float | None) -> None:
+    """Reject options, given by key, that are not above `limit`; None is accepted.
+
+    Args:
+        null: what None means, if an option may be None: `null to switch it off`.
+    """
     for key, value in options.items():
         if value is not None and not value > limit:
-            raise UserError(f"{value} is not above {limit}", key=key, remedy=remedy or f"Use a number above {limit}.")
+            text = f"Use a number above {limit}{', or ' if null else ''}{null}."
+            remedy = Remedy(text, (str(value), "null" if null else str(limit + 1)))
+            raise UserError(f"{value} is not above {limit}", key=key, remedy=remedy)
 
 
 def check_choice(choices: tuple[str, ...], /, **options: str | None) -> None:

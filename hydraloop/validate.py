@@ -20,7 +20,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, check_order, in_order, missing, not_applied
 from hydraloop.engine.settings import seconds_of
-from hydraloop.errors import UserError, any_of, close_names, suggestion
+from hydraloop.errors import Remedy, UserError, close_names, suggestion, use_one_of
 from hydraloop.hooks import CLASSES
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS as HOOK_GROUPS
 from hydraloop.hooks.shared.selected_hooks import has_schedules, is_left_out, targets
@@ -54,12 +54,8 @@ _AT_LEAST = {
     "sweep.rung": (1, "Use 1 or more validations."),
 }
 """By key: the lowest value, and the fix. Null is always accepted."""
-_ABOVE_0 = {
-    "engine.peak_tflops": "Use more than 0, or null.",
-    "distributed.timeout": "Use more than 0.",
-    "distributed.train_timeout": "Use more than 0, or null.",
-    "distributed.bucket_cap_mb": "Use more than 0, or null.",
-}
+_ABOVE_0 = ("engine.peak_tflops", "distributed.timeout", "distributed.train_timeout", "distributed.bucket_cap_mb")
+"""Null is accepted, except for `distributed.timeout`."""
 _DEFAULTS = {"task": "classification", "data": "digits", "optimizer": "adamw", "precision": "fp32"}
 """An option of each group that every run needs."""
 _OF_HYDRA = re.compile(r"\$\{hydra[:.]")
@@ -113,17 +109,18 @@ def check_strategy(strategy: str, *, several: bool) -> None:
         raise UserError(
             f"{strategy} shares the work of several processes, and there is one",
             key="distributed.strategy",
-            remedy="Use auto, or start several: distributed.nproc_per_node=2, or torchrun.",
+            remedy=Remedy("Use auto, or start several: distributed.nproc_per_node=2, or torchrun.", (strategy, "auto")),
         )
 
 
-def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
-    """Refuse a trace of a hook or of torch.compile that could be outside the run directory, unless it was typed.
+def check_typed(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
+    """Refuse what only a command line may set: alerts, and traces that could be outside the run directory.
 
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
     """
     from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without
 
+    check_alerts(cfg, typed)
     folder = run_dir.resolve()
     for hook, node in hook_nodes(cfg):
         key, path = f"{hook}.json_trace_path", node.get("json_trace_path")
@@ -151,6 +148,25 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) ->
                 if is_handler
                 else "Leave it out, and begin the command with TORCH_COMPILE_DEBUG=1",
             )
+
+
+def check_alerts(cfg: DictConfig, typed: Collection[str]) -> None:
+    """Refuse a command and an address of the hook `alert` in a config file, which can come from anywhere.
+
+    Raises:
+        UserError: names the key.
+    """
+    for hook, node in hook_nodes(cfg):
+        written: Any = OmegaConf.to_container(node, resolve=False)
+        is_ours = str(written.get("_target_")).startswith(("hydraloop.", "${"))
+        for name in ("notify_command", "webhook") if is_ours else ("notify_command",):
+            key = f"{hook}.{name}"
+            if written.get(name) is not None and key not in typed:
+                raise UserError(
+                    "a config file may not set this, because it can come from anywhere",
+                    key=key,
+                    remedy=f"Type it: {key}=…. Or let the file name an environment variable: {name}_env: MY_ALERT",
+                )
 
 
 def hook_nodes(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
@@ -192,12 +208,11 @@ def _check_keys(cfg: DictConfig) -> None:
     """Refuse a config that lacks a key of hydraloop, or has one that no schema knows."""
     for entry in dataclasses.fields(Config):
         if entry.name not in cfg:  # OmegaConf counts a missing value (???) as not there
-            remedy = f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…"
+            text = f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…"
             if entry.name in _DEFAULTS:
-                remedy = (
-                    f"Leave ~{entry.name} out if you typed it. Otherwise, add to the defaults of your config file, "
-                )
-                remedy += f"before _self_: - {entry.name}: {_DEFAULTS[entry.name]}"
+                text = f"Leave ~{entry.name} out if you typed it. Otherwise, add to the defaults of your config file, "
+                text += f"before _self_: - {entry.name}: {_DEFAULTS[entry.name]}"
+            remedy = Remedy(text, leave_out=[entry.name])
             raise UserError("the config lacks this key, which every run needs", key=entry.name, remedy=remedy)
     for key, node, known in _sections(cfg):
         for name in node:
@@ -271,21 +286,22 @@ def _check_options(cfg: DictConfig, section: str = "") -> None:
     for key, choices in _CHOICES.items():
         value = OmegaConf.select(cfg, key)
         if key.startswith(section) and value is not None and value not in choices:
-            raise UserError(f"{value!r} is unknown", key=key, remedy=f"Use {any_of(choices)}.")
+            raise UserError(f"{value!r} is unknown", key=key, remedy=use_one_of(choices, value))
 
 
 def _check_values(cfg: DictConfig) -> None:
     """Refuse numbers out of range, unknown choices, and options that contradict each other."""
     _check_options(cfg)
-    for key, remedy in _ABOVE_0.items():
-        check_above(0, remedy, **{key: OmegaConf.select(cfg, key)})
+    for key in _ABOVE_0:
+        check_above(0, "" if key == "distributed.timeout" else "null", **{key: OmegaConf.select(cfg, key)})
     for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
         limit = OmegaConf.select(cfg, f"engine.{name}")
         if limit is not None and not (0 < limit <= 1 if isinstance(limit, float) else limit >= 1):
+            text = "Use a whole number from 1 (100), a share up to 1.0 (0.1), or null for all batches."
             raise UserError(
                 f"{limit} is neither a number of batches nor a share of them",
                 key=f"engine.{name}",
-                remedy="Use a whole number from 1 (100), a share up to 1.0 (0.1), or null for all batches.",
+                remedy=Remedy(text, (str(limit), "null")),
             )
     for name in ("max_time", "requeue_after"):
         seconds_of(cfg.engine[name], f"engine.{name}")
@@ -293,25 +309,32 @@ def _check_values(cfg: DictConfig) -> None:
         raise UserError(
             "it selects algorithms by their time, so runs differ, which engine.deterministic=true shall prevent",
             key="engine.benchmark",
-            remedy="Leave one of the two out.",
+            remedy=Remedy("Leave one of the two out.", leave_out=["engine.benchmark"]),
         )
     for name in cfg.secrets:
         if not _SECRET.fullmatch(str(name)):
-            remedy = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."
+            text = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."
+            remedy = Remedy(text, (str(name), str(name).rpartition(".")[2]) if "." in str(name) else None)
             raise UserError(f"{name!r} is not the name of a key", key="secrets", remedy=remedy)
     if not 0 <= cfg.seed < 2**63:
-        raise UserError(f"{cfg.seed} is out of range", key="seed", remedy="Use 0 .. 2^63 - 1.")
-    if cfg.resume is not None and cfg.load_from is not None:
         raise UserError(
-            "resume takes the weights of the run that it continues", key="load_from", remedy="Leave one of the two out."
+            f"{cfg.seed} is out of range", key="seed", remedy=Remedy("Use 0 .. 2^63 - 1.", (str(cfg.seed), "0"))
         )
+    if cfg.resume is not None and cfg.load_from is not None:
+        remedy = Remedy("Leave one of the two out.", leave_out=["load_from"])
+        raise UserError("resume takes the weights of the run that it continues", key="load_from", remedy=remedy)
 
 
 def _check_data(cfg: DictConfig, *, trains: bool) -> None:
     if trains and cfg.data.get("train") is None:
-        raise UserError("there is no training data", key="data.train", remedy="Select some: data=digits.")
+        raise UserError(
+            "there is no training data",
+            key="data.train",
+            remedy=Remedy("Select some: data=digits.", add=["data=digits"]),
+        )
     if trains and cfg.engine.pause_after is not None and None in (cfg.engine.val_interval, cfg.data.get("val")):
-        remedy = "Set data.val and engine.val_interval=1, or set engine.pause_after=null."
+        text = "Set data.val and engine.val_interval=1, or set engine.pause_after=null."
+        remedy = Remedy(text, add=["engine.pause_after=null"])
         raise UserError("this needs a validation, and the run has none", key="engine.pause_after", remedy=remedy)
     for split in SPLITS:
         loader_options(cfg.data, split)
@@ -342,9 +365,8 @@ def _check_hooks(cfg: DictConfig) -> None:
     """Refuse what is not a hook, a name that is used twice, and priorities and `on_error`s that are unknown."""
     for name, node in cfg.hooks.items():
         if node is not None and cfg.default_hooks.get(name) is not None:
-            raise UserError(
-                f"there is a default hook {name!r} already", key=f"hooks.{name}", remedy="Give it another name."
-            )
+            remedy = Remedy("Give it another name.", (f"+hooks.{name}.", f"+hooks.my_{name}."))
+            raise UserError(f"there is a default hook {name!r} already", key=f"hooks.{name}", remedy=remedy)
     for group in HOOK_GROUPS:
         for name, node in cfg[group].items():
             if node is None:
@@ -358,25 +380,27 @@ def _check_hooks(cfg: DictConfig) -> None:
                 Priority.of(node.priority, key=f"{key}.priority")
             on_error = node.get("on_error")
             if on_error is not None and on_error not in ON_ERROR:
-                raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=f"Use {any_of(ON_ERROR)}.")
+                remedy = use_one_of(ON_ERROR, on_error)
+                raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=remedy)
 
 
 def _not_a_hook(name: str, hooks: DictConfig, group: str) -> UserError:
     """A value under a hook group without a class: added with a +, or selected from a file without a package line."""
     node, header = hooks[name], f"# @package {group}.<name>"
     if name in dict(stored(group)):
-        selected = f"[…,{name}]" if len(hooks) > 1 else f"[{name}]"
-        remedy = (
-            f"Select it: {group}={selected}. Its options are then changed without a +.\n"
-            f"  In a config file, write in its defaults: - override /{group}: {selected}"
-        )
+        selected = f"[{','.join(map(str, hooks))}]"
+        text = f"Select it: {group}={selected}. Its options are then changed without a +.\n"
+        text += f"  In a config file, write in its defaults: - override /{group}: {selected}"
+        remedy: str = Remedy(text, (f"+{group}.{name}.", f"{group}.{name}."), add=[f"{group}={selected}"])
     elif isinstance(node, DictConfig):
         remedy = f"Add +{group}.{name}._target_=package.Class. A file in conf/{group}/ begins with: {header}"
         if close := close_names(name, dict(stored(group)), most=1, cutoff=0.8):
-            remedy = f"Did you mean {close[0]}?"
+            remedy = Remedy(f"Did you mean {close[0]}?", (f"+{group}.{name}.", f"+{group}.{close[0]}."))
     else:
         remedy = f"A file in conf/{group}/ begins with the line, before any comment: {header}"
         if name != "_target_":  # typed; not from a file without that line
-            remedy = f"To add a custom hook: +{group}.{name}._target_=package.Class. {remedy}"
+            text = f"To add a custom hook: +{group}.{name}._target_=package.Class. {remedy}"
+            add = [f"+{group}.{name}._target_={node}"] if isinstance(node, str) else []
+            remedy = Remedy(text, add=add, leave_out=[f"{group}.{name}"] if add else [])
     shown = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     return UserError(f"{shown!r} is not a hook: it has no _target_", key=f"{group}.{name}", remedy=remedy)

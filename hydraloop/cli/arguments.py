@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException, OverrideParseException
 
-from hydraloop.errors import UserError
+from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK, remember_overrides
 from hydraloop.validate import HOOK_GROUPS
@@ -24,7 +24,7 @@ from hydraloop.validate import HOOK_GROUPS
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected. `{}` means none; Hydra would merge it, without effect."""
 
-_OURS = ("--dry-run", "--pdb", "--trusted-links")
+_OURS = ("--dry-run", "--json", "--pdb", "--trusted-links")
 """Flags that Hydra does not have."""
 _BEGINS_OVERRIDE = re.compile(r"[+~]*[\w.@/]+=")
 _NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of Hydra's flags and ours."""
     made: argparse.ArgumentParser = get_args_parser()
     made.add_argument("--dry-run", action="store_true")
+    made.add_argument("--json", action="store_true")
     made.add_argument("--pdb", action="store_true")
     made.add_argument("--trusted-links", action="store_true")
     made.add_argument("--trusted", action="append", default=[], help=argparse.SUPPRESS)  # not short for --trusted-links
@@ -64,7 +65,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         UserError: a flag with a wrong value, that runs code or belongs to another command; a secret that is masked.
     """
     made = parser()
-    made.error = _refuse  # type: ignore[method-assign]  # argparse has no other way to raise an error of its own
+    made.error = refuse  # type: ignore[method-assign]  # argparse has no other way to raise an error of its own
     args, unknown = made.parse_known_intermixed_args(argv)  # also takes `key=a -m key=b`
     args.unknown = unknown
     args.flags = re.findall(r"--[\w-]+", made.format_usage())
@@ -97,11 +98,13 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _refuse(message: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
     """Raise an error of argparse, such as `argument --cfg/-c: invalid choice: 'x'`, as the user's mistake."""
     named = re.match(r"argument (\S+): (.*)", message)
     key, problem = named.groups() if named else (None, message)
-    raise UserError(problem, key=key, remedy="--help lists the flags.")
+    choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", problem)
+    remedy = suggestion(choice[1], re.findall(r"[\w.-]+", choice[2])) if choice else "--help lists the flags."
+    raise UserError(problem, key=key, remedy=remedy)
 
 
 def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[str]:
@@ -138,8 +141,12 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 "twice: 'key=\"a, b\"'."
             )
             first = index - 1 if index and overrides[index - 1].endswith("=") else index
-            if joined := _without_spaces(overrides[first:], parser):
-                remedy = f"Leave out the spaces: {joined}"
+            if found := _without_spaces(overrides[first:], parser):
+                count, joined = found
+                text = f"Leave out the spaces: {shlex.quote(joined)}"
+                remedy = Remedy(text, add=[joined], leave_out=overrides[first : first + count])
+            elif right := _corrected(line, parser):
+                remedy = Remedy(f"Did you mean {shlex.quote(right)}?", (line, right))
             raise UserError(f"{line!r} is not key=value", remedy=remedy) from error
     return parsed
 
@@ -150,8 +157,18 @@ def typed(overrides: Sequence[str]) -> Typed:
     return Typed(parse(overrides), lines, rewritten, typed_keys(lines))
 
 
-def _without_spaces(words: Sequence[str], parser: OverridesParser) -> str | None:
-    """Return the override that the shell has divided at its spaces, for the shell; None if the words are not one."""
+def _corrected(line: str, parser: OverridesParser) -> str | None:
+    """Return the override that is meant, if one character is wrong; None if it cannot be told."""
+    for right in (line.rstrip(","), line.replace("==", "=", 1), line.replace(":", "=", 1), f"{line}]", f"{line}}}"):
+        with suppress(HydraException):
+            parser.parse_override(right)
+            if _BEGINS_OVERRIDE.match(right):
+                return right
+    return None
+
+
+def _without_spaces(words: Sequence[str], parser: OverridesParser) -> tuple[int, str] | None:
+    """Return the override that the shell has divided at its spaces, and into how many words; None: it is not one."""
     for end, word in enumerate(words[1:], start=2):
         if _BEGINS_OVERRIDE.match(word):
             return None
@@ -159,7 +176,7 @@ def _without_spaces(words: Sequence[str], parser: OverridesParser) -> str | None
         with suppress(HydraException):
             parser.parse_override(joined)
             if not joined.endswith("="):
-                return shlex.quote(joined)
+                return end, joined
     return None
 
 

@@ -15,11 +15,11 @@ from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.explain import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
 from hydraloop.cli.own_keys import check_own_keys
-from hydraloop.errors import UserError
+from hydraloop.errors import Remedy, UserError
 from hydraloop.plan import Draft
 from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
-from hydraloop.validate import check_interpolations, validate
+from hydraloop.validate import check_alerts, check_interpolations, validate
 
 T = TypeVar("T")
 
@@ -133,17 +133,22 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         remedy = f"Options: {', '.join(composer.options(group))}."
         if group not in _REQUIRED:
             none = f"{group}=[]" if group in arguments.LIST_GROUPS else f"~{group}"
-            remedy = f"To select none, use {none}. {remedy}"
+            text = f"To select none, use {none}. {remedy}"
+            word = (
+                (override.get_value_element_as_str(), "[]") if none.endswith("]") and not override.is_delete() else None
+            )
+            remedy = Remedy(text, word) if word else Remedy(text, add=[none], leave_out=[group])
         shown = "null" if value is None else "an empty value" if value == "" else repr(value)
         raise UserError(f"{shown} is not an option", key=group, remedy=remedy)
 
 
 def check_hydra_node(cfg: DictConfig, typed: Sequence[str], *, limits_files: bool = True) -> None:
-    """Refuse what Hydra would call or write for a config, unless it is allowed or its key is `typed`."""
+    """Refuse what Hydra or an alert would call or write for a config, unless it is allowed or its key is `typed`."""
     hydra = config_file_limits.written(cfg, "hydra")
     if limits_files:
         config_file_limits.check_limits(hydra, typed)
     hydra_targets.check_targets(hydra)
+    check_alerts(cfg, typed)
     for key in ("run", "sweep", "job.env_set"):  # the whole node would take 10 ms
         check_interpolations(OmegaConf.select(cfg.hydra, key), f"hydra.{key}.")
 

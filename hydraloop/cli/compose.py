@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli.config_file_limits import check_overrides
 from hydraloop.cli.hydra_targets import check_search_path
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files.run_directory import run_id
 from hydraloop.safety import hydra_versions
 
@@ -91,10 +91,10 @@ class Composer:
             )
         return found.config, found.header.get("package") or group
 
-    def file(self, group: str, name: str) -> Path | None:
-        """Return the file of an option. None: it is stored in Hydra's ConfigStore."""
-        source = self._source(f"{group}/{name}")
-        return Path(source.path, group, f"{name}.yaml") if source.scheme() == "file" else None
+    def file(self, path: str) -> Path | None:
+        """Return the file of a config, `group/option` or the primary one. None: it is stored in Hydra's ConfigStore."""
+        source = self._source(path)
+        return Path(source.path, f"{path}.yaml") if source.scheme() == "file" else None
 
     def content(self, path: str) -> DictConfig:
         """Return what a config file has, with its defaults list. Its path is without `.yaml`."""
@@ -183,7 +183,8 @@ def opened(folder: Path, name: str, extra_folder: str | Path | None = None) -> I
     extra = None if extra_folder is None else Path(extra_folder)
     for path, key in ((folder, "--config-path"), (extra, "--config-dir")):
         if path is not None and not path.is_dir():
-            raise UserError(f"the folder {path} does not exist", key=key, remedy="Create it, with a config.yaml in it.")
+            remedy = missing_path(path, "Create it, with a config.yaml in it.")
+            raise UserError(f"the folder {path} does not exist", key=key, remedy=remedy)
     hydra_versions.register_resolver("run_id", run_id)  # ${run_id:} has one value in a config
     Plugins.instance().register(_ExtraFolder)
     surrounding, folder_before = get_gh_backup(), _ExtraFolder.folder  # of hydra.initialize

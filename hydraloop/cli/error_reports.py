@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hydraloop import json_answers
 from hydraloop.errors import UserError, printable
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
@@ -82,7 +83,8 @@ class Reports:
             log.error("%s", describe(error), exc_info=error)
 
     def show(self, error: BaseException) -> None:
-        """Print an error that ends the command, unless it is that of a job."""
+        """Print an error that ends the command, unless it is that of a job; with `--json`, any error as JSON, too."""
+        json_answers.write_error(error)
         if error in self.shown:
             return
         if isinstance(error, KeyboardInterrupt):
@@ -94,14 +96,19 @@ class Reports:
         print(printable(mask_text(text)), end="", file=sys.stderr)
 
     def debug(self, error: BaseException) -> None:
-        """Open the debugger where an error of a run, or the first one that led to it, was raised.
+        """Open the debugger, if that was asked for, where an error of a run or the one that led to it was raised.
 
         A signal and a mistake that no exception has led to do not open it.
         """
         cause = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        if error in self.shown and isinstance(cause, Exception) and not isinstance(cause, UserError):
+        if (
+            self.with_debugger
+            and error in self.shown
+            and isinstance(cause, Exception)
+            and not isinstance(cause, UserError)
+        ):
             import pdb  # 30 ms
 
             pdb.post_mortem(cause.__traceback__)

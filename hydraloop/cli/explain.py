@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -23,9 +24,10 @@ from yaml import YAMLError
 from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
-from hydraloop.cli.own_keys import line_for_defaults, selected_in_body
-from hydraloop.errors import RENAMED, UserError, any_of, close_names, emptying, suggestion
+from hydraloop.cli.own_keys import as_listed, line_for_defaults, selected_in_body
+from hydraloop.errors import RENAMED, Remedy, UserError, any_of, close_names, emptying, suggestion
 from hydraloop.safety.secret_names import looks_secret
+from hydraloop.schemas import stored
 from hydraloop.validate import HOOK_GROUPS
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -57,8 +59,8 @@ class _Case(NamedTuple):
         return self.key.rpartition(".")[0]
 
     @property
-    def hint(self) -> str:
-        return _hint(self.key, self.cfg, self.composer)
+    def without_plus(self) -> str:
+        return self.line.lstrip("+")
 
 
 def explain(error: Exception, overrides: Sequence[Override], composer: Composer) -> UserError:
@@ -80,8 +82,8 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
         if found is None:
             continue
         if isinstance(meaning, tuple):
-            key, problem, remedy = (text.format(case=case, found=found) for text in meaning)
-            return UserError(problem, key=key, remedy=remedy)
+            key, problem, remedy, *add = (text.format(case=case, found=found) for text in meaning)
+            return UserError(problem, key=key, remedy=Remedy(remedy, add=add) if add else remedy)
         mistake = meaning(case, found)
         if mistake is not None:
             return mistake
@@ -109,7 +111,9 @@ def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> Use
     remedy = "Options are written without dashes: seed=0. --help lists the flags."
     if close:
         found = by_end[close[0]]
-        remedy = f"Write {found}" if found in args.flags else f"Write it without dashes: {found}={value}"
+        remedy = Remedy(f"Write {found}", (flag, found))
+    if close and found not in args.flags:
+        remedy = Remedy(f"Write it without dashes: {found}={value}", add=[f"{found}={value}"], leave_out=[flag, value])
     return UserError("there is no such flag", key=flag.partition("=")[0], remedy=remedy)
 
 
@@ -136,12 +140,15 @@ def _without(wrong: Override | None, overrides: Sequence[Override], composer: Co
 
 def _several_values(case: _Case, found: re.Match[str]) -> UserError:
     key, _, value = case.line.partition("=")
-    if key in set(case.composer.groups()) - set(LIST_GROUPS) or any(mark in value for mark in "[]{}'\""):
-        other = "a single run takes one of them."
-    else:
-        other = f"for a list write '{key}=[{value}]'; for a string \"{key}='{value}'\""
+    listed, sweep = f"{key}=[{value}]", "For a sweep add -m"
     problem = f"{value} has several values, but this is not a sweep"
-    return UserError(problem, key=key, remedy=f"For a sweep add -m; {other}")
+    if key in set(case.composer.groups()) - set(LIST_GROUPS) or any(mark in value for mark in "[]{}'\""):
+        remedy = Remedy(f"{sweep}; a single run takes one of them.", add=["-m"])
+    elif key in LIST_GROUPS or isinstance(_select(case.cfg, key), ListConfig):
+        remedy = Remedy(f"For a list write '{listed}'; for a sweep add -m", add=[listed])
+    else:
+        remedy = Remedy(f"{sweep}; for a list write '{listed}'; for a string \"{key}='{value}'\"", add=["-m"])
+    return UserError(problem, key=key, remedy=remedy)
 
 
 def _missing_option(error: MissingConfigException, composer: Composer) -> UserError:
@@ -149,7 +156,7 @@ def _missing_option(error: MissingConfigException, composer: Composer) -> UserEr
     missing = str(error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, option = missing.rpartition("/")
     if not group or not option:
-        remedy = str(error).replace("\n", " ").strip()
+        remedy = suggestion(missing, composer.options(""))
         return UserError(f"the config {missing!r} does not exist", key="--config-name", remedy=remedy)
     return UserError(f"there is no option {option!r}", key=group, remedy=suggestion(option, composer.options(group)))
 
@@ -164,26 +171,40 @@ def _not_selected(case: _Case, found: re.Match[str]) -> UserError | None:
         return None
     key, line = f"{group}.{name}", case.line.lstrip("+")
     if not option and case.value is None:
-        return UserError("this hook is not selected", key=key, remedy=f"Leave {line} out.")
+        remedy = Remedy(f"Leave {line} out.", leave_out=[case.line])
+        return UserError("this hook is not selected", key=key, remedy=remedy)
     other_group = "hooks" if group == "default_hooks" else "default_hooks"
     if OmegaConf.select(case.cfg, f"{other_group}.{name}") is not None:
         works = f"{other_group}.{name}.{option}".rstrip(".")
-        return UserError(f"{name} is in the group {other_group}", key=key, remedy=f"Use {works}=…")
+        remedy = Remedy(f"Use {works}=…", add=[line.replace(group, other_group, 1)], leave_out=[case.line])
+        return UserError(f"{name} is in the group {other_group}", key=key, remedy=remedy)
     options = case.composer.options(group)
     if name in options:
-        selected = [str(other) for other, node in case.cfg[group].items() if node is not None]
-        works = f"'{group}=[{','.join([*selected, name])}]' {line if option else ''}".rstrip()
-        return UserError("this hook is not selected", key=key, remedy=f"Use {works}")
+        lines = [line] if option else []
+        return UserError("this hook is not selected", key=key, remedy=_selecting(f"{group}.{name}", lines, case))
     if option in ("", "_target_"):
-        return UserError("this hook does not exist yet", key=key, remedy=f"To add it, write a +: +{line}")
-    remedy = f"{suggestion(name, options)} To add a custom hook: +{key}._target_=package.Class"
+        return UserError("this hook does not exist yet", key=key, remedy=_with_plus("To add it, write a +: ", line))
+    remedy = suggestion(name, options) + f" To add a custom hook: +{key}._target_=package.Class"
     return UserError(f"there is no hook {name}", key=key, remedy=remedy)
+
+
+def _selecting(hook: str, lines: Sequence[str], case: _Case) -> Remedy:
+    """Return the remedy that selects `hooks.ema`, too, and adds overrides of it."""
+    group, _, name = hook.partition(".")
+    selected = [str(other) for other, node in case.cfg[group].items() if node is not None]
+    select = f"{group}=[{','.join([*selected, name])}]"
+    return Remedy(" ".join([f"Use '{select}'", *lines]), add=[select, *lines], leave_out=[case.line, hook])
+
+
+def _with_plus(text: str, line: str) -> Remedy:
+    return Remedy(f"{text}{shlex.quote(f'+{line}')}", add=[f"+{line}"])
 
 
 def _not_a_list(case: _Case, found: re.Match[str]) -> UserError | None:
     if case.key not in HOOK_GROUPS or not (case.line.startswith("~") or isinstance(case.value, dict)):
         return None
-    remedy = f"To select none, use {case.key}=[]. To select some, use {case.key}=[a,b]."
+    text = f"To select none, use {case.key}=[]. To select some, use {case.key}=[a,b]."
+    remedy = Remedy(text, add=[f"{case.key}=[]"], leave_out=[case.line])
     return UserError(f"{case.line} is not a list of hooks", key=case.key, remedy=remedy)
 
 
@@ -191,7 +212,8 @@ def _cannot_be_deleted(case: _Case, found: re.Match[str]) -> UserError:
     node = _select(case.cfg, case.key)
     entries = list(node) if isinstance(node, DictConfig) and "_target_" not in node else []
     none = f"{case.key}.{entries[0]!s}=null" if entries else f"{case.key}=null"
-    return UserError("it cannot be deleted", key=case.key, remedy=f"Use {none} for none, or give it a value.")
+    remedy = Remedy(f"Use {none} for none, or give it a value.", add=[none], leave_out=[case.line])
+    return UserError("it cannot be deleted", key=case.key, remedy=remedy)
 
 
 def _not_in_the_defaults(case: _Case, found: re.Match[str]) -> UserError | None:
@@ -199,50 +221,74 @@ def _not_in_the_defaults(case: _Case, found: re.Match[str]) -> UserError | None:
     key = key.lstrip("+~")  # optimizer@optimizer.hidden
     if "@" not in key and key not in case.composer.groups():
         return None
-    remedy = f"To add it, write a +: {shlex.quote(f'+{case.line}')}"
+    remedy = _with_plus("To add it, write a +: ", case.line)
     if value:
         place = "after" if key == "experiment" else "before"  # an experiment overrides the values of the file
-        file = f"{case.composer.name}.yaml"
-        remedy += f"\n  For all runs, add to the defaults of {file}, {place} _self_: - {key}: {value}"
+        file, line = case.composer.name, f"- {key}: {value}"
+        line = as_listed(line, file, case.composer)
+        remedy += f"\n  For all runs, add to the defaults of {file}.yaml, {place} _self_: {line}"
     return UserError("it is not in the defaults list", key=key, remedy=remedy)
 
 
 def _exists_already(case: _Case, found: re.Match[str]) -> UserError:
-    line, changed = case.line.lstrip("+"), copy.deepcopy(case.cfg)
+    line, changed = case.without_plus, copy.deepcopy(case.cfg)
     try:
         OmegaConf.update(changed, case.key, case.value)
     except OmegaConfBaseException as error:
         return _wrong_value(case._replace(cause=str(error), line=line), found)
-    return UserError("it exists already", key=case.key, remedy=f"Leave the + out: {shlex.quote(line)}")
+    remedy = Remedy(f"Leave the + out: {shlex.quote(line)}", add=[line])
+    return UserError("it exists already", key=case.key, remedy=remedy)
+
+
+def _not_there(case: _Case, found: re.Match[str]) -> UserError:
+    return UserError("it does not exist", key=case.key, remedy=_hint(case.key, case.cfg, case.composer))
 
 
 def _unknown_key(case: _Case, found: re.Match[str]) -> UserError:
     """`task.loss={reduction: sum}` is merged into the selected option, and so names `task.loss.reduction`."""
     if case.parent in _keys(case.cfg) and _select(case.cfg, case.parent) is None:
-        return UserError("it does not exist yet", key=case.key, remedy=f"To add it, write a +: +{case.line}")
+        remedy = _with_plus("To add it, write a +: ", case.line)
+        return UserError("it does not exist yet", key=case.key, remedy=remedy)
     if case.parent in _VARIABLES and looks_secret(case.key):
         name = _VARIABLES[case.parent]
-        remedy = f"Read it into the environment, which no file records: read -rs {name} && export {name}"
-        return UserError("this tracker takes no secret as an option", key=case.key, remedy=remedy)
+        export = f"Read it into the environment, which no file records: read -rs {name} && export {name}"
+        return UserError("this tracker takes no secret as an option", key=case.key, remedy=export)
     new = re.search(r"full_key: (\S+)", case.cause) if isinstance(case.value, dict) else None
     key = new[1] if new else case.key
-    remedy, plus = _hint(key, case.cfg, case.composer), shlex.quote(f"+{case.line}")
+    remedy, plus = _hint(key, case.cfg, case.composer), f"+{case.line}"
     node = _select(case.cfg, key.rpartition(".")[0]) if "." in key else None
     if isinstance(node, DictConfig):
         schema, target = OmegaConf.get_type(node), node.get("_target_")
         if schema is dict or getattr(schema, "_target_", None) != target:  # else the schema has every argument
-            remedy += f" To add what is new, write a +: {plus}"
+            added = remedy + f" To add what is new, write a +: {shlex.quote(plus)}"
+            remedy = added if remedy.word else Remedy(added, add=[plus])
         if isinstance(case.value, dict) and case.value.get("_target_") not in (None, target):
             # A group that every run needs takes no null.
             clear = f"{case.key}=null" if case.parent else f"~{case.key}"
-            remedy = f"The mapping is merged into that of {target}. Remove the old values first: {clear} {plus}"
-    return UserError("there is no such key", key=key, remedy=remedy)
+            text = (
+                f"The mapping is merged into that of {target}. Remove the old values first: {clear} {shlex.quote(plus)}"
+            )
+            remedy = Remedy(text, add=[clear, plus], leave_out=[case.line])
+    return UserError("there is no such key", key=key, remedy=_of_another_hook(case, remedy) or remedy)
+
+
+def _of_another_hook(case: _Case, hint: Remedy) -> Remedy | None:
+    """`hooks.ema.patience=3`: an option of a hook that is not selected, and of no other."""
+    group, _, rest = case.key.partition(".")
+    option = rest.partition(".")[2]
+    if hint.word or hint.add or group != "hooks" or not option:
+        return None
+    for owner, schema in stored(group):
+        if option in [entry.name for entry in dataclasses.fields(schema)]:
+            return _selecting(f"{group}.{owner}", [f"{group}.{owner}.{option}={case.line.partition('=')[2]}"], case)
+    return None
 
 
 def _wrong_value(case: _Case, found: re.Match[str]) -> UserError:
     named = re.search(r"full_key: (\S+)", case.cause)
+    wrong = re.search(r"^Value '([^']*)'", case.cause)
     key = named[1] if named else case.key
-    return UserError(_first_line(case.cause), key=key, remedy=_type_hint(key, case.cfg))
+    return UserError(_first_line(case.cause), key=key, remedy=_type_hint(key, case.cfg, wrong and wrong[1]))
 
 
 def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
@@ -256,10 +302,11 @@ def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
     elif name in close:  # without the overrides, the file fits
         close, remedy = [], f"Remove it from {file}.yaml, or select an option that has it."
     elif file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
-        remedy = "For several by name, remove the one without a name: ~optimizer"
+        remedy = Remedy("For several by name, remove the one without a name: ~optimizer", add=["~optimizer"])
     elif parent and isinstance(node, DictConfig) and "_target_" not in node and OmegaConf.get_type(node) is not dict:
         remedy = f"A key of your own belongs to the top of {file}.yaml: {name}: …, used as ${{{name}}}."
     elif line := emptying(parent or key):
+        line = as_listed(line, file, case.composer)
         remedy = f"To replace the option, write in the defaults of {file}.yaml: {line}"
     elif not parent:
         remedy = f"A key of your own is added on the command line: +{name}=…"
@@ -284,9 +331,9 @@ def _selected_in_a_file(case: _Case, found: re.Match[str]) -> UserError | None:
 
 
 def _wrong_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
-    return UserError(
-        f"{found['problem']} ({found['file']}.yaml)", key=found["key"], remedy=_type_hint(found["key"], case.cfg)
-    )
+    hint = _type_hint(found["key"], case.cfg)
+    problem = f"{found['problem']} ({found['file']}.yaml)"
+    return UserError(problem, key=found["key"], remedy=None if hint is None else f"{hint}")
 
 
 def _something_else(case: _Case, found: re.Match[str]) -> UserError:
@@ -295,9 +342,10 @@ def _something_else(case: _Case, found: re.Match[str]) -> UserError:
     return UserError(problem, remedy="Check the config files, or set HYDRA_FULL_ERROR=1 to see the traceback.")
 
 
-_Meanings = tuple[tuple[str, tuple[str, str, str] | Callable[[_Case, re.Match[str]], UserError | None]], ...]
+_Meanings = tuple[tuple[str, tuple[str, ...] | Callable[[_Case, re.Match[str]], UserError | None]], ...]
 """(Pattern in the text of the error or its cause, what it means). The first one that matches counts. What it means is
-the key, the problem and the remedy; or a function, which returns None if it means something else."""
+the key, the problem, the remedy, and arguments that it adds; or a function, which returns None if it means something
+else."""
 
 _LIST = "Write the whole list: {case.parent}=[…]; a mapping in it is {{…}}."
 _SECOND = "{found[name]} is not the only option"
@@ -306,17 +354,20 @@ _YAML = (
     "Correct this line or the one before it. YAML takes key: value, each key once, spaces and no tabs. A list in "
     "brackets, [a, b], has no dashes."
 )
+_TWICE = "the option is selected twice"
 _OF_SWEEPS: _Meanings = (
     (r"^Ambiguous value", _several_values),
-    (r"requires --multirun", ("{case.key}", "{case.line} is a sweep", "Add -m to run it.")),
+    (r"requires --multirun", ("{case.key}", "{case.line} is a sweep", "Add -m to run it.", "-m")),
 )
-_TWICE = "the option is selected twice"
 _OF_OVERRIDES: _Meanings = (
-    (r"^Multiple values for", ("{case.key}", _TWICE, "Leave the + out: {case.key}=… changes the selection.")),
+    (
+        r"^Multiple values for",
+        ("{case.key}", _TWICE, "Leave the + out: {case.key}=… changes the selection.", "{case.without_plus}"),
+    ),
     (r"", _not_selected),
     (r"", _not_a_list),
     (r"does not support deletion", _cannot_be_deleted),
-    (r"^Could not delete", ("{case.key}", "it does not exist", "{case.hint}")),
+    (r"^Could not delete", _not_there),
     (r"No match in the defaults list", _not_in_the_defaults),
     (r"^Could not override|No match in the defaults list|does not exist", _unknown_key),
     (r"^Could not append", _exists_already),
@@ -334,10 +385,13 @@ _OF_FILES: _Meanings = (
         ("{found[key]}", "no defaults list has it, and so override finds nothing", "Write - /{found[key]}: …"),
     ),
     (r"^In '(?P<file>[^']+)': .*(Cannot merge|Cannot assign str|Merge error: str )", _selected_in_a_file),
-    (r"^In 'optimizer/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass", ("optimizer", _SECOND, _SEVERAL)),
+    (
+        r"^In 'optimizer/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass",
+        ("optimizer", _SECOND, _SEVERAL, "optimizer={found[name]}"),
+    ),
     (
         r"^In '(?P<group>[^']+)/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass",
-        ("{found[group]}", _SECOND, "Select one: {found[group]}={found[name]}."),
+        ("{found[group]}", _SECOND, "Select one: {found[group]}={found[name]}.", "{found[group]}={found[name]}"),
     ),
     (r"^In '(?P<file>[^']+)': ValidationError[^\n]*\n(?P<problem>[^\n]+)\n\s*full_key: (?P<key>\S+)", _wrong_in_a_file),
     (
@@ -348,11 +402,11 @@ _OF_FILES: _Meanings = (
 )
 
 
-def _hint(key: str, cfg: DictConfig, composer: Composer) -> str:
+def _hint(key: str, cfg: DictConfig, composer: Composer) -> Remedy:
     """Suggest keys with the same end (`optimizer.lr` for `lr` or `model.lr`), or else close ones that exist."""
     same_end = [other for other in _keys(cfg) if other.endswith(f".{key.rpartition('.')[2]}")]
     if 0 < len(same_end) <= 3:
-        return f"Did you mean {any_of(same_end)}?"
+        return Remedy(f"Did you mean {any_of(same_end)}?", (key, same_end[0]))
     parent, _, name = key.rpartition(".")
     while parent and not isinstance(_select(cfg, parent), DictConfig):  # up to a mapping that exists
         parent, _, name = parent.rpartition(".")
@@ -376,14 +430,21 @@ def _keys(cfg: DictConfig) -> list[str]:
     return [key for name, node in raw.items() if name != "hydra" for key, _ in leaves(node, str(name))]
 
 
-def _type_hint(key: str, cfg: DictConfig) -> str | None:
-    """Return what the key accepts, with its present value as an example."""
+def _type_hint(key: str, cfg: DictConfig, wrong: str | None = None) -> str | None:
+    """Return what the key accepts, with its present value as an example.
+
+    Args:
+        wrong: the value that was typed.
+    """
     value = _select(cfg, key)
     if isinstance(value, DictConfig):
         return f"Change what is in it: {', '.join(f'{key}.{name}' for name in list(value)[:3])}, …"
     example = str(value).replace(", ", ",")
     kind = _KINDS.get(type(value), type(value).__name__)
-    return None if value is None else f"It takes {kind}: {shlex.quote(f'{key}={example}')}"
+    if value is None:
+        return None
+    text = f"It takes {kind}: {shlex.quote(f'{key}={example}')}"
+    return Remedy(text, add=[f"{key}={example}"]) if wrong is None else Remedy(text, (wrong, example))
 
 
 def _first_line(text: str) -> str:

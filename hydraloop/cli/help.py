@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop import json_answers
+from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import end_with_reader
 from hydraloop.cli.help_topics import Topics, row
-from hydraloop.engine.report.hook_table import format_order
+from hydraloop.engine.report.hook_table import by_mount_point, format_order
+from hydraloop.errors import printable
 from hydraloop.hooks.shared.selected_hooks import notices
+from hydraloop.plan import Draft
+from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import masked_yaml
 from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.distributed import DistributedConf, FSDPConf
@@ -54,6 +61,7 @@ Flags
   --pdb                 after an error of a run, open Python's debugger where it was raised (single process)
   --trusted-links       resume a run or a sweep whose directory has links that lead out of it
   -m, --multirun        a sweep: one job for each combination of the values in key=a,b,c
+  --json                print one JSON document, also for an error: with --help, --dry-run, or the result of a run
   --cfg job             print the composed config (--resolve: with interpolations resolved)
   -cn, -cp, -cd NAME    another primary config, another config folder, an additional one
   --hydra-help          Hydra's own flags (completion, --info, …)
@@ -78,17 +86,41 @@ Examples
 def show(text: str) -> None:
     """Print a text, of which the reader may leave the rest (`| head`)."""
     end_with_reader()
-    print(text)
+    print(printable(text))
+
+
+def show_plan(draft: Draft, *, as_json: bool) -> None:
+    """Print what `--dry-run` prints."""
+    if not as_json:
+        show(format_plan(draft.cfg))
+        return
+    cfg, resolve = _shown(draft.cfg)
+    slots = slots_of(draft.cfg)
+    json_answers.write(
+        "dry-run",
+        {
+            "overrides": draft.overrides,
+            "config": OmegaConf.to_container(cfg, resolve=resolve, enum_to_str=True),
+            "hooks": {slot.name: slot.priority for slot in slots},
+            "mount_points": {point: [slot.name for slot in found] for point, found in by_mount_point(slots).items()},
+            "notices": notices(draft.cfg),
+        },
+    )
+
+
+def _shown(cfg: DictConfig) -> tuple[DictConfig, bool]:
+    """Return the config without the node `hydra`, and whether its interpolations resolve before the job."""
+    shown = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    return shown, "${hydra:" not in str(OmegaConf.to_container(shown))  # ${hydra:job.num} has no value yet
 
 
 def format_plan(cfg: DictConfig) -> str:
     """Return what `--dry-run` prints: the composed config, and the hooks by mount point. No hook is imported."""
-    shown = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    waits_for_job = "${hydra:" in str(OmegaConf.to_container(shown))  # ${hydra:job.num} has no value yet
+    shown, resolve = _shown(cfg)
     return "\n".join(
         [
             "# The composed config",
-            masked_yaml(shown, resolve=not waits_for_job).rstrip(),
+            masked_yaml(shown, resolve=resolve).rstrip(),
             "",
             "# Hooks by mount point, in the order they are called (priority)",
             format_order(slots_of(cfg)),
@@ -97,6 +129,32 @@ def format_plan(cfg: DictConfig) -> str:
             "Nothing was trained or written. Leave --dry-run out to start.",
         ]
     )
+
+
+def show_help(
+    args: argparse.Namespace, composer: Composer, project: Path, commands: Mapping[str, str], listing: str
+) -> None:
+    """Print what `--help` prints.
+
+    Args:
+        args: the overrides are the names to explain, and those with which the config is composed.
+        project: the folder whose Python files a config may name.
+        commands: the summaries of the commands for runs and sweeps, by name.
+        listing: the same as a text.
+
+    Raises:
+        UserError: there is no such name.
+    """
+    names = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
+    topics = Topics(composer, project, [word for word in args.overrides if word not in names])
+    if not args.json:
+        show(format_help(names, topics, " ".join(environment.command()), listing))
+    elif names and names != ["all"]:
+        json_answers.write("help", {"topics": {name: topics.answer(name) for name in names}})
+    else:
+        groups = {group: topics.answer(group)["options"] for group in composer.groups()}
+        content = {"flags": args.flags, "commands": commands, "groups": groups, "keys": topics.all_keys()}
+        json_answers.write("help", content)
 
 
 def format_help(names: Sequence[str], topics: Topics, command: str, commands: str) -> str:

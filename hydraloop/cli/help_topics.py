@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,7 +19,7 @@ from hydraloop.cli.class_sources import Definition, arguments_of, definitions, f
 from hydraloop.cli.command import explained
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
-from hydraloop.errors import UserError, any_of, close_names
+from hydraloop.errors import Remedy, UserError, any_of, close_names
 from hydraloop.safety.secrets import masked
 from hydraloop.schemas.docs import Argument, arguments_of_schema, typed
 from hydraloop.schemas.hook import HookConf
@@ -33,6 +33,21 @@ _NOT_A_TEXT = re.compile(r"#\s*(@package |[\w/.-]+\.ya?ml$)")
 
 _NOT_OPTIONS = ("_target_", "_partial_", "defaults")
 _OF_ALL_HOOKS = [option.name for option in arguments_of_schema(HookConf)]
+
+
+class Row(NamedTuple):
+    """An option. Its value and its default are as typed on a command line."""
+
+    value: str
+    type: str
+    default: str
+    text: str
+
+    @property
+    def described(self) -> str:
+        default = f"{self.default} by default" if self.value != self.default else ""
+        kind = ", ".join(filter(None, [self.type, default]))
+        return ". ".join(filter(None, [kind, self.text]))
 
 
 @dataclass(frozen=True)
@@ -51,25 +66,63 @@ class Topics:
         Raises:
             UserError: there is no such name, or the config cannot be composed.
         """
-        groups = self.composer.groups()
-        if name in groups:
+        if name in self.composer.groups():
             return "\n".join([f"Options of {name} (--help {name}.<option> explains one)", *self.options(name)])
-        group, _, rest = name.partition(".")
-        option, _, key = rest.partition(".")
-        own, package = OmegaConf.create(), ""
-        if option in self.composer.options(group):
-            own, package = explained(lambda _: self.composer.option(group, option), (), self.composer)
+        group, option, key, own, package = self._option(name)
         if package and not key:
             title = _filled(f"{group}={option}: {self.text(group, option)}")
             if package == "_global_":  # an experiment
                 return f"{title}\n\n{OmegaConf.to_yaml(_plain(own))}"
             return "\n".join([title, "", *self._section(package, own)])
-        composed = explained(self.composer.compose, self.overrides, self.composer)
-        cfg = OmegaConf.masked_copy(composed, [str(top) for top in composed if top != "hydra"])
+        cfg = self._composed()
         lines = self._key(cfg, name, name) or self._key(own, key, name)
         if not lines:
             raise self._unknown(name, cfg)
         return "\n".join(lines)
+
+    def answer(self, name: str) -> dict[str, Any]:
+        """Return what `page` says, for `--json`: `options` with their texts, or `keys` with their rows."""
+        if name in self.composer.groups():
+            return {"options": {option: self.text(name, option) for option in self.composer.options(name)}}
+        group, option, key, own, package = self._option(name)
+        if package and not key:
+            content = (
+                {"config": _plain(own)} if package == "_global_" else {"keys": dict(self._rows_below(package, own))}
+            )
+            return {"text": self.text(group, option), **content}
+        cfg = self._composed()
+        for node, place in ((cfg, name), (own, key)):
+            parent = OmegaConf.select(node, place.rpartition(".")[0]) if "." in place else node
+            rows = dict(self._rows_below(name.rpartition(".")[0], parent)) if isinstance(parent, DictConfig) else {}
+            found = {other: row for other, row in rows.items() if f"{other}.".startswith(f"{name}.")}
+            if found:
+                return {"keys": found}
+        raise self._unknown(name, cfg)
+
+    def all_keys(self) -> dict[str, Any]:
+        """Return the row of each key of the composed config."""
+        return dict(self._rows_below("", self._composed()))
+
+    def _rows_below(self, key: str, node: DictConfig) -> Iterator[tuple[str, dict[str, str]]]:
+        for name, found in self._rows(key, node).items():
+            own = f"{key}.{name}".lstrip(".")
+            child = None if OmegaConf.is_missing(node, name) else node.get(name)
+            if isinstance(child, DictConfig) and child:
+                yield from self._rows_below(own, child)
+            else:
+                yield own, found._asdict()
+
+    def _option(self, name: str) -> tuple[str, str, str, DictConfig, str]:
+        """Return group, option and key in `hooks.ema.momentum`, the option, and its package: "" if there is none."""
+        group, _, rest = name.partition(".")
+        option, _, key = rest.partition(".")
+        if option not in self.composer.options(group):
+            return group, option, key, OmegaConf.create(), ""
+        return group, option, key, *explained(lambda _: self.composer.option(group, option), (), self.composer)
+
+    def _composed(self) -> DictConfig:
+        composed = explained(self.composer.compose, self.overrides, self.composer)
+        return OmegaConf.masked_copy(composed, [str(top) for top in composed if top != "hydra"])
 
     def _unknown(self, name: str, cfg: DictConfig) -> UserError:
         """Return the error for a name, with close ones: whole names, otherwise names whose last part is close."""
@@ -79,7 +132,9 @@ class Topics:
         known += keys
         by_last = {one.rpartition(".")[2]: one for one in reversed([*keys, *known])}  # lr: a key, not search=lr
         close = close_names(name, known) or [by_last[one] for one in close_names(name.rpartition(".")[2], by_last)]
-        remedy = f"Did you mean {any_of(close)}?" if close else "--help names the groups, --help all every option."
+        remedy = Remedy("--help names the groups, --help all every option.")
+        if close:
+            remedy = Remedy(f"Did you mean {any_of(close)}?", (name, close[0]))
         return UserError("there is no group, option or key of this name", key=name, remedy=remedy)
 
     def options(self, group: str, indent: int = 2) -> Iterator[str]:
@@ -90,7 +145,7 @@ class Topics:
 
     def text(self, group: str, option: str) -> str:
         """Return the first comment of an option's file, or the docstring of its dataclass."""
-        file = self.composer.file(group, option)
+        file = self.composer.file(f"{group}/{option}")
         if file is not None:
             text = _first_comment(file) or "from the config folder"
         else:
@@ -111,8 +166,7 @@ class Topics:
         rows = self._rows(name.rpartition(".")[0], node) if isinstance(node, DictConfig) else {}
         if last not in rows:
             return []
-        shown, text = rows[last]
-        return [f"{name}={shown}", _filled(text, "  ")]
+        return [f"{name}={rows[last].value}", _filled(rows[last].described, "  ")]
 
     def _section(self, key: str, node: DictConfig, before: Sequence[object] = ()) -> Iterator[str]:
         """Yield the text about a section, then about the sections in it.
@@ -125,16 +179,16 @@ class Topics:
         if target and not is_dataclass(OmegaConf.get_type(node)):
             source = self._definitions(target)
             yield _filled(first_paragraph(source[0]) if source else f"See: python -m pydoc {target}", "  ")
-        for name, (value, text) in self._rows(key, node).items():
-            yield row(f"{name}={value}", text, indent=2, column=28)
+        for name, found in self._rows(key, node).items():
+            yield row(f"{name}={found.value}", found.described, indent=2, column=28)
         shown = [*before, _made(node)]
         for name_of_child, child in node.items_ex(resolve=False):
             if isinstance(child, DictConfig) and _made(child) not in (*shown, dict):
                 yield from self._section(f"{key}.{name_of_child!s}", child, shown)
                 shown.append(_made(child))
 
-    def _rows(self, key: str, node: DictConfig) -> dict[str, tuple[str, str]]:
-        """Return {option: (value, text)} of a section, from its dataclass or from the source of what it makes."""
+    def _rows(self, key: str, node: DictConfig) -> dict[str, Row]:
+        """Return the options of a section, from its dataclass or from the source of what it makes."""
         schema, values = OmegaConf.get_type(node) if key else Config, _plain(node)
         if is_dataclass(schema):
             found = arguments_of_schema(schema)
@@ -147,9 +201,7 @@ class Topics:
         for one in sorted(found, key=lambda one: one.name in _OF_ALL_HOOKS):
             value = values.get(one.name, "???")
             shown = one.default if isinstance(value, dict) or value == "???" else typed(value)
-            default = f"{one.default} by default" if shown != one.default else ""
-            kind = ", ".join(filter(None, [_type(one.type), default]))
-            rows[one.name] = shown, ". ".join(filter(None, [kind, one.text]))
+            rows[one.name] = Row(shown, _type(one.type), one.default, one.text)
         return rows
 
     def _definitions(self, target: object) -> list[Definition]:

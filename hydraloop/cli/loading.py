@@ -21,7 +21,7 @@ from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, missing_path
 from hydraloop.parts import Parts
 from hydraloop.run_files.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.run_files.result import Result
@@ -55,7 +55,7 @@ def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Fou
         raise UserError(
             f"{run_dir} is not a run directory",
             key="run",
-            remedy="Name one, outputs/<date>/<run>. A file in it is chosen by checkpoint=FILE.",
+            remedy=missing_path(run_dir, "Name one, outputs/<date>/<run>. A file in it is chosen by checkpoint=FILE."),
         )
     file = checkpoint_of(run_dir, checkpoint)
     saved = load_file(file, key="checkpoint", mmap=True, only=EVALUATED)

@@ -4,6 +4,7 @@ that was started from Python, or whose config does not resolve here."""
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -16,7 +17,7 @@ from hydraloop.cli import arguments
 from hydraloop.cli.command import check_hydra_node
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.run_config import config_of
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, missing_path
 from hydraloop.plan import Draft
 from hydraloop.run_files.checkpoint_files import newest_intact
 from hydraloop.run_files.result import PAUSE
@@ -79,7 +80,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Draft:
         raise UserError(
             f"{path} is neither a run directory nor a checkpoint of one",
             key=NAME,
-            remedy="Name one, outputs/<date>/<run>.",
+            remedy=missing_path(path, "Name one, outputs/<date>/<run>."),
         )
     ALLOWLIST.distrust(run_dir)
     is_hydra = [override.key_or_group.partition(".")[0] == "hydra" for override in arguments.parse(lines)]
@@ -148,7 +149,8 @@ def _check_secrets(cfg: DictConfig) -> None:
     """Refuse a config with a masked secret: `***` must not be used as its value."""
     from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without
 
-    for key, value in flattened(OmegaConf.to_container(cfg)).items():
+    for entry, value in flattened(OmegaConf.to_container(cfg)).items():
+        key = re.sub(r"(\.\d+)+$", "", entry)  # of a list
         if isinstance(value, str) and MASK in value:
             raise UserError(
                 "its value is a secret, which is masked in the files of the run",

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.cli import arguments
-from hydraloop.errors import RENAMED, UserError, suggestion
+from hydraloop.errors import RENAMED, Remedy, UserError, suggestion
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.config_yaml import loaded, remember_config, resolved_but_secrets
 from hydraloop.run_files.run_directory import CONFIG, config_file
@@ -82,9 +82,11 @@ def _apply(override: Override, cfg: DictConfig) -> None:
     node = OmegaConf.select(cfg, parent) if parent else cfg
     if not override.is_add() and not (isinstance(node, DictConfig | ListConfig) and name in _names(node)):
         arguments_of_commands = () if parent else ("split", "checkpoint")
-        near = suggestion(name, [*_names(node), *arguments_of_commands]) if isinstance(node, DictConfig) else ""
-        add = "" if isinstance(node, DictConfig) and OmegaConf.get_type(node) is not dict else f" To add it: +{line}"
-        raise UserError("there is no such option", key=key, remedy=f"{near}{add}".strip())
+        remedy = Remedy(f"To add it: +{line}", add=[f"+{line}"])
+        if isinstance(node, DictConfig):
+            near = suggestion(name, [*_names(node), *arguments_of_commands])
+            remedy = near + f" {remedy}" if OmegaConf.get_type(node) is dict else near
+        raise UserError("there is no such option", key=key, remedy=remedy)
     value = override.value()
     if isinstance(OmegaConf.select(cfg, key), DictConfig) and isinstance(value, str | list):
         raise UserError(

@@ -13,6 +13,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hydraloop import json_answers
 from hydraloop.errors import printable
 from hydraloop.run_files import changes, code_patch, record_log
 from hydraloop.run_files.checkpoint_files import newest_intact
@@ -34,6 +35,9 @@ def run(args: argparse.Namespace) -> int:
         UserError: see `compare`.
     """
     sections = compare(*args.directory)
+    if args.json:
+        json_answers.write("diff", {"directories": args.directory, "differences": sections})
+        return int(any(sections.values()))
     for name, lines in sections.items():
         for number, line in enumerate(lines):
             print(printable(f"{'' if number else name:<10}{line}"))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydraloop import json_answers
 from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
 from hydraloop.errors import UserError
@@ -22,7 +23,16 @@ def run(argv: Sequence[str]) -> int:
         The exit code: 0; 1 if something differs or was not possible; 2 after a mistake, 1 after one in a command that
         loads the run; 130 after Ctrl-C, otherwise 128 + the number of the signal.
     """
-    args = parser.read(argv)
+    with json_answers.reserved(argv, ["python", "-m", "hydraloop"]):
+        return _run(argv)
+
+
+def _run(argv: Sequence[str]) -> int:
+    try:
+        args = parser.read(argv)
+    except UserError as error:
+        Reports(with_traceback=False).show(error)
+        return 2
     name = args.command
     if name == "replay" and (args.run / sweep_description.FILENAME).exists():
         name = "replay_search"

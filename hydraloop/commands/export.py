@@ -22,7 +22,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.loaders import sets_of
-from hydraloop.errors import UserError
+from hydraloop.errors import Remedy, UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
 from hydraloop.hooks.shared.model_export import graph_of
 from hydraloop.run_files import atomic
@@ -40,7 +40,8 @@ class Export(FinishedRunCommand):
         self._format: str = args.format
         missing = [name for name in _ONNX if self._format == "onnx" and importlib.util.find_spec(name) is None]
         if missing:
-            remedy = f"Install it: pip install {' '.join(missing)}"
+            pip = ["pip", "install", *missing]
+            remedy = Remedy(f"Install it: {' '.join(pip)}", command=pip)
             raise UserError(f"onnx needs {' and '.join(missing)}", key=_KEY, remedy=remedy)
         self._output = Path(given.get("output", f"model.{self._format}"))
         check_output(self._output)

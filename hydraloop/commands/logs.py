@@ -6,11 +6,13 @@ import argparse
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from hydraloop import json_answers
 from hydraloop.commands.status import log_of, sweep_in
-from hydraloop.errors import UserError, printable
+from hydraloop.errors import Remedy, UserError, printable
 from hydraloop.run_files import lock
 
 _POLL = 0.3
@@ -19,7 +21,12 @@ _POLL = 0.3
 
 def run(args: argparse.Namespace) -> int:
     """Print a log. Returns the exit code 0. Errors: as in `show`."""
-    show(args.directory, args.job, follow=args.follow)
+    if args.json:
+        log, _ = _find(args.directory, args.job)
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        json_answers.write("logs", {"log": log, "lines": lines})
+    else:
+        show(args.directory, args.job, follow=args.follow)
     return 0
 
 
@@ -34,20 +41,7 @@ def show(path: Path, number: int | None, *, follow: bool) -> None:
     Raises:
         UserError: there is no such job or no log.
     """
-    sweep, folder = sweep_in(path), path
-    if sweep is not None and number is not None:
-        last = sweep.description.axes.count - 1
-        if not 0 <= number <= last:
-            raise UserError(f"the sweep has no job {number}", key="job", remedy=f"Name one from 0 to {last}.")
-        folder = sweep.folder(number)
-    log = log_of(folder)
-    if log is None:
-        problem = "the job has not started" if number is not None else "there is no log"
-        if sweep is not None and number is None:
-            problem = "the sweep was not detached, so its controller has printed to its terminal"
-        status = shlex.join(["python", "-m", "hydraloop", "status", str(path)])
-        raise UserError(problem, key="logs", remedy=f"See which jobs there are: {status}")
-    alive = sweep.controllers if sweep is not None and number is None else partial(lock.holder, folder)
+    log, alive = _find(path, number)
     with log.open("rb") as file:
         while True:
             is_over = not follow or not alive()
@@ -58,3 +52,23 @@ def show(path: Path, number: int | None, *, follow: bool) -> None:
             if is_over:
                 return
             time.sleep(_POLL)
+
+
+def _find(path: Path, number: int | None) -> tuple[Path, Callable[[], object]]:
+    """Return a log, and what says whether its process is alive."""
+    sweep, folder = sweep_in(path), path
+    if sweep is not None and number is not None:
+        last = sweep.description.axes.count - 1
+        if not 0 <= number <= last:
+            remedy = Remedy(f"Name one from 0 to {last}.", (str(number), str(last)))
+            raise UserError(f"the sweep has no job {number}", key="job", remedy=remedy)
+        folder = sweep.folder(number)
+    log = log_of(folder)
+    if log is None:
+        problem = "the job has not started" if number is not None else "there is no log"
+        if sweep is not None and number is None:
+            problem = "the sweep was not detached, so its controller has printed to its terminal"
+        status = ["python", "-m", "hydraloop", "status", str(path)]
+        remedy = Remedy(f"See which jobs there are: {shlex.join(status)}", command=status)
+        raise UserError(problem, key="logs", remedy=remedy)
+    return log, sweep.controllers if sweep is not None and number is None else partial(lock.holder, folder)

@@ -11,7 +11,8 @@ from textwrap import indent
 
 import yaml
 
-from hydraloop.errors import UserError
+from hydraloop import json_answers
+from hydraloop.errors import Remedy, UserError
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 STARTER = "starter"
@@ -44,6 +45,10 @@ def run(args: argparse.Namespace) -> int:
     if re.fullmatch(r"[A-Za-z_][\w.-]*", name) and yaml.safe_load(name) == name:  # not a folder `null` or `true`
         files[_CONFIG] = files[_CONFIG].replace(f"{key}: {args.template}\n", f"{key}: {name}\n")
     written = {path for path, text in files.items() if _write(folder / path, text)}
+    if args.json:
+        kept = sorted(files.keys() - written)
+        json_answers.write("new", {"directory": folder, "written": sorted(written), "kept": kept})
+        return 0
     print(f"{name}: wrote {', '.join(sorted(written)) or 'nothing'}")
     if kept := sorted(files.keys() - written):
         print(f"Not changed, because they exist: {', '.join(kept)}")
@@ -59,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_free(folder: Path | None) -> None:
     if folder is None:
-        remedy = "hydraloop new my_project\n  To add train.py and conf/ to the working directory: hydraloop new --here"
-        raise UserError("it needs the name of a folder", key="new", remedy=remedy)
+        text = "hydraloop new my_project\n  To add train.py and conf/ to the working directory: hydraloop new --here"
+        raise UserError("it needs the name of a folder", key="new", remedy=Remedy(text, add=["my_project"]))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         folder = folder.resolve() if folder.name in ("", "..") else folder
         free = next(other for n in count(2) if not (other := folder.with_name(f"{folder.name}_{n}")).exists())
-        remedy = f"Name another one: {shlex.join(['hydraloop', 'new', str(free)])}"
+        text = f"Name another one: {shlex.join(['hydraloop', 'new', str(free)])}"
+        remedy = Remedy(text, (str(folder), str(free)))
         if folder.is_dir():
             remedy += f"\n  To add train.py and conf/: {shlex.join(['hydraloop', 'new', '--here', str(folder)])}"
         raise UserError(f"{folder} exists, and is not an empty folder", key="new", remedy=remedy)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from hydraloop import json_answers
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.console import PrintableFormatter
 from hydraloop.cli.error_reports import Reports
@@ -105,6 +107,7 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
     from hydraloop.engine.distributed.process_group import connect
 
     if command.processes > 1 and not torchrun.is_several():
+        json_answers.hand_over()
         return elastic.run_module(["hydraloop", *argv], command.processes)
     distributed = connect(command.cfg.distributed, command.cfg.engine.device)
     ranks.append(distributed)
@@ -117,7 +120,10 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
     if distributed.is_main:
         if args.command != "replay":
             print(told, file=sys.stderr)  # standard output has only the result
-        print(text)
+        if json_answers.asked():
+            json_answers.write(args.command, {"answer": json.loads(text) if text.startswith("{") else text})
+        else:
+            print(text)
     distributed.close()
     return int(command.differs)
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hydraloop.errors import UserError
+from hydraloop import json_answers
+from hydraloop.cli.arguments import refuse
+from hydraloop.errors import Remedy, UserError
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,14 @@ COMMANDS = {
         "print what differs between two runs",
         "It compares config, code, packages, results, and the first record that differs. Exit code: 0 nothing differs, "
         "1 something differs, 2 a mistake.",
+    ),
+    "runs": Command(
+        "[folder] ['accuracy > 0.9']",
+        "list all runs and jobs of sweeps, or delete some",
+        "A condition compares: run, status, experiment, hooks, tags, typed, size (bytes), seconds, days (since the "
+        "last change), job, value (the best), metric, each metric of a validation and test.<metric>, epoch, "
+        "iteration, and each option by its full key, such as optimizer.lr. Without a folder, it looks in outputs/ "
+        "and multirun/.",
     ),
     "status": Command("<folder>", "print how a sweep or a run is doing"),
     "attach": Command("<folder>", "show a sweep or a run until it ends", "Ctrl-C leaves it running."),
@@ -103,6 +113,11 @@ def listing() -> str:
     return "\n".join(lines)
 
 
+def summaries() -> dict[str, str]:
+    """Return what each command does."""
+    return {name: command.summary for name, command in COMMANDS.items()}
+
+
 def listed_names() -> str:
     """Return the names of all commands, for the end of every help."""
     title = f"Commands for finished runs and sweeps ({_PROGRAM} <command> --help)"
@@ -115,7 +130,10 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: after a mistake, with argparse's message, or after `--help`.
     """
-    return of(argv[0]).parse_intermixed_args(argv[1:])
+    made = of(argv[0])
+    if json_answers.asked():
+        made.error = refuse  # type: ignore[method-assign]  # argparse has no other way to raise an error of its own
+    return made.parse_intermixed_args(argv[1:])
 
 
 def of(name: str) -> argparse.ArgumentParser:
@@ -129,6 +147,7 @@ def of(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=name)
+    parser.add_argument("--json", action="store_true", help="print one JSON document, also for an error")
     if name in ON_RANKS:
         _add_run(parser, name)
     elif name == "diff":
@@ -142,6 +161,8 @@ def of(name: str) -> argparse.ArgumentParser:
         parser.add_argument("shell", choices=("bash", "zsh", "fish"))
     elif name == "new":
         _add_new(parser)
+    elif name == "runs":
+        _add_selection(parser)
     elif name in ("check", "doctor"):
         _add_project(parser)
     else:
@@ -169,12 +190,24 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
     if name == "logs":
         parser.add_argument("job", type=int, nargs="?", help="the number of a job; none: the controller's log")
         parser.add_argument("-f", "--follow", action="store_true", help="print new lines until it has ended")
-    if name == "results":
-        parser.add_argument("--json", action="store_true", help="print the results as JSON, and write nothing")
     if name == "stop":
         wait = "until what has not ended, and writes no checkpoint, is killed (30)"
         parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help=wait)
         parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    what = "a folder to look in; and comparisons with and, or, not, in, as of sweep.where: '\"ema\" in hooks'"
+    parser.add_argument("given", nargs="*", metavar="FOLDER|CONDITION", help=what)
+    parser.add_argument("--sort", metavar="NAME", help="in ascending order; by value or its metric, the best first")
+    parser.add_argument("--reverse", action="store_true", help="in the opposite order")
+    kind = parser.add_mutually_exclusive_group()
+    delete = "delete the runs that the condition selects; no job of a sweep, and nothing outside of outputs/"
+    prune = "delete all checkpoints of these runs and jobs, except for the last and the best"
+    for flag, what in {"--delete": delete, "--prune-checkpoints": prune}.items():
+        kind.add_argument(flag, action="store_const", const=flag[2:], dest="remove", help=what)
+    parser.add_argument("--all", action="store_true", help="without a condition, all runs are to be deleted or pruned")
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -229,7 +262,8 @@ def split(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
         if key not in keys:
             overrides.append(text)
         elif not value:
-            raise UserError("it has no value", key=key, remedy=f"Write {key}={keys[key]}, or leave it out.")
+            remedy = Remedy(f"Write {key}={keys[key]}, or leave it out.", leave_out=[key])
+            raise UserError("it has no value", key=key, remedy=remedy)
         else:
             own[key] = value
     return own, overrides

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hydraloop.commands.finished_run import FinishedRunCommand, check_output
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.errors import UserError
+from hydraloop.errors import Remedy, UserError
 from hydraloop.run_files import atomic
 from hydraloop.run_files.config_yaml import plain
 
@@ -37,7 +37,9 @@ class Predict(FinishedRunCommand):
         check_output(self._output)
         if self._output.suffix not in FORMATS:
             problem = f"{self._output} is neither JSON lines nor NumPy's format"
-            raise UserError(problem, key="output", remedy=f"Use {self._output.stem}.jsonl or .npz.")
+            other = f"{self._output.stem}.jsonl"
+            remedy = Remedy(f"Use {other} or .npz.", add=[f"output={other}"])
+            raise UserError(problem, key="output", remedy=remedy)
         super().__init__(args, given, overrides)
 
     def run(self, ranks: Distributed) -> str:

@@ -30,7 +30,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.loaders import share_of
 from hydraloop.engine.progress import Progress
-from hydraloop.errors import UserError, printable
+from hydraloop.errors import Remedy, UserError, printable
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
 from hydraloop.hooks.rollback import RollbackHook
@@ -64,7 +64,9 @@ class Replay(RankCommand):
         iteration = given.get("iteration", "")
         if not iteration.isdecimal() or int(iteration) < 1:
             problem = f"{iteration!r} is not the number of an iteration"
-            raise UserError(problem, key="iteration", remedy="Write iteration=1 for the first one.")
+            raise UserError(
+                problem, key="iteration", remedy=Remedy("Write iteration=1 for the first one.", add=["iteration=1"])
+            )
         ALLOWLIST.distrust(run_dir)
         check_holds_run(run_dir)
         self._run_dir, self._iteration, self._debug = run_dir, int(iteration), args.pdb
@@ -140,7 +142,7 @@ class Replay(RankCommand):
             engine = assemble(cfg, ranks, folder, parts, self._typed, checkpoint=checkpoint, position=position)
             if iteration > engine.max_iters:
                 problem = f"the run has only {engine.max_iters} iterations"
-                raise UserError(problem, key="iteration", remedy=f"Use iteration={engine.max_iters} or less.")
+                raise UserError(problem, key="iteration", remedy=_at_most(engine.max_iters))
             self._leave_hooks_out(engine)
             try:
                 engine.train()
@@ -149,7 +151,7 @@ class Replay(RankCommand):
             if not watch.found:
                 why = f": {engine.stop_reason}" if engine.stop_reason else ""
                 problem = f"the run ends at iteration {engine.progress.iteration}{why}"
-                raise UserError(problem, key="iteration", remedy=f"Use iteration={engine.progress.iteration} or less.")
+                raise UserError(problem, key="iteration", remedy=_at_most(engine.progress.iteration))
             text = self._compared(engine, watch, folder) if ranks.is_main else ""
             self.differs = ranks.from_main(self.differs)
             return text
@@ -269,3 +271,7 @@ class _Watch(Hook):
         if now == self.end:
             engine.requests.preempt("replay", agreed=True)  # no validation follows
             engine.checkpoints.save_nothing_more()
+
+
+def _at_most(iteration: int) -> Remedy:
+    return Remedy(f"Use iteration={iteration} or less.", add=[f"iteration={iteration}"])

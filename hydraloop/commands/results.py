@@ -6,6 +6,7 @@ import argparse
 import logging
 from pathlib import Path
 
+from hydraloop import json_answers
 from hydraloop.cli.console import ConsoleHandler, PrintableFormatter, prepare_handlers
 from hydraloop.sweeps.report import results, results_table
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -15,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the results. Returns the exit code 0. Errors: as in `show`."""
     if args.json:
         sweep = SweepDirectory.load(args.directory, key="directory")
-        print(results.as_json(sweep, results.collect(sweep)), end="")
+        json_answers.write("results", results.for_programs(sweep, results.collect(sweep)))
     else:
         log_to_terminal()
         show(args.directory)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from hydraloop.errors import UserError, printable
+from hydraloop import json_answers
+from hydraloop.errors import UserError, missing_path, printable
 from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import resume_command, shown
@@ -19,6 +22,7 @@ from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.tracking import alert_log
 
 _LISTED = ("running", "interrupted", "failed")
 """States of jobs that are listed."""
@@ -33,9 +37,25 @@ def run(args: argparse.Namespace) -> int:
         UserError: the directory holds no sweep and no run.
     """
     sweep = sweep_in(args.directory)
+    if args.json:
+        json_answers.write("status", {"directory": args.directory, **_for_programs(args.directory, sweep)})
+        return 0
     lines = _of_run(args.directory) if sweep is None else _of_sweep(sweep)
     print(printable("\n".join(lines)))
     return 0
+
+
+def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
+    if sweep is None:
+        return {"run": asdict(_state_of_run(path)), "log": log_of(path), "alerts": alert_log.alerts(path)}
+    jobs = _asked(sweep, sweep.current_states())
+    return {
+        "jobs": [{**asdict(job), "log": log_of(sweep.folder(job.number))} for job in jobs],
+        "count": sweep.description.axes.count,
+        "counts": Counter(job.state for job in jobs),
+        "controllers": [asdict(one) for one in sweep.controllers().values()],
+        "typed": [*sweep.description.command, *sweep.description.overrides],
+    }
 
 
 def sweep_in(path: Path) -> SweepDirectory | None:
@@ -47,13 +67,17 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     if (path / sweep_description.FILENAME).exists():
         return SweepDirectory.load(path)
     if not holds_run(path):
-        remedy = "Name one: ls -d multirun/*/* outputs/*/*"
+        remedy = missing_path(path, "Name one: ls -d multirun/*/* outputs/*/*")
         raise UserError(f"{path} holds no sweep and no run", key="directory", remedy=remedy)
     return None
 
 
+def _state_of_run(path: Path) -> JobState:
+    return states.current(path, states.read(path) or JobState(0, "running"), path)
+
+
 def _of_run(path: Path) -> list[str]:
-    state = states.current(path, states.read(path) or JobState(0, "running"), path)
+    state = _state_of_run(path)
     continues = state.state in ("interrupted", "paused") and candidates(*checkpoint_folders(path))
     hint = [f"  {shlex.join(resume_command(path))}"] if continues else []
     return [*_described(state, "the run", path), *hint]
@@ -61,11 +85,9 @@ def _of_run(path: Path) -> list[str]:
 
 def _of_sweep(sweep: SweepDirectory) -> list[str]:
     found = sweep.current_states()
-    axes, listed = sweep.description.axes, found
-    count = f"{len(found)} jobs"
-    if isinstance(axes, Trials):
-        listed, count = found[: axes.asked * axes.space.repeat_count], axes.title
-    counts = Counter(state.state for state in listed)
+    axes = sweep.description.axes
+    count = axes.title if isinstance(axes, Trials) else f"{len(found)} jobs"
+    counts = Counter(state.state for state in _asked(sweep, found))
     lines = [
         f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
         f"{count}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
@@ -82,6 +104,12 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
     return lines
 
 
+def _asked(sweep: SweepDirectory, found: list[JobState]) -> list[JobState]:
+    """Return the jobs without those that a search has not asked for."""
+    axes = sweep.description.axes
+    return found[: axes.asked * axes.space.repeat_count] if isinstance(axes, Trials) else found
+
+
 def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
     """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
     if all(state.is_over for state in found) or sweep.controllers():
@@ -94,7 +122,8 @@ def _described(state: JobState, name: str, folder: Path) -> list[str]:
     where = f"process {state.pid} on {state.host}" if state.state == "running" else state.error or state.reason or ""
     first, *rest = f"{state.state}: {name}{': ' if where else ''}{where}".splitlines()
     log = log_of(folder)
-    return [first, *rest, *([] if log is None else [f"  {shown(log)}"])]
+    alerts = [f"  alert  {line}" for line in alert_log.lines(folder)]
+    return [first, *rest, *alerts, *([] if log is None else [f"  {shown(log)}"])]
 
 
 def log_of(folder: Path) -> Path | None:

@@ -69,7 +69,7 @@ class MMEngineHook(Adapter):
                 raise UserError(
                     f"{kind}.{name} is not a mount point of MMEngine",
                     key="hook",
-                    remedy=f"{suggestion(name, _POINTS)} Rewrite a hook of MMCV 1 for MMEngine first.",
+                    remedy=suggestion(name, _POINTS) + " Rewrite a hook of MMCV 1 for MMEngine first.",
                 )
         used = {point for point in own if point in _POINTS}
         for general, points in GENERAL_POINTS.items():

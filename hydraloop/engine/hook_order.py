@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hydraloop.engine.argument_checks import check_hook
 from hydraloop.engine.mount_points import GENERAL_POINTS, MOUNT_POINTS, HookLike, Priority
-from hydraloop.errors import UserError
+from hydraloop.errors import Remedy, UserError
 
 _NEEDED = {"sampler_seed": "DistSamplerSeedHook", "param_scheduler": "ParamSchedulerHook"}
 """By name, the classes of the hooks without which a run trains worse, and nothing says so."""
@@ -59,13 +59,17 @@ def check_order(slots: Sequence[Slot], *, key_of: Callable[[str], str] = lambda 
         for earlier in slot.runs_after:
             if position.get(earlier, -1) > position[slot.name]:
                 other = slots[position[earlier]]
-                above, below = f"Give it a number above {other.priority}", f"Give {earlier} a number below"
-                remedy = above if other.priority < 100 else f"{below} {slot.priority}"
+                allow = ", or set engine.check_order=false to allow this order."
+                higher = (str(slot.priority), str(other.priority + 1))
+                remedy = Remedy(f"Give it a number above {other.priority}{allow}", higher)
+                if other.priority == 100:
+                    text = f"Give {earlier} a number below {slot.priority}{allow}"
+                    remedy = Remedy(text, add=[f"{key_of(earlier)}.priority={slot.priority - 1}"])
                 raise UserError(
                     f"{slot.name} (priority {slot.priority}) must run after {earlier} (priority {other.priority}), "
                     f"because it uses its results",
                     key=f"{key_of(slot.name)}.priority",
-                    remedy=f"{remedy}, or set engine.check_order=false to allow this order.",
+                    remedy=remedy,
                 )
 
 
@@ -128,5 +132,7 @@ def not_applied() -> UserError:
     return UserError(
         "the schedules of this run would not be applied, and the learning rate would be constant",
         key="default_hooks.param_scheduler",
-        remedy="For a constant learning rate, use scheduler={}. Otherwise leave this null out.",
+        remedy=Remedy(
+            "For a constant learning rate, use scheduler={}. Otherwise leave this null out.", add=["scheduler={}"]
+        ),
     )

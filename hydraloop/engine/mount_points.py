@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import Remedy, UserError, suggestion
 
 Mode = Literal["train", "val", "test"]
 OnError = Literal["raise", "warn", "disable"]
@@ -108,12 +108,10 @@ class Priority(IntEnum):
                 raise UserError(
                     f"there is no priority {value!r}",
                     key=key,
-                    remedy=f"{suggestion(value, cls.__members__)} A number from 0 (first) to 100 (last) works too.",
+                    remedy=suggestion(value, cls.__members__) + " A number from 0 (first) to 100 (last) works too.",
                 ) from None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
-            raise UserError(
-                f"priority {value!r} is out of range",
-                key=key,
-                remedy=f"Use a number from 0 (first) to 100 (last), or a name: {', '.join(cls.__members__)}.",
-            )
+            text = f"Use a number from 0 (first) to 100 (last), or a name: {', '.join(cls.__members__)}."
+            nearest = "100" if isinstance(value, int) and value > 100 else "0"
+            raise UserError(f"priority {value!r} is out of range", key=key, remedy=Remedy(text, (str(value), nearest)))
         return int(value)

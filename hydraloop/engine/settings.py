@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydraloop.errors import UserError
+from hydraloop.errors import Remedy, UserError
 from hydraloop.run_files.result import PAUSE
 
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)")
@@ -37,12 +37,11 @@ def seconds_of(given: Any, key: str = "engine.max_time") -> float:
     else:  # YAML reads 1:30:00 as 5400
         found = given if isinstance(given, int | float) and not isinstance(given, bool) else 0
     if not found > 0:
-        raise UserError(
-            f"{given!r} is not a time above 0",
-            key=key,
-            remedy="Use hours, minutes and seconds (0:30:00), with days if needed (1-12:00:00), a number with s, min, "
-            "h or d (30min), or seconds (1800).",
+        text = (
+            "Use hours, minutes and seconds (0:30:00), with days if needed (1-12:00:00), a number with s, min, h or d "
         )
+        remedy = Remedy(f"{text}(30min), or seconds (1800).", (str(given), "0:30:00"))
+        raise UserError(f"{given!r} is not a time above 0", key=key, remedy=remedy)
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydraloop.errors import UserError, not_installed
+from hydraloop.errors import Remedy, UserError, not_installed
 
 _DATA = Path(__file__).parent / "data"
 
@@ -40,7 +40,7 @@ def find_data_file(name: str, *, root: str | None) -> Path:
         raise UserError(
             f"there is no file {path}",
             key="root",
-            remedy=f"Name the folder with {name}. Null is for the bundled copy.",
+            remedy=Remedy(f"Name the folder with {name}. Null is for the bundled copy.", (str(root), "null")),
         )
     return path
 

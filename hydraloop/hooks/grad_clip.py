@@ -51,7 +51,7 @@ class GradClipHook(Hook):
         error_if_nonfinite: bool = False,
     ) -> None:
         check_above(0, norm_type=norm_type)
-        check_above(0, "Use a number above 0, or null to switch it off.", max_norm=max_norm, clip_value=clip_value)
+        check_above(0, "null to switch it off", max_norm=max_norm, clip_value=clip_value)
         if max_norm is not None and clip_value is not None:
             raise UserError(
                 "gradients are clipped by norm or by value, but both are set",

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.processes import torchrun
 from hydraloop.run_files.config_yaml import check_no_secret
 from hydraloop.validate import check_strategy
@@ -95,7 +95,10 @@ def _check_machine(options: DictConfig, device: str, processes: int) -> None:
         raise UserError(
             f"{processes} processes would share {device}",
             key="engine.device",
-            remedy=f"Use {kind}: each process takes the device of its number. Choose GPUs with CUDA_VISIBLE_DEVICES.",
+            remedy=Remedy(
+                f"Use {kind}: each process takes the device of its number. Choose GPUs with CUDA_VISIBLE_DEVICES.",
+                (device, kind),
+            ),
         )
     if kind != "cpu":
         count = torch.accelerator.device_count() if accelerator is not None and accelerator.type == kind else 0
@@ -110,11 +113,12 @@ def _check_count(processes: int, count: int, device: str) -> None:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
     if count == 0:
-        raise UserError(f"this machine has no {device}{seen}", key="engine.device", remedy="Use auto or cpu.")
+        remedy = Remedy("Use auto or cpu.", (device, "auto"))
+        raise UserError(f"this machine has no {device}{seen}", key="engine.device", remedy=remedy)
     raise UserError(
         f"{processes} processes would share {count} GPU{'' if count == 1 else 's'}{seen}",
         key="distributed.nproc_per_node",
-        remedy=f"Use {count}, or engine.device=cpu.",
+        remedy=Remedy(f"Use {count}, or engine.device=cpu.", (str(processes), str(count))),
     )
 
 
@@ -123,7 +127,8 @@ def _check_backend(backend: str, kind: str) -> None:
 
     key = "distributed.backend"
     if "nccl" in backend and kind != "cuda" and "cuda:nccl" not in backend:
-        raise UserError(f"nccl needs GPUs, and the device is {kind}", key=key, remedy="Use auto, or gloo.")
+        remedy = Remedy("Use auto, or gloo.", (backend, "auto"))
+        raise UserError(f"nccl needs GPUs, and the device is {kind}", key=key, remedy=remedy)
     names = [str(name) for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
     known = ["auto", *filter(dist.is_backend_available, names)]
     if backend not in known and ":" not in backend:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from hydraloop import json_answers
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.hydra_job import as_job
 from hydraloop.errors import Terminated
@@ -15,7 +16,7 @@ from hydraloop.processes.detach import detached
 from hydraloop.processes.failure import Ended, RankError, Requeue
 from hydraloop.processes.rank_training import Training
 from hydraloop.processes.termination_signals import TerminationHandler
-from hydraloop.run_files.result import ResultFile
+from hydraloop.run_files.result import Result, ResultFile
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.validate import hydra_config
 
@@ -49,6 +50,9 @@ class RunStarter:
                 if background is not None:
                     background.take_over(plan.run_dir)
                 job.return_value = self.train(plan)
+        if json_answers.asked():
+            result = Result.read(plan.run_dir)
+            json_answers.write("train", {"directory": plan.run_dir, "result": result and asdict(result)})
 
     def train(self, plan: RunPlan) -> float | None:
         """Train in this process, or in several.

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, leave_out, missing_path
 from hydraloop.moved_names import with_present_names
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.checkpoint_files import candidates, newest_intact
@@ -48,7 +48,7 @@ def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") 
         raise UserError(
             f"{wanted} is neither a run directory nor a checkpoint file",
             key="resume",
-            remedy="Use auto for the newest run, or a path in outputs/.",
+            remedy=missing_path(path, "Use auto for the newest run, or a path in outputs/.", "resume"),
         )
     if explicit is not None and found is not None and explicit.resolve() != found.resolve():
         raise UserError(
@@ -97,7 +97,7 @@ def _auto(cfg: DictConfig, explicit: Path | None) -> Start:
     raise UserError(
         f"no run under {OUTPUTS}/ with the same experiment, model and data has a checkpoint",
         key="resume",
-        remedy="Leave resume out to start a new run, or name its directory: resume=outputs/….",
+        remedy=leave_out("resume") + " That starts a new run. Or name a directory: resume=outputs/….",
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files import atomic, attempts
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.checkpoint_files import RUN_DIR_FILE, candidates
@@ -57,7 +57,8 @@ def holds_run(directory: Path) -> bool:
 def check_holds_run(directory: Path) -> None:
     """Refuse a directory in which no run was started."""
     if not holds_run(directory):
-        raise UserError(f"{directory} is not a run directory", key="run", remedy="Name one, outputs/<date>/<run>.")
+        remedy = missing_path(directory, "Name one, outputs/<date>/<run>.")
+        raise UserError(f"{directory} is not a run directory", key="run", remedy=remedy)
 
 
 def has_trained(directory: Path) -> bool:

@@ -328,6 +328,5 @@ def _public(found: Any) -> list[str]:
 
 def _missing(target: str, problem: str, known: Iterable[str], key: str, part: str) -> UserError:
     hint = suggestion(part, known)
-    if len(hint) > 200:
-        hint = "Check the spelling."
-    return UserError(f"{target} does not exist: {problem}", key=f"{key}._target_", remedy=hint)
+    remedy = "Check the spelling." if len(hint) > 200 else hint
+    return UserError(f"{target} does not exist: {problem}", key=f"{key}._target_", remedy=remedy)

@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import Remedy, UserError, suggestion
 
 CALL = f"{__name__}.call"
 _LAZY = (Iterable, Iterator, Generator)
@@ -123,8 +123,8 @@ def _mistake(errors: list[Any], value: Any, parameter: inspect.Parameter, annota
         elif isinstance(inner, list | tuple) and isinstance(part, int):
             inner, key = inner[part], f"{key}[{part}]"
     if first["type"] == "unexpected_keyword_argument":
-        remedy = suggestion(str(first["loc"][-1]), _fields(annotation))
-        return UserError("there is no such option", key=key, remedy=remedy)
+        near = suggestion(str(first["loc"][-1]), _fields(annotation))
+        return UserError("there is no such option", key=key, remedy=near)
     if first["type"] == "missing":
         lacking = f"{key}.{first['loc'][-1]}"
         return UserError("has no value", key=lacking, remedy=f"Give it one: ++{lacking}=…")
@@ -136,7 +136,7 @@ def _mistake(errors: list[Any], value: Any, parameter: inspect.Parameter, annota
     elif inner is not value:
         remedy = f"Write another value: ++{key}=…"
     elif parameter.default is not None and re.fullmatch(r"[\w.+-]+|\[[\w.+,-]*\]", example):
-        remedy = f"It takes {expected}: {shlex.quote(f'++{key}={example}')}"
+        remedy = Remedy(f"It takes {expected}: {shlex.quote(f'++{key}={example}')}", add=[f"++{key}={example}"])
     else:
         remedy = f"It takes {expected}."
     return UserError(f"{inner!r} does not fit: {reason}", key=key, remedy=remedy)

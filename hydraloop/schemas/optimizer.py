@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Dict, List, Optional, Tuple
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from hydraloop.errors import UserError, any_of
+from hydraloop.errors import Remedy, UserError, use_one_of
 
 PARAMS = ("tensors", "named", "model")
 """Values of the option `params`."""
@@ -260,7 +260,7 @@ def check_own_options(named: Dict[str, Any]) -> None:
     """
     rest = [name for name, node in named.items() if node.get("match") is None]
     if "" in named and not rest:
-        remedy = "Leave it out, or freeze the other parameters."
+        remedy = Remedy("Leave it out, or freeze the other parameters.", leave_out=["optimizer.match"])
         problem = f"one optimizer takes all parameters, not only {named['']['match']!r}"
         raise UserError(problem, key="optimizer.match", remedy=remedy)
     if len(rest) > 1:
@@ -273,12 +273,13 @@ def check_own_options(named: Dict[str, Any]) -> None:
         key, every, params = f"optimizer.{name}".rstrip("."), node.get("every", 1), node.get("params", "tensors")
         decay = node.get("layer_decay")
         if not isinstance(every, int) or every < 1:
-            raise UserError(f"cannot be {every!r}", key=f"{key}.every", remedy="Use a whole number from 1.")
+            fix = Remedy("Use a whole number from 1.", (str(every), "1"))
+            raise UserError(f"cannot be {every!r}", key=f"{key}.every", remedy=fix)
         if params not in PARAMS:
-            raise UserError(f"{params!r} is unknown", key=f"{key}.params", remedy=f"Use {any_of(PARAMS)}.")
+            raise UserError(f"{params!r} is unknown", key=f"{key}.params", remedy=use_one_of(PARAMS, params))
         if decay is not None and not 0 < decay <= 1:
-            problem, remedy = f"{decay} is out of range", "Use a number above 0, up to 1."
-            raise UserError(problem, key=f"{key}.layer_decay", remedy=remedy)
+            fix = Remedy("Use a number above 0, up to 1.", (str(decay), "1.0"))
+            raise UserError(f"{decay} is out of range", key=f"{key}.layer_decay", remedy=fix)
 
 
 def register(store: ConfigStore) -> None:

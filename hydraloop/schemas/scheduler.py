@@ -11,7 +11,7 @@ from typing import Any, Collection, List, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import Remedy, UserError, suggestion
 
 
 @dataclass
@@ -268,7 +268,8 @@ OPTIONS = {
 
 def no_such_optimizer(name: object, known: Collection[str], key: str) -> UserError:
     """Return the error for a schedule of an optimizer that is not one of `known`. The name of a single one is empty."""
-    remedy = suggestion(str(name), known) if any(known) else f"The run has one, without a name: set {key}=null."
+    single = Remedy(f"The run has one, without a name: set {key}=null.", (str(name), "null"))
+    remedy = suggestion(str(name), known) if any(known) else single
     return UserError(f"there is no optimizer {name!r}", key=key, remedy=remedy)
 
 

@@ -17,7 +17,7 @@ from hydraloop.cli import command as command_line
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import check_submitit
 from hydraloop.cli.explain import COMPOSING_ERRORS
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.plan import Draft
 from hydraloop.processes.checks import check_options
 from hydraloop.run_files.changes import differences
@@ -170,7 +170,9 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
             raise UserError(
                 "the jobs of a sweep would continue in one directory",
                 key="resume",
-                remedy="Leave resume out. To start from weights, use load_from=<checkpoint>.",
+                remedy=Remedy(
+                    "Leave resume out. To start from weights, use load_from=<checkpoint>.", leave_out=["resume"]
+                ),
             )
         configs += [cfg] if isinstance(axes, Trials) or not configs else []
         ranks = max(ranks, int(cfg.distributed.nproc_per_node))
@@ -239,7 +241,7 @@ def _check_average(axes: Axes | Trials, master: DictConfig, typed: Sequence[str]
         raise UserError(
             f"this command line does not set {name}",
             key="sweep.average",
-            remedy=f"Sweep it: {name}=0,1,2" if exists else suggestion(name, keys),
+            remedy=Remedy(f"Sweep it: {name}=0,1,2", add=[f"{name}=0,1,2"]) if exists else suggestion(name, keys),
         )
 
 
@@ -293,5 +295,6 @@ def _in_job(job: Sequence[str], axes: Axes | Trials) -> Iterator[None]:
         dimensions = axes.space.searched if isinstance(axes, Trials) else ()
         for one in dimensions:
             if one.key == error.key and "to Integer" in problem:  # as OmegaConf says it
-                remedy = f"For whole numbers: '{replace(one, is_int=True)}'"
+                whole = str(replace(one, is_int=True))
+                remedy = Remedy(f"For whole numbers: '{whole}'", add=[whole])
         raise UserError(problem, key=error.key, remedy=remedy) from error

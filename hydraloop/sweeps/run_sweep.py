@@ -15,6 +15,7 @@ from typing import NoReturn
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
 from omegaconf import DictConfig
 
+from hydraloop import json_answers
 from hydraloop.cli import command
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import Composer
@@ -35,6 +36,7 @@ from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.planning import SweepDraft
+from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
 from hydraloop.sweeps.search.trials import Trials
@@ -90,6 +92,9 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
             background.ready(directory.path)
         controller.run()
     print_end(controller)
+    if json_answers.asked():
+        done = SweepDirectory.load(directory.path)
+        json_answers.write("results", results.for_programs(done, results.collect(done)))
     if options.report and not controller.left:
         write_report(directory.path)
     sys.exit(controller.code)

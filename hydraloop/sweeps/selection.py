@@ -11,9 +11,9 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from hydraloop.cli import arguments
-from hydraloop.errors import UserError, suggestion
+from hydraloop.condition import Condition
+from hydraloop.errors import Remedy, UserError, leave_out, missing_path, suggestion
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.search.space import is_number, space_of
 from hydraloop.sweeps.search.trials import Trials
 
@@ -53,14 +53,15 @@ def _search(overrides: Sequence[Override], options: Mapping[str, Any]) -> Trials
     for name in ("zip", "where", "jobs"):
         if options.get(name):
             problem = "a search chooses the values of each key by itself"
-            raise UserError(problem, key=f"sweep.{name}", remedy=f"Leave sweep.{name} or sweep.trials out.")
+            raise UserError(problem, key=f"sweep.{name}", remedy=leave_out(f"sweep.{name}", "sweep.trials"))
     last = {_key(override): override for override in overrides}
     listed = axes_of([override for override in last.values() if not is_number(override)])
     numbers = {key: override for key, override in last.items() if is_number(override)}
     space = space_of(list(last), numbers, listed, str(options["average"]))
     if not space.searched:
         problem = "no key has several values to choose from"
-        remedy = "Add one: 'optimizer.lr=tag(log,interval(1e-4,1e-1))'"
+        one = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
+        remedy = Remedy(f"Add one: '{one}'", add=[one])
         raise UserError(problem, key="sweep.trials", remedy=remedy)
     return Trials(space, options["trials"])
 
@@ -85,7 +86,9 @@ def axes_of(overrides: Sequence[Override]) -> list[Axis]:
                 lines = [f"{key}={override.get_value_element_as_str()}"]  # like the values of a sweep: 1e-3 is 0.001
         else:
             if not override.is_discrete_sweep():
-                raise UserError(f"{line} has no end", key=override.key_or_group, remedy=_LIST)
+                raise UserError(
+                    f"{line} has no end", key=override.key_or_group, remedy=Remedy(_LIST, add=["sweep.trials=50"])
+                )
             lines = [f"{key}={value}" for value in override.sweep_string_iterator()]
         if not lines:
             raise UserError(
@@ -117,7 +120,8 @@ def _zipped(axes: list[Axis], groups: Sequence[Any]) -> list[Axis]:
     for group in groups:
         if isinstance(group, str) or not isinstance(group, Sequence):
             works = f"sweep.zip=[[{','.join(map(str, groups))}]]"
-            raise UserError(f"{group} is not a list of keys", key="sweep.zip", remedy=f"Use '{works}'.")
+            remedy = Remedy(f"Use '{works}'.", add=[works])
+            raise UserError(f"{group} is not a list of keys", key="sweep.zip", remedy=remedy)
         found = {key: next((axis for axis in axes if axis.keys == (key,)), None) for key in map(str, group)}
         for key, axis in found.items():
             if axis is None or len(axis.values) < 2:
@@ -148,7 +152,11 @@ def _read_jobs(name: str, axes: Sequence[Axis]) -> Axis:
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{name} cannot be read: {error}", key="sweep.jobs", remedy="Name a text file.") from error
+        raise UserError(
+            f"{name} cannot be read: {error}",
+            key="sweep.jobs",
+            remedy=missing_path(Path(name), "Name a text file.", "sweep.jobs"),
+        ) from error
     taken = {key for axis in axes for key in axis.keys}
     keys: dict[str, None] = {}
     values = []

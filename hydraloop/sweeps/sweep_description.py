@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files import atomic
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps.axes import Axes, Axis
@@ -84,7 +84,8 @@ def read(folder: Path, *, key: str | None = None) -> Description:
     try:
         return _description(json.loads((folder / FILENAME).read_bytes()))
     except FileNotFoundError:
-        problem, remedy = "is not the directory of a sweep", "Name one, multirun/<date>/<sweep>."
+        problem = "is not the directory of a sweep"
+        remedy: str = missing_path(folder, "Name one, multirun/<date>/<sweep>.")
     except OSError as error:
         problem, remedy = f"cannot be read: {error.strerror}", "Name another sweep."
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -13,6 +13,7 @@ import pytest
 from omegaconf import DictConfig
 
 import hydraloop
+from hydraloop import repairs
 from hydraloop.app import check_command
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import opened
@@ -69,7 +70,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "~default_hooks=[]": ("default_hooks", "To select none, use default_hooks=[]"),
     "hooks={ema:{}}": ("hooks", "hooks=[]"),
     "hooks=": ("hooks", "To select none, use hooks=[]"),
-    "hooks=[null]": ("hooks", "Options: anomaly_detection, "),
+    "hooks=[null]": ("hooks", "Options: alert, anomaly_detection, "),
     "experiment=null": ("experiment", "To select none, use ~experiment"),
     "optimizer=null": ("optimizer", "Options: adafactor, adagrad, adam, "),
     "+experiment=diabetes": ("experiment", "Leave the + out"),
@@ -130,13 +131,20 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "engine.max_time=soon": ("engine.max_time", "0:30:00"),
     "engine.deterministic=true engine.benchmark=true": ("engine.benchmark", "Leave one of the two out."),
     "resume=auto load_from=x.pth": ("load_from", "Leave one of the two out."),
-    "distributed.timeout=nan": ("distributed.timeout", "more than 0"),
+    "distributed.timeout=nan": ("distributed.timeout", "above 0"),
     "secrets=[hooks.mine.dsn]": ("secrets", "secrets=[dsn] for hooks.mine.dsn"),
     "task.model=null": ("task.model", "model=small_cnn"),
     "optimizer.every=0": ("optimizer.every", "from 1"),
     "optimizer.layer_decay=1.5": ("optimizer.layer_decay", "above 0, up to 1"),
     "optimizer.params=modules": ("optimizer.params", "tensors, named or model"),
     "optimizer.match='head.*'": ("optimizer.match", "Leave it out"),
+    "scheduler=cosine,linear": ("scheduler", "For a list write 'scheduler=[cosine,linear]'; for a sweep add -m"),
+    "optimizer.betas=0.9,0.99": ("optimizer.betas", "For a list write 'optimizer.betas=[0.9,0.99]'"),
+    "hooks=[ema] hooks.ema.patience=3": (
+        "hooks.ema.patience",
+        "Use 'hooks=[ema,early_stopping]' hooks.early_stopping.",
+    ),
+    "seed:1": ("'seed:1'", "Did you mean seed=1?"),
 }
 MORE_MISTAKES: dict[str, tuple[str, str]] = {
     # found in the same place as one above, with the same words
@@ -157,7 +165,7 @@ MORE_MISTAKES: dict[str, tuple[str, str]] = {
     "~data": ("data", "Leave ~data out"),
     "~task.metrics": ("task.metrics", "Use task.metrics.accuracy=null for none"),
     "hooks=null": ("hooks", "To select none, use hooks=[]"),
-    "hooks=[5]": ("hooks", "Options: anomaly_detection, "),
+    "hooks=[5]": ("hooks", "Options: alert, anomaly_detection, "),
     "default_hooks=null": ("default_hooks", "To select none, use default_hooks=[]"),
     "hooks.profiler.priority=30": ("hooks.profiler", "Use 'hooks=[profiler]' hooks.profiler.priority=30"),
     "+hooks.mine=5": ("hooks.mine", "# @package hooks.<name>"),
@@ -187,8 +195,8 @@ MORE_MISTAKES: dict[str, tuple[str, str]] = {
     "engine.limit_test_batches=-0.5": ("engine.limit_test_batches", "null for all"),
     "distributed.max_restarts=-1": ("distributed.max_restarts", "no restart"),
     "distributed.agree_interval=0": ("distributed.agree_interval", "1 or more"),
-    "distributed.timeout=0": ("distributed.timeout", "more than 0"),
-    "distributed.bucket_cap_mb=-1": ("distributed.bucket_cap_mb", "more than 0, or null"),
+    "distributed.timeout=0": ("distributed.timeout", "above 0"),
+    "distributed.bucket_cap_mb=-1": ("distributed.bucket_cap_mb", "above 0, or null"),
     "data.loader.eval_batch_size=0": ("data.loader.eval_batch_size", "1 or more"),
     "-m seed=1,2 sweep.max_retries=-1": ("sweep.max_retries", "no retry"),
     "-m seed=1,2 sweep.max_workers=0": ("sweep.max_workers", "one per GPU"),
@@ -261,6 +269,67 @@ BUILDING: dict[str, tuple[str, str]] = {
 }
 
 
+REPAIRED = {
+    # command line: what `--json` gives as the corrected one, with the values of the message
+    "hooks=emaa": "hooks=ema",
+    "hooks=ema,profilr": "hooks=ema,profiler",
+    "~scheduler={}": "scheduler=[]",
+    "hoks=ema": "hooks=ema",
+    "optimizer=[adamw,muon]": "optimizer=muon",
+    "+optimizer@optimizer.hidden=sgd": "+optimizer@optimizer.hidden=sgd ~optimizer",
+    "~optimizer optimizer@optimizer.hidden=sgd": "~optimizer +optimizer@optimizer.hidden=sgd",
+    "lr=1": "optimizer.lr=1",
+    "optimizer.foo.bar=1": None,
+    "+engine.max_epoch=3": "+engine.max_epochs=3",
+    "++data.loader.workers=3": "++data.loader.num_workers=3",
+    "optimizer.lr=fast": "optimizer.lr=0.001",
+    "optimizer.betas=[a,b]": "optimizer.betas=[0.9,b]",
+    "~engine": "",
+    "~default_hooks.loger": "~default_hooks.logger",
+    "hooks=": "hooks=[]",
+    "experiment=null": "~experiment",
+    "+experiment=diabetes": "experiment=diabetes",
+    "hooks=[ema] hooks.profiler.priority=30": "hooks=[ema,profiler] hooks.profiler.priority=30",
+    "+hooks.profiler.priority=30": "hooks.profiler.priority=30 hooks=[profiler]",
+    "hooks.mine.priority=30": None,
+    "+hooks.mine=my_project.hooks.MyHook": "+hooks.mine._target_=my_project.hooks.MyHook",
+    "hooks=weight_norm hooks.weight_norm.on_error=warn": "hooks=weight_norm +hooks.weight_norm.on_error=warn",
+    "hooks=ema hooks.ema={priority:30,momentm:0.1}": "hooks=ema hooks.ema={priority:30,momentum:0.1}",
+    "hooks.logger.interval=3": "default_hooks.logger.interval=3",
+    "~default_hooks.logger default_hooks.logger.interval=3": "default_hooks=[runtime_info,timer,sampler_seed,grad_clip,"
+    "param_scheduler,checkpoint,progress,logger] default_hooks.logger.interval=3",
+    "hooks=[profiler] hooks.profiler.priority=HIHG": "hooks=[profiler] hooks.profiler.priority=HIGH",
+    "hooks=[profiler] hooks.profiler.priority=101": "hooks=[profiler] hooks.profiler.priority=100",
+    "hooks=[ema] hooks.ema.on_error=explode": "hooks=[ema] hooks.ema.on_error=raise",
+    "default_hooks.logger.priority=5": "default_hooks.logger.priority=11",
+    "optimizer=sgd,adamw": "optimizer=sgd,adamw -m",
+    "scheduler=cosine,linear": "scheduler=[cosine,linear]",
+    "optimizer.betas=0.9,0.99": "optimizer.betas=[0.9,0.99]",
+    "hooks=[ema] hooks.ema.patience=3": "hooks=[ema,early_stopping] hooks.early_stopping.patience=3",
+    "-m optimizer.lr=1e-3, 1e-2": "-m optimizer.lr=1e-3,1e-2",
+    "optimizer.lr = 0.1 seed=1": "optimizer.lr=0.1 seed=1",
+    "+optimizer.lr=0.1": "optimizer.lr=0.1",
+    "+optimizer.betas=0.9": "optimizer.betas=[0.9,0.999]",
+    "seed:1": "seed=1",
+    "-m hooks=[profiler],[] hooks.profiler.priority=10,20": "-m hooks=[profiler] hooks.profiler.priority=10,20",
+    "-m hooks=[ema] hooks.ema.priority=HIGH,HIHG": "-m hooks=[ema] hooks.ema.priority=HIGH,HIGH",
+    "-m optimizer.lr=1,x": "-m optimizer.lr=1,0.001",
+    "-m resume=auto seed=1,2": "-m seed=1,2",
+    "engine.max_iters=0": "engine.max_iters=1",
+    "engine.peak_tflops=0": "engine.peak_tflops=null",
+    "weights=rw": "weights=raw",
+    "engine.max_time=soon": "engine.max_time=0:30:00",
+    "engine.deterministic=true engine.benchmark=true": "engine.deterministic=true",
+    "secrets=[hooks.mine.dsn]": "secrets=[dsn]",
+    "task.model=null": "model=small_cnn",
+    "+hooks.mine._target_=my_project.hooks.MyHok": "+hooks.mine._target_=my_project.hooks.MyHook",
+    "data.train.root=/nonexistent": "data.train.root=null",
+    "default_hooks.checkpoint.save_best=acc": "default_hooks.checkpoint.save_best=accuracy",
+    "data.loader.batch_size=0": "data.loader.batch_size=1",
+    "engine.device=foo": "engine.device=auto",
+}
+
+
 NEW_ENTRIES: dict[str, tuple[str, str]] = {
     # command line: (key, the command that the remedy gives)
     "hooks=weight_norm hooks.weight_norm.on_error=warn": (
@@ -329,6 +398,9 @@ def test_a_mistake_names_key_and_fix(line: str, tmp_path: Path) -> None:
     error = mistake_in_building(line, tmp_path) if line in BUILDING else mistake(line)
     assert str(error).startswith((f"{key}: ", f"{key} "))
     assert remedy in str(error)
+    if line in REPAIRED:
+        words = repairs.command([], line.split(), error.key, error.remedy or "")
+        assert words == (None if REPAIRED[line] is None else str(REPAIRED[line]).split())
 
 
 def mistake_in_building(line: str, run_dir: Path) -> UserError:
@@ -470,7 +542,11 @@ PRIMARY: dict[str, tuple[str, str, str]] = {
     # the body of config.yaml: (key, problem, remedy)
     "engine: {fold: 3}": ("engine.fold", "which has no fold", "belongs to the top of config.yaml: fold: …"),
     "engine: {max_epoch: 3}": ("engine.max_epoch", "which has no max_epoch", "Did you mean max_epochs?"),
-    "optimizer: sgd": ("optimizer", "config.yaml selects sgd outside of the list", "- override /optimizer: sgd"),
+    "optimizer: sgd": (
+        "optimizer",
+        "config.yaml selects sgd outside of the list",
+        "config.yaml: override /optimizer: sgd",
+    ),
     "engine: {max_epochs: ten}": (
         "engine.max_epochs",
         "'ten' of type 'str' could not be converted to Integer (config.yaml)",
@@ -511,15 +587,15 @@ def test_a_group_that_is_not_in_the_defaults_list_needs_a_plus(tmp_path: Path) -
         check_command(arguments.read(["hooks=[ema]"]), composer)
     assert str(caught.value) == (
         "hooks: it is not in the defaults list\n  To add it, write a +: '+hooks=[ema]'\n"
-        "  For all runs, add to the defaults of config.yaml, before _self_: - hooks: [ema]"
+        "  For all runs, add to the defaults of config.yaml, before _self_: hooks: [ema]"
     )
 
 
 @pytest.mark.parametrize(
     ("entries", "body", "key", "line"),
     [
-        ("", "hooks: [ema]", "hooks", "- hooks: [ema]"),
-        ("", "optimizer: sgd", "optimizer", "- optimizer: sgd instead of adamw"),
+        ("", "hooks: [ema]", "hooks", "config.yaml: hooks: [ema]"),
+        ("", "optimizer: sgd", "optimizer", "config.yaml: optimizer: sgd instead of adamw"),
         ("override hooks: [ema], ", "", "hooks", "- /hooks: …"),
     ],
 )

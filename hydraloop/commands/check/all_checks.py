@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hydraloop.commands.check import data, ranks, resuming, training
-from hydraloop.commands.check.findings import Finding, judge
+from hydraloop.commands.check.findings import Finding, end, judge
 from hydraloop.commands.check.short_runs import Project, Watch
 from hydraloop.data.map_style_loader import MapStyleLoader
 from hydraloop.engine.engine import Engine
@@ -18,9 +18,10 @@ def check(project: Project) -> int:
     """Print a line for each check. Return the exit code: 1 if there is a problem."""
     logging.disable(logging.CRITICAL)  # what short runs tell
     with TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
-        problems = sum(found.state == "problem" for found in _check_all(project, Path(name)))
+        findings = list(_check_all(project, Path(name)))
+    problems = sum(found.state == "problem" for found in findings)
     print(f"{problems} problem{'' if problems == 1 else 's'}")
-    return int(problems > 0)
+    return end("check", findings)
 
 
 def _check_all(project: Project, folder: Path) -> Iterator[Finding]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hydraloop import json_answers
 from hydraloop.errors import UserError, printable
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
@@ -24,16 +25,15 @@ class Finding(NamedTuple):
     key: str | None = None
     """The option that the problem is about."""
     remedy: str | None = None
+    name: str = ""
+    """Of the check."""
 
-    def line(self, name: str) -> str:
-        """Return the text for a terminal, without secrets.
-
-        Args:
-            name: of the check.
-        """
+    @property
+    def line(self) -> str:
+        """The text for a terminal, without secrets."""
         where = f"{self.key}: " if self.key else ""
         remedy = f"\n{_INDENT}{self.remedy}" if self.remedy else ""
-        return printable(mask_text(f"{name:<12}{self.state:<12}{where}{self.text}{remedy}"))
+        return printable(mask_text(f"{self.name:<12}{self.state:<12}{where}{self.text}{remedy}"))
 
 
 def judge(name: str, check: Callable[[], Finding]) -> Finding:
@@ -44,8 +44,17 @@ def judge(name: str, check: Callable[[], Finding]) -> Finding:
         found = Finding("problem", error.problem, error.key, error.remedy)
     except Exception as error:
         found = Finding("problem", f"{describe(error)}{_place(error)}")
-    print(found.line(name), flush=True)
+    found = found._replace(name=name)
+    print(found.line, flush=True)
     return found
+
+
+def end(command: str, findings: Sequence[Finding]) -> int:
+    """Answer with `--json`. Return the exit code: 1 if there is a problem."""
+    problems = sum(found.state == "problem" for found in findings)
+    if json_answers.asked():
+        json_answers.write(command, {"problems": problems, "findings": [found._asdict() for found in findings]})
+    return int(problems > 0)
 
 
 def _place(error: Exception) -> str:

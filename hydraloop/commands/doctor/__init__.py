@@ -6,7 +6,7 @@ import argparse
 from contextlib import ExitStack
 from functools import partial
 
-from hydraloop.commands.check.findings import Finding, judge
+from hydraloop.commands.check.findings import Finding, end, judge
 from hydraloop.commands.check.project import composed
 from hydraloop.plan import Draft
 from hydraloop.validate import hydra_config
@@ -33,4 +33,4 @@ def run(args: argparse.Namespace) -> int:
         cfg = drafts[0].cfg if drafts else None
         tests = {test.__name__: partial(test, cfg) for test in machine.TESTS} | trackers.tests(cfg)
         findings += [judge(name, test) for name, test in tests.items()]
-    return int(any(found.state == "problem" for found in findings))
+    return end("doctor", findings)

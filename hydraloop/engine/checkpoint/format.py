@@ -44,7 +44,7 @@ from hydraloop.engine.checkpoint import shards
 from hydraloop.engine.checkpoint.foreign import other_objects_ignored
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files import atomic
 from hydraloop.run_files.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
 from hydraloop.run_files.integrity import SAFETENSORS, damage, seal_archive, shards_of
@@ -138,7 +138,7 @@ def load(
         raise UserError(
             f"there is no checkpoint file {path}",
             key=key,
-            remedy=f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.",
+            remedy=missing_path(path, f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.", key),
         )
     if path.suffix == SAFETENSORS:
         with _verified(path, key, ranks):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from hydraloop.errors import UserError
+from hydraloop.errors import Remedy, UserError
 
 
 def choose_device(wanted: str, *, local_rank: int | None = None) -> torch.device:
@@ -23,7 +23,7 @@ def choose_device(wanted: str, *, local_rank: int | None = None) -> torch.device
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     available = 0 if accelerator is None else torch.accelerator.device_count()
-    remedy = "Use auto, cpu, or a device such as cuda:0."
+    remedy = Remedy("Use auto, cpu, or a device such as cuda:0.", (wanted, "auto"))
     try:
         device = (accelerator or torch.device("cpu")) if wanted == "auto" else torch.device(wanted)
     except RuntimeError as error:
@@ -32,7 +32,7 @@ def choose_device(wanted: str, *, local_rank: int | None = None) -> torch.device
         return device
     here = available if accelerator is not None and accelerator.type == device.type else 0
     if (device.index or 0) >= here:
-        remedy = remedy if here else "Use auto or cpu."
+        remedy = remedy if here else Remedy("Use auto or cpu.", (wanted, "auto"))
         raise UserError(f"this machine has no {wanted}", key="engine.device", remedy=remedy)
     if local_rank is not None and wanted in ("auto", device.type):
         if local_rank >= available:

@@ -278,7 +278,7 @@ def make_precision(options: Mapping[str, Any], device: torch.device) -> Precisio
     arguments = {str(option): value for option, value in options.items()}
     name = arguments.pop("name", None)
     if name not in _CLASSES:
-        remedy = f"{suggestion(str(name), _CLASSES)} Select one with precision=fp32."
+        remedy = suggestion(str(name), _CLASSES) + " Select one with precision=fp32."
         raise UserError(f"{name!r} is unknown", key="precision.name", remedy=remedy)
     chosen = _CLASSES[name]
     known = inspect.signature(chosen).parameters.keys() - {"device"}

@@ -17,7 +17,7 @@ from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.mount_points import Priority
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
-from hydraloop.engine.report.formats import duration, number, rate
+from hydraloop.engine.report.formats import duration, in_bytes, number, rate
 from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
 from hydraloop.engine.report.optimizer_table import format_optimizer
 from hydraloop.engine.report.sparkline import losses
@@ -26,7 +26,6 @@ from hydraloop.engine.run import Run
 from hydraloop.run_files.environment import resume_command, shown
 from hydraloop.run_files.result import Result, describe
 
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _MOST_HOOKS = 3
 """Hooks that the summary lists with their time, the most expensive first."""
 
@@ -198,12 +197,7 @@ def _model(model: nn.Module) -> str:
     trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     frozen = "" if trainable == total else f" ({trainable:,} trainable)"
-    return f"{class_name(model)}, {total:,} parameters{frozen}, {_bytes(size)}"
-
-
-def _bytes(size: int) -> str:
-    unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), _UNITS[-1])
-    return f"{size / unit:.1f} {name}"
+    return f"{class_name(model)}, {total:,} parameters{frozen}, {in_bytes(size)}"
 
 
 def _size(loader: Sized) -> str:

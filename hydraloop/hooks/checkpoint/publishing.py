@@ -46,7 +46,7 @@ def check_keys(keys: Sequence[str], left_out: Sequence[str], *, of_any: bool) ->
             raise UserError(
                 f"a checkpoint of this run has no {key!r}",
                 key="published_keys",
-                remedy=f"{suggestion(key, there)} For the weights and their origin, use [meta,state_dict].",
+                remedy=suggestion(key, there) + " For the weights and their origin, use [meta,state_dict].",
             )
 
 

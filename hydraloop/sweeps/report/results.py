@@ -255,7 +255,12 @@ def rerun_command(directory: SweepDirectory, *jobs: int) -> str:
 
 
 def as_json(directory: SweepDirectory, results: Results) -> str:
-    """Return the results for scripts. NaN and infinity are their names, as in `result.json`."""
+    """Return the contents of `results.json`. NaN and infinity are their names, as in `result.json`."""
+    return json.dumps(plain(for_programs(directory, results)), allow_nan=False) + "\n"
+
+
+def for_programs(directory: SweepDirectory, results: Results) -> dict[str, Any]:
+    """Return the results for `results.json` and for `--json`."""
     content: dict[str, Any] = {"directory": str(directory.path), **asdict(results)}
     if results.best is not None:
         content["best"] = {**content["best"], "command": rerun_command(directory, *results.best_jobs)}
@@ -265,7 +270,7 @@ def as_json(directory: SweepDirectory, results: Results) -> str:
             point["command"] = rerun_command(directory, *point["jobs"])
     for index, group in enumerate(content["groups"]):
         group["differs_from"] = results.differing(index)
-    return json.dumps(plain(content), allow_nan=False) + "\n"
+    return content
 
 
 def write(directory: SweepDirectory, results: Results) -> None:

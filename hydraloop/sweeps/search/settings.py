@@ -10,11 +10,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.errors import UserError, not_installed, suggestion
+from hydraloop.condition import Condition
+from hydraloop.errors import Remedy, UserError, leave_out, not_installed, suggestion
 from hydraloop.run_files.changes import differences
 from hydraloop.safety.secrets import masked
 from hydraloop.schemas.sweep import SweepConf
-from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.search.history import Rule
 from hydraloop.sweeps.search.log import SearchLog
 
@@ -87,15 +87,16 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
     _check_comparisons(options, objectives=len(objectives), repeats=repeats)
     sampler = _sampler(options)
     if options.retry_failed:
-        remedy = "Leave it out. sweep.max_retries=2 starts a job again as soon as it has failed."
+        text = "Leave it out. sweep.max_retries=2 starts a job again as soon as it has failed."
+        remedy = Remedy(text, leave_out=["sweep.retry_failed"])
         raise UserError("a search does not run failed trials again", key="sweep.retry_failed", remedy=remedy)
     validations = _validations(configs, options) if options.prune or options.promote else None
     for cfg in configs:
         if None in (cfg.engine.val_interval, cfg.data.get("val")):
-            remedy = "Set data.val and engine.val_interval=1."
+            remedy = Remedy("Set data.val and engine.val_interval=1.", add=["engine.val_interval=1"])
             raise UserError("a search compares validations, and a job has none", key="sweep.trials", remedy=remedy)
         if cfg.engine.pause_after is not None:
-            remedy = "Leave engine.pause_after out. To pause trials: sweep.promote=asha"
+            remedy = leave_out("engine.pause_after") + " To pause trials: sweep.promote=asha"
             raise UserError("a search does not continue such a job", key="engine.pause_after", remedy=remedy)
     if options.until is not None:
         Condition(str(options.until), UNTIL, key="sweep.until")
@@ -143,7 +144,7 @@ def _check_comparisons(options: DictConfig, *, objectives: int, repeats: int) ->
                 if repeats > 1
                 else "a search either prunes or promotes"
             )
-            raise UserError(why, key=f"sweep.{key}", remedy=f"Leave sweep.{key} out.")
+            raise UserError(why, key=f"sweep.{key}", remedy=leave_out(f"sweep.{key}"))
 
 
 def _sampler(options: DictConfig) -> Any:
@@ -156,13 +157,13 @@ def _sampler(options: DictConfig) -> Any:
     if OmegaConf.is_dict(sampler):
         sampler = OmegaConf.to_container(sampler, resolve=True)
     elif sampler not in (known := ("tpe", "random", "nsga2", "gp")):
-        remedy = (
-            f"{suggestion(str(sampler), known)} Or name a class: 'sweep.sampler={{_target_: my_project.MySampler}}'."
-        )
+        remedy = suggestion(str(sampler), known)
+        remedy += " Or name a class: 'sweep.sampler={_target_: my_project.MySampler}'."
         raise UserError(f"{sampler!r} is unknown", key="sweep.sampler", remedy=remedy)
     if sampler == "gp" and options.trials > _GP_MOST:
         problem = f"a Gaussian process takes seconds to suggest a trial after {_GP_MOST} trials"
-        raise UserError(problem, key="sweep.sampler", remedy=f"Use sweep.sampler=tpe, or sweep.trials={_GP_MOST}.")
+        remedy = Remedy(f"Use sweep.sampler=tpe, or sweep.trials={_GP_MOST}.", add=["sweep.sampler=tpe"])
+        raise UserError(problem, key="sweep.sampler", remedy=remedy)
     return sampler
 
 
@@ -178,7 +179,7 @@ def check_unused(options: DictConfig) -> None:
             raise UserError(
                 "it is an option of a search, and this sweep is a grid",
                 key=f"sweep.{name}",
-                remedy="Add the number of trials: sweep.trials=50",
+                remedy=Remedy("Add the number of trials: sweep.trials=50", add=["sweep.trials=50"]),
             )
 
 
@@ -200,7 +201,8 @@ def _validations(configs: Sequence[DictConfig], options: DictConfig) -> int:
         raise UserError(problem, key=key, remedy=f"Do not search the length of training, or leave {key} out.")
     if options.rung >= count and (options.promote or options.prune == "hyperband"):
         problem = f"the first rung is after {options.rung} validations, and a run has {count}"
-        raise UserError(problem, key="sweep.rung", remedy=f"Use a value below {count}: sweep.rung=1")
+        remedy = Remedy(f"Use a value below {count}: sweep.rung=1", add=["sweep.rung=1"])
+        raise UserError(problem, key="sweep.rung", remedy=remedy)
     return count
 
 
