@@ -10,11 +10,13 @@ _PROGRAM = ("python", "-m", "hydraloop")
 
 
 def _resume() -> None:
+    from hydraloop import json_answers
     from hydraloop.app import main
     from hydraloop.cli.resume_command import trusted
 
-    folder, packages, sys.argv[1:] = trusted(sys.argv[1:])
-    main(folder=folder, trusted=packages)
+    with json_answers.reserved(sys.argv[1:], _PROGRAM):
+        folder, packages, sys.argv[1:] = trusted(sys.argv[1:])
+        main(folder=folder, trusted=packages)
 
 
 def _train(name: str) -> None:

@@ -60,7 +60,7 @@ def reserved(argv: Sequence[str], program: Sequence[str] = ()) -> Iterator[None]
         program: what is before them in a command line. Empty: the script of this process.
     """
     global _asked
-    if not wanted(argv):
+    if not wanted(argv) or _asked is not None:  # a command may call another one
         yield
         return
     before = out = sys.stdout
@@ -73,9 +73,7 @@ def reserved(argv: Sequence[str], program: Sequence[str] = ()) -> Iterator[None]
         yield
     finally:
         if not _asked.is_answered:
-            write_error(
-                UserError("it has no answer in JSON; standard error has its output", remedy=f"Leave {FLAG} out.")
-            )
+            write(argv[0], {"answer": None})
         if out is not before:
             os.dup2(out.fileno(), 1)
             out.close()
@@ -83,10 +81,16 @@ def reserved(argv: Sequence[str], program: Sequence[str] = ()) -> Iterator[None]
 
 
 def hand_over() -> None:
-    """Let the processes that are started write the answer: they have the same arguments."""
+    """Let the processes that this one starts, or that it has forked, write the answer."""
     if _asked is not None:
         os.dup2(_asked.out.fileno(), 1)
         _asked.is_answered = True
+
+
+def leave() -> None:
+    """Let go of standard output in a process that continues in the background, because its reader waits for its end."""
+    if _asked is not None:
+        os.dup2(2, _asked.out.fileno())
 
 
 def write(command: str, content: Mapping[str, Any]) -> None:

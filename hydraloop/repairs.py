@@ -22,7 +22,8 @@ CODES = {
     "bad_syntax": r"is not key=value|has no key$|is not a condition|be part of a condition",
     "not_installed": r"is not installed",
     "missing_value": r"has no value|lacks this key|^there is no (model|training data)|arguments are required",
-    "not_found": r"holds no|is not a run directory|^there is no (file|checkpoint|folder|log|project)|does not exist",
+    "not_found": r"holds no|n(ot|either) a run directory|^there is no (file|checkpoint|folder|log|project)"
+    r"|does not exist|No such file",
     "refused": r"may not|is refused|is not trusted|outside|not on the list",
 }
 """The kinds of mistakes, and what their problems say. The first pattern that is found counts."""

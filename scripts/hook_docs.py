@@ -1,7 +1,8 @@
 """Write the generated parts of `docs/reference/`: tables of hooks, options and schedules, and of the engine's names.
 
-Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows, and
-`hydraloop/commands/completion/options.json`, what the Tab key completes without a project.
+Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows;
+`hydraloop/commands/completion/options.json`, what the Tab key completes without a project; and
+`hydraloop/schemas/config.json`, the JSON Schema of a config (`json_schema.py`).
 
     python scripts/hook_docs.py            # write the tables and the file
     python scripts/hook_docs.py --check    # write nothing; exit code 1 if a page is out of date
@@ -18,6 +19,7 @@ import dataclasses
 import inspect
 import json
 import re
+import runpy
 import sys
 from collections.abc import Collection, Iterator
 from copy import deepcopy
@@ -450,13 +452,17 @@ PAGES = {
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
-    """Yield (path, text that is up to date) of `classes.json`, `options.json` and each page.
+    """Yield (path, text that is up to date) of `classes.json`, `options.json`, `config.json` and each page.
 
     Raises:
         ValueError: a page has no marks.
     """
     yield ROOT / "hydraloop" / "hooks" / "classes.json", hook_classes()
     yield ROOT / "hydraloop" / "commands" / "completion" / "options.json", completion_options()
+    yield (
+        ROOT / "hydraloop" / "schemas" / "config.json",
+        runpy.run_path(str(ROOT / "scripts" / "json_schema.py"))["text"](),
+    )
     for name, parts in PAGES.items():
         text = (REFERENCE / name).read_text(encoding="utf-8")
         for mark, written in parts.items():

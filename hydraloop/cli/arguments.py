@@ -69,6 +69,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     args, unknown = made.parse_known_intermixed_args(argv)  # also takes `key=a -m key=b`
     args.unknown = unknown
     args.flags = re.findall(r"--[\w-]+", made.format_usage())
+    if args.json and args.cfg is not None:
+        remedy = Remedy("Use --dry-run.", add=["--dry-run"], leave_out=["-c", "--cfg", f"--cfg={args.cfg}", args.cfg])
+        raise UserError("it has no answer in JSON", key="--cfg", remedy=remedy)
     if args.experimental_rerun is not None:
         raise UserError(
             "this flag loads a pickle file, which can run code",

@@ -7,10 +7,10 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -21,7 +21,7 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
 from hydraloop.errors import Remedy, UserError, any_of, close_names
 from hydraloop.safety.secrets import masked
-from hydraloop.schemas.docs import Argument, arguments_of_schema, typed
+from hydraloop.schemas.docs import Argument, arguments_of_schema, typed, value_schema
 from hydraloop.schemas.hook import HookConf
 from hydraloop.schemas.root import Config
 from hydraloop.validate import HOOK_GROUPS
@@ -35,7 +35,8 @@ _NOT_OPTIONS = ("_target_", "_partial_", "defaults")
 _OF_ALL_HOOKS = [option.name for option in arguments_of_schema(HookConf)]
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """An option. Its value and its default are as typed on a command line."""
 
     value: str
@@ -103,14 +104,14 @@ class Topics:
         """Return the row of each key of the composed config."""
         return dict(self._rows_below("", self._composed()))
 
-    def _rows_below(self, key: str, node: DictConfig) -> Iterator[tuple[str, dict[str, str]]]:
+    def _rows_below(self, key: str, node: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, found in self._rows(key, node).items():
             own = f"{key}.{name}".lstrip(".")
             child = None if OmegaConf.is_missing(node, name) else node.get(name)
             if isinstance(child, DictConfig) and child:
                 yield from self._rows_below(own, child)
             else:
-                yield own, found._asdict()
+                yield own, {**asdict(found), "schema": value_schema(own)}
 
     def _option(self, name: str) -> tuple[str, str, str, DictConfig, str]:
         """Return group, option and key in `hooks.ema.momentum`, the option, and its package: "" if there is none."""

@@ -13,6 +13,7 @@ from hydraloop import json_answers
 from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
 from hydraloop.errors import UserError
+from hydraloop.processes import torchrun
 from hydraloop.sweeps import sweep_description
 
 
@@ -23,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
         The exit code: 0; 1 if something differs or was not possible; 2 after a mistake, 1 after one in a command that
         loads the run; 130 after Ctrl-C, otherwise 128 + the number of the signal.
     """
-    with json_answers.reserved(argv, ["python", "-m", "hydraloop"]):
+    with json_answers.reserved([] if torchrun.rank() else argv, ["python", "-m", "hydraloop"]):
         return _run(argv)
 
 

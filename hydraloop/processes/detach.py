@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydraloop import json_answers
 from hydraloop.errors import UserError
 from hydraloop.platforms import signals
 from hydraloop.processes import torchrun
@@ -47,6 +48,7 @@ class Detached:
                 os.dup2(file.fileno(), number)
                 if isinstance(stream, TextIOWrapper):
                     stream.reconfigure(line_buffering=True)
+        json_answers.leave()
 
     def take_over(self, run_dir: Path) -> None:
         """Continue a single run, whose directory is locked."""
@@ -115,6 +117,8 @@ def _wait(pid: int, reads: int, mask: Iterable[int]) -> NoReturn:
                 written |= json.loads(line)
                 if "ready" in written:
                     _print_commands(pid, shlex.quote(shown(Path(written["ready"]))))
+                    if json_answers.asked():
+                        json_answers.write("detach", {"directory": written["ready"], "process": pid})
                     sys.exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except KeyboardInterrupt:
@@ -125,6 +129,9 @@ def _wait(pid: int, reads: int, mask: Iterable[int]) -> NoReturn:
         with open(written["log"], encoding="utf-8", errors="replace") as log:
             log.seek(written["offset"])
             shutil.copyfileobj(log, sys.stderr)
+        json_answers.write_error(RuntimeError("the process in the background has ended"))
+    else:
+        json_answers.hand_over()
     sys.exit(code if code >= 0 else 128 - code)
 
 

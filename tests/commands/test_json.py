@@ -13,6 +13,7 @@ import pytest
 from hydraloop import json_answers, repairs
 from tests.e2e.projects import REPOSITORY, Done, Project
 from tests.marks import slow
+from tests.processes import until
 from tests.sweeps import written
 
 PAGE = (REPOSITORY / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
@@ -31,8 +32,11 @@ LINES = {
     "`doctor`": "-m hydraloop doctor --json",
     "`check`": "-m hydraloop check --json",
     "`new`": "-m hydraloop new fresh --json",
+    "`schema`": "-m hydraloop schema --json",
     "`evaluate`, `predict`, `export`, `replay`": "-m hydraloop evaluate run --json",
     "`stop`": "-m hydraloop stop run --json",
+    "`detach=true`": "train.py --json engine.max_iters=2 detach=true hydra.run.dir=away",
+    "`attach`, `sync`, `completion`": "-m hydraloop completion bash --json",
 }
 SLOW = ("a sweep, `results`", "`check`")
 
@@ -69,8 +73,10 @@ def test_a_command_answers_with_the_documented_keys(line: str, project: Project)
     assert done.code == 0, done.text
     if line == "`stop`":
         command, keys = documents()["`status` of a run"]
-    assert found.pop("command") == (command if command != "as typed" else "evaluate")
+    assert found.pop("command") == (command if command != "as typed" else LINES[line].split()[2])
     assert set(found) == keys
+    if command == "detach":
+        until((project.path / "away" / "result.json").exists, "the run in the background has ended")
 
 
 def test_every_row_of_the_table_is_tested() -> None:
@@ -89,7 +95,7 @@ def test_a_result_has_one_number_to_compare_with_its_name_and_direction(save_bes
 
 def test_the_examples_of_the_page_are_what_is_printed(project: Project) -> None:
     shown = re.findall(r"^\{\"schema\".*?\}$", PAGE, re.M | re.S)
-    explained = project.train("--help", "optimizer.lr", "--json")
+    explained = project.train("--help", "weights", "--json")
     mistaken = project.train("optimizr.lr=0.1", "--json")
     assert [json.loads(text) for text in shown] == [json.loads(done.out) for done in (explained, mistaken)]
     assert mistaken.code == 2
@@ -101,6 +107,8 @@ ERRORS = {
     "train.py --json --dry-run hooks=emaa": (2, "unknown_option", "train.py --json --dry-run hooks=ema"),
     "train.py --json -cn confg": (2, "not_found", "train.py --json -cn config"),
     "train.py --json --config-path=cnf": (2, "not_found", "train.py --json --config-path=conf"),
+    "train.py --json --cfg job seed=1": (2, "invalid", "train.py --json --dry-run seed=1"),
+    "train.py --json detach=true resume=gone": (2, "not_found", "train.py --json detach=true"),
     "train.py --json --lr 0.1": (2, "unknown_flag", "train.py --json optimizer.lr=0.1"),
     "train.py --json --help hooks.emma": (2, "unknown_key", "train.py --json --help hooks.ema"),
     "train.py --json hooks=weight_norm +hooks.weight_norm.digts=3": (

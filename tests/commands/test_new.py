@@ -10,18 +10,21 @@ import pytest
 
 from hydraloop.commands.dispatch import run
 from hydraloop.commands.new import TEMPLATES, templates
+from hydraloop.commands.schema import with_modeline
 from tests.e2e.projects import REPOSITORY, Project
+
+LEFT_OUT = {"__pycache__", "outputs", "multirun", ".hydraloop"}
 
 
 def contents(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
         for path in folder.rglob("*")
-        if path.is_file() and not {"__pycache__", "outputs", "multirun"}.intersection(path.relative_to(folder).parts)
+        if path.is_file() and not LEFT_OUT.intersection(path.relative_to(folder).parts)
     }
 
 
-def test_a_project_has_its_own_name_and_a_config_of_eight_lines(
+def test_a_project_has_its_own_name_and_a_config_of_nine_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -30,7 +33,7 @@ def test_a_project_has_its_own_name_and_a_config_of_eight_lines(
     assert {"train.py", "conf/config.yaml", "model.py", "data.py", "hooks.py", "test_project.py", "README.md"} < set(
         found
     )
-    assert len(found["conf/config.yaml"].splitlines()) <= 8
+    assert len(found["conf/config.yaml"].splitlines()) <= 9
     assert "\nexperiment_name: demo\n" in found["conf/config.yaml"]
     assert capsys.readouterr().out.endswith("Next:\n  cd demo\n  python train.py\n")
 
@@ -47,7 +50,8 @@ def test_the_name_of_a_folder_is_not_read_as_a_value(tmp_path: Path, monkeypatch
 def test_each_example_is_a_template(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["new", "a b", "--from", name]) == 0, "a name that needs quotes in YAML is not used"
-    assert contents(tmp_path / "a b") == contents(REPOSITORY / "examples" / name)
+    files = contents(REPOSITORY / "examples" / name).items()
+    assert contents(tmp_path / "a b") == {path: with_modeline(path, text) for path, text in files}
 
 
 def test_the_examples_are_those_of_the_repository() -> None:
