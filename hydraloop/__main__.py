@@ -39,7 +39,9 @@ def _train(name: str) -> None:
                 if json_answers.asked():
                     json_answers.write("help", {"commands": summaries()})
                 else:
-                    print(usage)
+                    from hydraloop.cli.help import show
+
+                    show(usage)
             return
         add = "To write a project: hydraloop new my_project. To add conf/ and train.py here: hydraloop new --here"
         error = UserError("there is no folder conf here, so nothing can be trained", remedy=add)

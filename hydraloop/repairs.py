@@ -11,14 +11,15 @@ CODES = {
     "unknown_flag": r"no such flag|^unrecognized arguments",
     "missing_plus": r"does not exist yet|not in the defaults list",
     "extra_plus": r"exists already|selected twice",
-    "unknown_key": r"no such (key|option)|no group, |takes no argument|which ha(s|ve) no|^it does not exist$",
+    "unknown_key": r"no such (key|option)|no group, |takes no argument|which ha(s|ve) no|^it does not exist$"
+    r"|^no run has",
     "unknown_option": r"^there is no (option|hook|priority|ema_type|metric|optimizer|split) |is unknown|^invalid choice"
     r"|is not (one of|an option)",
     "not_selected": r"is not selected|is in the group",
     "needs_multirun": r"not a sweep$|is a sweep$",
     "wrong_type": r"could not be converted|not a valid|^Invalid (type|value) assigned|incompatible with|does not fit",
     "out_of_range": r"is below|not above|out of range|neither a number|not a time|^cannot be ",
-    "bad_syntax": r"is not key=value|has no key$",
+    "bad_syntax": r"is not key=value|has no key$|is not a condition|be part of a condition",
     "not_installed": r"is not installed",
     "missing_value": r"has no value|lacks this key|^there is no (model|training data)|arguments are required",
     "not_found": r"holds no|n(ot|either) a run directory|^there is no (file|checkpoint|folder|log|project)"

@@ -113,13 +113,14 @@ def check_strategy(strategy: str, *, several: bool) -> None:
         )
 
 
-def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
-    """Refuse a trace of a hook or of torch.compile that could be outside the run directory, unless it was typed.
+def check_typed(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
+    """Refuse what only a command line may set: alerts, and traces that could be outside the run directory.
 
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
     """
     from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without
 
+    check_alerts(cfg, typed)
     folder = run_dir.resolve()
     for hook, node in hook_nodes(cfg):
         key, path = f"{hook}.json_trace_path", node.get("json_trace_path")
@@ -147,6 +148,25 @@ def check_trace_paths(cfg: DictConfig, run_dir: Path, typed: Collection[str]) ->
                 if is_handler
                 else "Leave it out, and begin the command with TORCH_COMPILE_DEBUG=1",
             )
+
+
+def check_alerts(cfg: DictConfig, typed: Collection[str]) -> None:
+    """Refuse a command and an address of the hook `alert` in a config file, which can come from anywhere.
+
+    Raises:
+        UserError: names the key.
+    """
+    for hook, node in hook_nodes(cfg):
+        written: Any = OmegaConf.to_container(node, resolve=False)
+        is_ours = str(written.get("_target_")).startswith(("hydraloop.", "${"))
+        for name in ("notify_command", "webhook") if is_ours else ("notify_command",):
+            key = f"{hook}.{name}"
+            if written.get(name) is not None and key not in typed:
+                raise UserError(
+                    "a config file may not set this, because it can come from anywhere",
+                    key=key,
+                    remedy=f"Type it: {key}=…. Or let the file name an environment variable: {name}_env: MY_ALERT",
+                )
 
 
 def hook_nodes(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
@@ -198,6 +218,8 @@ def _check_keys(cfg: DictConfig) -> None:
         for name in node:
             if str(name) not in known:
                 raise UserError("there is no such option", key=f"{key}.{name!s}", remedy=suggestion(str(name), known))
+            if OmegaConf.is_missing(node, name):
+                raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
 
 
 def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, list[str]]]:

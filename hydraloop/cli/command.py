@@ -19,7 +19,7 @@ from hydraloop.errors import Remedy, UserError
 from hydraloop.plan import Draft
 from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
-from hydraloop.validate import check_interpolations, validate
+from hydraloop.validate import check_alerts, check_interpolations, validate
 
 T = TypeVar("T")
 
@@ -117,13 +117,15 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
     """Refuse values that are not options of a config group. Hydra would raise a Python error."""
     for override in overrides:
         group = override.key_or_group
+        if override.value() == "???":  # OmegaConf's mark
+            raise UserError("??? is no value", key=group, remedy=f"Give it one: {group}=…")
         if arguments.is_sweep(override) or not composer.is_group(group):
             continue
         if not group:
             raise UserError(f"{override.input_line!r} has no key", remedy="Write key=value, or ~key to delete.")
         value = override.value()
         names = value if isinstance(value, list) else [value]
-        known = isinstance(value, dict) or all(isinstance(name, str) and name for name in names)
+        known = isinstance(value, dict) or all(isinstance(name, str) and name not in ("", "???") for name in names)
         if known and not (override.is_delete() and isinstance(value, list | dict)):
             continue
         if override.is_delete() and value is None:
@@ -141,11 +143,12 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
 
 
 def check_hydra_node(cfg: DictConfig, typed: Sequence[str], *, limits_files: bool = True) -> None:
-    """Refuse what Hydra would call or write for a config, unless it is allowed or its key is `typed`."""
+    """Refuse what Hydra or an alert would call or write for a config, unless it is allowed or its key is `typed`."""
     hydra = config_file_limits.written(cfg, "hydra")
     if limits_files:
         config_file_limits.check_limits(hydra, typed)
     hydra_targets.check_targets(hydra)
+    check_alerts(cfg, typed)
     for key in ("run", "sweep", "job.env_set"):  # the whole node would take 10 ms
         check_interpolations(OmegaConf.select(cfg.hydra, key), f"hydra.{key}.")
 

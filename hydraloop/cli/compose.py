@@ -91,10 +91,10 @@ class Composer:
             )
         return found.config, found.header.get("package") or group
 
-    def file(self, group: str, name: str) -> Path | None:
-        """Return the file of an option. None: it is stored in Hydra's ConfigStore."""
-        source = self._source(f"{group}/{name}")
-        return Path(source.path, group, f"{name}.yaml") if source.scheme() == "file" else None
+    def file(self, path: str) -> Path | None:
+        """Return the file of a config, `group/option` or the primary one. None: it is stored in Hydra's ConfigStore."""
+        source = self._source(path)
+        return Path(source.path, f"{path}.yaml") if source.scheme() == "file" else None
 
     def content(self, path: str) -> DictConfig:
         """Return what a config file has, with its defaults list. Its path is without `.yaml`."""

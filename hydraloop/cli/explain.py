@@ -24,7 +24,7 @@ from yaml import YAMLError
 from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
-from hydraloop.cli.own_keys import line_for_defaults, selected_in_body
+from hydraloop.cli.own_keys import as_listed, line_for_defaults, selected_in_body
 from hydraloop.errors import RENAMED, Remedy, UserError, any_of, close_names, emptying, suggestion
 from hydraloop.safety.secret_names import looks_secret
 from hydraloop.schemas import stored
@@ -225,8 +225,9 @@ def _not_in_the_defaults(case: _Case, found: re.Match[str]) -> UserError | None:
     remedy = _with_plus("To add it, write a +: ", case.line)
     if value:
         place = "after" if key == "experiment" else "before"  # an experiment overrides the values of the file
-        file = f"{case.composer.name}.yaml"
-        remedy += f"\n  For all runs, add to the defaults of {file}, {place} _self_: - {key}: {value}"
+        file, line = case.composer.name, f"- {key}: {value}"
+        line = as_listed(line, file, case.composer)
+        remedy += f"\n  For all runs, add to the defaults of {file}.yaml, {place} _self_: {line}"
     return UserError("it is not in the defaults list", key=key, remedy=remedy)
 
 
@@ -307,6 +308,7 @@ def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:
     elif parent and isinstance(node, DictConfig) and "_target_" not in node and OmegaConf.get_type(node) is not dict:
         remedy = f"A key of your own belongs to the top of {file}.yaml: {name}: …, used as ${{{name}}}."
     elif line := emptying(parent or key):
+        line = as_listed(line, file, case.composer)
         remedy = f"To replace the option, write in the defaults of {file}.yaml: {line}"
     elif not parent:
         remedy = f"A key of your own is added on the command line: +{name}=…"

@@ -146,7 +146,7 @@ class Topics:
 
     def text(self, group: str, option: str) -> str:
         """Return the first comment of an option's file, or the docstring of its dataclass."""
-        file = self.composer.file(group, option)
+        file = self.composer.file(f"{group}/{option}")
         if file is not None:
             text = _first_comment(file) or "from the config folder"
         else:

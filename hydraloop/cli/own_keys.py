@@ -87,8 +87,19 @@ def selected_in_body(file: str, composer: Composer) -> Iterator[tuple[str, str]]
             yield group, listed if group in arguments.LIST_GROUPS or value is not names[0] else names[0]
 
 
+def as_listed(line: str, file: str, composer: Composer) -> str:
+    """Return a line for the defaults list of a config file, without its dash if the list is in brackets."""
+    path = composer.file(file)
+    in_brackets = path is not None and re.search(r"^defaults: *\[", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return line.removeprefix("- ") if in_brackets else line
+
+
 def line_for_defaults(group: str, option: str, file: str, composer: Composer) -> str:
     """Return the line for the defaults list of a config file that selects an option."""
+    return as_listed(_line(group, option, file, composer), file, composer)
+
+
+def _line(group: str, option: str, file: str, composer: Composer) -> str:
     own = [entry for entry in composer.content(file).get("defaults", ()) if isinstance(entry, DictConfig)]
     for name, old in [item for entry in own for item in entry.items()]:
         if name in (group, f"/{group}"):

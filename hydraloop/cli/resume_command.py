@@ -4,6 +4,7 @@ that was started from Python, or whose config does not resolve here."""
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -148,7 +149,8 @@ def _check_secrets(cfg: DictConfig) -> None:
     """Refuse a config with a masked secret: `***` must not be used as its value."""
     from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without
 
-    for key, value in flattened(OmegaConf.to_container(cfg)).items():
+    for entry, value in flattened(OmegaConf.to_container(cfg)).items():
+        key = re.sub(r"(\.\d+)+$", "", entry)  # of a list
         if isinstance(value, str) and MASK in value:
             raise UserError(
                 "its value is a secret, which is masked in the files of the run",

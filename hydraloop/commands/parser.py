@@ -62,9 +62,22 @@ COMMANDS = {
         "It compares config, code, packages, results, and the first record that differs. Exit code: 0 nothing differs, "
         "1 something differs, 2 a mistake.",
     ),
+    "runs": Command(
+        "[folder] ['accuracy > 0.9']",
+        "list all runs and jobs of sweeps, or delete some",
+        "A condition compares: run, status, experiment, hooks, tags, typed, size (bytes), seconds, days (since the "
+        "last change), job, value (the best), metric, each metric of a validation and test.<metric>, epoch, "
+        "iteration, and each option by its full key, such as optimizer.lr. Without a folder, it looks in outputs/ "
+        "and multirun/.",
+    ),
     "status": Command("<folder>", "print how a sweep or a run is doing"),
     "attach": Command("<folder>", "show a sweep or a run until it ends", "Ctrl-C leaves it running."),
     "results": Command("<sweep>", "print the results of a sweep, and write results.csv and results.json"),
+    "report": Command(
+        "<folder>",
+        "write a page of HTML about a run or a sweep",
+        "With several runs, the page compares them. It needs no network.",
+    ),
     "logs": Command("<folder> [job]", "print what a job, a run or a controller has printed"),
     "stop": Command("<folder>", "let a sweep or a run save and end, and end all of its processes"),
     "sync": Command("<folder>", "send trackers the records and files that they do not have"),
@@ -145,6 +158,8 @@ def of(name: str) -> argparse.ArgumentParser:
     elif name == "diff":
         what = "a run directory, outputs/<date>/<run>"
         parser.add_argument("directory", nargs=2, type=Path, metavar="RUN", help=what)
+    elif name == "report":
+        _add_report(parser)
     elif name == "sync":
         _add_trackers(parser)
     elif name == "completion":
@@ -154,6 +169,8 @@ def of(name: str) -> argparse.ArgumentParser:
     elif name == "schema":
         parser.add_argument("directory", type=Path, nargs="?", default=Path(), help="of the project", metavar="FOLDER")
         parser.add_argument("--group", help="print the schema of the options of a group, or `config`; write nothing")
+    elif name == "runs":
+        _add_selection(parser)
     elif name in ("check", "doctor"):
         _add_project(parser)
     else:
@@ -185,6 +202,28 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
         wait = "until what has not ended, and writes no checkpoint, is killed (30)"
         parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help=wait)
         parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    what = "a folder to look in; and comparisons with and, or, not, in, as of sweep.where: '\"ema\" in hooks'"
+    parser.add_argument("given", nargs="*", metavar="FOLDER|CONDITION", help=what)
+    parser.add_argument("--sort", metavar="NAME", help="in ascending order; by value or its metric, the best first")
+    parser.add_argument("--reverse", action="store_true", help="in the opposite order")
+    kind = parser.add_mutually_exclusive_group()
+    delete = "delete the runs that the condition selects; no job of a sweep, and nothing outside of outputs/"
+    prune = "delete all checkpoints of these runs and jobs, except for the last and the best"
+    for flag, what in {"--delete": delete, "--prune-checkpoints": prune}.items():
+        kind.add_argument(flag, action="store_const", const=flag[2:], dest="remove", help=what)
+    parser.add_argument("--all", action="store_true", help="without a condition, all runs are to be deleted or pruned")
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    what = "multirun/<date>/<sweep>, or outputs/<date>/<run>; several runs are compared"
+    parser.add_argument("directory", nargs="+", type=Path, metavar="FOLDER", help=what)
+    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    what = "the page (report.html in the folder; with several runs, in the working directory)"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=what)
 
 
 def _add_new(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.tracking import alert_log
 
 _LISTED = ("running", "interrupted", "failed")
 """States of jobs that are listed."""
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
     if sweep is None:
-        return {"run": asdict(_state_of_run(path)), "log": log_of(path)}
+        return {"run": asdict(_state_of_run(path)), "log": log_of(path), "alerts": alert_log.alerts(path)}
     jobs = _asked(sweep, sweep.current_states())
     return {
         "jobs": [{**asdict(job), "log": log_of(sweep.folder(job.number))} for job in jobs],
@@ -121,7 +122,8 @@ def _described(state: JobState, name: str, folder: Path) -> list[str]:
     where = f"process {state.pid} on {state.host}" if state.state == "running" else state.error or state.reason or ""
     first, *rest = f"{state.state}: {name}{': ' if where else ''}{where}".splitlines()
     log = log_of(folder)
-    return [first, *rest, *([] if log is None else [f"  {shown(log)}"])]
+    alerts = [f"  alert  {line}" for line in alert_log.lines(folder)]
+    return [first, *rest, *alerts, *([] if log is None else [f"  {shown(log)}"])]
 
 
 def log_of(folder: Path) -> Path | None:

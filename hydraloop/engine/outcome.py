@@ -329,6 +329,7 @@ class Outcome:
             objective=self._objective(),
             progress=self._progress.state_dict(),
             seconds=self.seconds,
+            hook_seconds={name: cell[0] for name, cell in self._calls.seconds.items()},
             versions=versions(),
             git=self._checkpoints.git,
         )

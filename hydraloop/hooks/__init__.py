@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hydraloop.hooks.alert import AlertHook as AlertHook
     from hydraloop.hooks.anomaly_detection import AnomalyDetectionHook as AnomalyDetectionHook
     from hydraloop.hooks.check_invalid_loss import CheckInvalidLossHook as CheckInvalidLossHook
     from hydraloop.hooks.checkpoint.hook import CheckpointHook as CheckpointHook
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hydraloop.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
     from hydraloop.hooks.profiler import ProfilerHook as ProfilerHook
     from hydraloop.hooks.progress import ProgressHook as ProgressHook
+    from hydraloop.hooks.report import ReportHook as ReportHook
     from hydraloop.hooks.rollback import RollbackHook as RollbackHook
     from hydraloop.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
     from hydraloop.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook

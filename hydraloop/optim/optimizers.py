@@ -171,7 +171,7 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
         parameters = _parameters(own, model, chosen, places, key)
     try:
         optimizer = factory(parameters)
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
         mistake = refused(node, error, key, _remedy(error, factory, parameters, key))
         if mistake is None:
             raise

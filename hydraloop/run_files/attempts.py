@@ -12,6 +12,7 @@ from hydraloop.safety.secrets import mask_overrides
 RECORDS = ".hydra"
 """Folder of a run directory with the config, written by Hydra."""
 _PREFIX = "resume_"
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # four times faster, if PyYAML was built with libyaml
 
 
 def folders(run_dir: Path) -> list[Path]:
@@ -34,10 +35,10 @@ def typed_overrides(run_dir: Path) -> list[str]:
     """Return the overrides of the newest attempt as typed, secrets masked; empty for a run started from Python."""
     records = newest(run_dir) or run_dir / RECORDS
     try:
-        found: Any = yaml.safe_load((records / "overrides.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+        found: Any = yaml.load((records / "overrides.yaml").read_text(encoding="utf-8"), _Loader)
+    except (OSError, ValueError, yaml.YAMLError):
         return []
-    return mask_overrides([str(line) for line in found or []])
+    return mask_overrides([line for line in found if isinstance(line, str)] if isinstance(found, list) else [])
 
 
 def is_attempt(records: Path) -> bool:

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 SUFFIX = ".pth"
 PUBLISHED = "_published"
 """Ends the stem of a published file, which cannot be resumed from."""
+BEST = "best_"
+"""Begins the name of the best checkpoint of a metric (`save_best`)."""
 LAST = "last_checkpoint"
 """Text file next to the checkpoints: the name of the one that a resumed run continues from."""
 RUN_DIR_FILE = "run_dir"

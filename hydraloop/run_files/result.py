@@ -81,6 +81,8 @@ class Result:
     progress: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     """Wall-clock time of this process."""
+    hook_seconds: dict[str, float] = field(default_factory=dict)
+    """The part of it that each hook has taken before `after_run`."""
     versions: dict[str, str] = field(default_factory=dict)
     git: dict[str, str | bool] = field(default_factory=dict)
     """`commit` of the folder in which the run was started, `dirty`: whether tracked files differed from it, and if so
@@ -100,7 +102,7 @@ class Result:
                 return None
             found["best"] = _with_number(Best, found.get("best"))
             found["objective"] = _with_number(Objective, found.get("objective"))
-            found |= {name: _numbers(found.get(name) or {}) for name in ("val_metrics", "test_metrics")}
+            found |= {name: _numbers(found.get(name) or {}) for name in ("val_metrics", "test_metrics", "hook_seconds")}
             return cls(**found)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -208,21 +208,23 @@ def _mistake_in(cause: BaseException, node: DictConfig, where: str, key: str) ->
 def refused(node: DictConfig, cause: BaseException, key: str, remedy: str | None = None) -> UserError | None:
     """Return the error of a class that refuses its options; None if it may be a bug.
 
-    A `ValueError` is about the options. A `TypeError` of a project's class is about the options if it names the type of
-    one. The default remedy is the options that `cause` names.
+    A `ValueError` is about the options, and so is a `RuntimeError` of torch's classes. A `TypeError` of a project's
+    class is about the options if it names the type of one. The default remedy is the options that `cause` names.
     """
     options = {str(name): value for name, value in node.items() if name not in _SPECIAL}
     words = set(re.findall(r"[\w.+-]+", str(cause)))
     named = [name for name, value in options.items() if words & {name, str(value)}]
-    ours = str(node._target_).startswith(("torch.", "torchmetrics.", "hydraloop."))
+    target = str(node._target_)
+    ours = target.startswith(("torch.", "torchmetrics.", "hydraloop."))
     if not ours and isinstance(cause, TypeError):
         named = named or [name for name, value in options.items() if words & {_type_name(value)}]
     known = isinstance(cause, ValueError | TypeError | IndexError) if ours else isinstance(cause, ValueError) or named
-    if not known or isinstance(cause, OmegaConfBaseException):
+    of_torch = target.startswith("torch.") and isinstance(cause, RuntimeError)
+    if not (known or of_torch) or isinstance(cause, OmegaConfBaseException):
         return None
     change = ", ".join(f"{key}.{name}" for name in named or options)
     return UserError(
-        f"{str(node._target_).rpartition('.')[2]} refuses its options: {cause}{'' if ours else _place(cause)}",
+        f"{target.rpartition('.')[2]} refuses its options: {cause}{'' if ours else _place(cause)}",
         key=key,
         remedy=remedy or f"Change {change or f'{key}._target_, or add an option: +{key}.NAME=…'}.",
     )

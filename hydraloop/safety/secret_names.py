@@ -13,7 +13,7 @@ _SERVICE = (
 )
 _SECRET_NAME = re.compile(
     r"(.*_)?(passwords?|passwd|pwd|passphrases?|secrets?|credentials?|apikeys?|auth|bearer|cookies?|jwt|pat|session_id"
-    r"|webhooks?|webhook_ur[il]|dsn|conn(ection)?_str(ing)?s?"
+    r"|notify_command|webhooks?|webhook_ur[il]|dsn|conn(ection)?_str(ing)?s?"
     rf"|(access|account|api|deploy|encryption|private|secret|signing|ssh|{_SERVICE})_keys?"
     rf"|(access|api|auth|bearer|deploy|jwt|oauth|private|refresh|secret|security|session|webhook|{_SERVICE})_token)|token"
 )
@@ -24,7 +24,7 @@ commas and quotes, because several values of a sweep may be typed."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _HINTS = (
     "pass|pwd|secret|credential|key|token|auth(?!or)|bearer|cookie|jwt|pat(?![a-z])|hook|session|dsn"
-    "|conn(?:ection)?[_-]?str"
+    "|conn(?:ection)?[_-]?str|notify"
 )
 
 Rule = Callable[[object], bool]

@@ -49,6 +49,9 @@ class SweepConf:
     """A text file with the overrides of one job in each line. The axes multiply these jobs. Null: none."""
     average: str = "seed"
     """The swept key over which results are averaged. Seed: the key that changes nothing but chance."""
+    report: bool = False
+    """Whether the sweep writes `report.html` when it ends, as `python -m hydraloop report` does. False: that takes some
+    seconds, and needs plotly."""
     trials: Optional[int] = None
     """Trials of a search: the sweep chooses the values of its keys by the results of earlier jobs, instead of running
     every combination. It counts all trials, also those of a resumed search. `interval(1e-4,1e-1)`,

@@ -217,7 +217,7 @@ def _with_conditions(trials: Trials, grid: GridComposer) -> Trials:
 
     @cache
     def composed(overrides: tuple[str, ...]) -> DictConfig | None:
-        with suppress(*COMPOSING_ERRORS):  # reported when the jobs are checked
+        with suppress(*COMPOSING_ERRORS, ValueError):  # reported when the jobs are checked
             return grid.compose(overrides)
         return None
 
@@ -236,7 +236,7 @@ def _check_average(axes: Axes | Trials, master: DictConfig, typed: Sequence[str]
         typed: keys that the command line sets.
     """
     name, keys = str(master.sweep.average), [key for axis in axes.axes for key in axis.keys]
-    exists = OmegaConf.select(master, name) is not None
+    exists = OmegaConf.select(master, name, throw_on_resolution_failure=False) is not None
     if name not in (*keys, SweepConf.average) and not (exists and "sweep.average" not in typed):
         raise UserError(
             f"this command line does not set {name}",

@@ -43,6 +43,7 @@ from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.source import Grid, Source
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.tracking.report_process import check_installed, write_report
 from hydraloop.tracking.sweep_trackers import SweepTrackers
 
 
@@ -62,6 +63,8 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     shares = gpus.shares(options, ranks=draft.ranks, device=draft.device)
     if options.executor == "submitit":
         submitit_executor.check(options.submitit)
+    if options.report:
+        check_installed("sweep.report")
     background = detached() if draft.master.detach else None
     hydra_versions.configure_log(settings.hydra_logging, settings.verbose)
     prepare_handlers()
@@ -92,6 +95,8 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     if json_answers.asked():
         done = SweepDirectory.load(directory.path)
         json_answers.write("results", results.for_programs(done, results.collect(done)))
+    if options.report and not controller.left:
+        write_report(directory.path)
     sys.exit(controller.code)
 
 

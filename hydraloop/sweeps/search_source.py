@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydraloop.condition import Condition
 from hydraloop.errors import UserError
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.record_log import FILENAME as RECORDS
 from hydraloop.run_files.run_directory import checkpoint_folders
-from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.search import decisions, measures
 from hydraloop.sweeps.search.history import History, Trial
 from hydraloop.sweeps.search.log import SearchLog

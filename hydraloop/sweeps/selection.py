@@ -11,9 +11,9 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from hydraloop.cli import arguments
+from hydraloop.condition import Condition
 from hydraloop.errors import Remedy, UserError, leave_out, missing_path, suggestion
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.search.space import is_number, space_of
 from hydraloop.sweeps.search.trials import Trials
 

@@ -164,12 +164,16 @@ def _device_assert(task: Any) -> UserError:
 
 
 def _wrong_input(task: Any, frames: Sequence[FrameType], error: Exception) -> UserError | None:
-    """Return the mistake of a layer of torch that cannot take its input."""
+    """Return the mistake of a layer or a loss of torch that cannot take its input."""
     layers = [frame.f_locals for frame in frames if frame.f_code.co_name == "_call_impl"]
     layer = layers[-1].get("self") if layers else None
     if not isinstance(layer, nn.Module) or not type(layer).__module__.startswith("torch.nn."):
         return None
     given = (*layers[-1]["args"], *layers[-1]["kwargs"].values())
+    if layer is task.loss and len(given) > 1:
+        problem = f"{type(layer).__name__} got outputs {described(given[0])} and targets {described(given[1])}: {error}"
+        remedy = "Select a loss for such targets, or change what the model or the data set returns."
+        return UserError(problem, key="task.loss", remedy=remedy)
     got = given[0] if given else None
     needed = needed_input(layer, got, error) if isinstance(got, Tensor) else None
     if needed is None:

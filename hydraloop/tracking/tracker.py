@@ -20,6 +20,7 @@ FOLDER = "tracking"
 MLFLOW = "hydraloop.tracking.mlflow.tracker.MLflowTracker"
 WANDB = "hydraloop.tracking.wandb.WandbTracker"
 TENSORBOARD = "hydraloop.tracking.tensorboard.TensorBoardTracker"
+ALERT = "hydraloop.tracking.alert.AlertTracker"
 OWN = {"mlflow": MLFLOW, "wandb": WANDB, "tensorboard": TENSORBOARD}
 """By the name of the hook."""
 Ending = Status | Literal["killed"]
@@ -243,7 +244,7 @@ def load_tracker(kind: str, *, folders: Sequence[str] = (), packages: Sequence[s
         ValueError: the allowlist refuses the class, or it is not a tracker.
         Exception: raised by a module of the project while it is imported.
     """
-    if kind in OWN.values():
+    if kind in (*OWN.values(), ALERT):
         module, _, name = kind.rpartition(".")
         found = getattr(import_module(module), name)
     else:

@@ -32,6 +32,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "hooks=wandb hooks.wandb.api_key=hunter2-0123": ("hooks.wandb.api_key", "read -rs WANDB_API_KEY && export WANDB_"),
     "hooks=ema,profilr": ("hooks", "Did you mean profiler, "),
     "~scheduler={}": ("scheduler", "To select none, use scheduler=[]."),
+    "data.loader.batch_size=???": ("data.loader.batch_size", "Give it one: data.loader.batch_size=…"),
+    "precision=[???]": ("precision", "Options: bf16, fp16, fp32, tf32."),
     "hoks=ema": ("hoks", "Did you mean hooks?"),
     "optimizer=[adamw,muon]": ("optimizer", "Select one: optimizer=muon. For several optimizers: see docs"),
     "+optimizer@optimizer.hidden=sgd": ("optimizer.hidden", "remove the one without a name: ~optimizer"),
@@ -68,7 +70,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "~default_hooks=[]": ("default_hooks", "To select none, use default_hooks=[]"),
     "hooks={ema:{}}": ("hooks", "hooks=[]"),
     "hooks=": ("hooks", "To select none, use hooks=[]"),
-    "hooks=[null]": ("hooks", "Options: anomaly_detection, "),
+    "hooks=[null]": ("hooks", "Options: alert, anomaly_detection, "),
     "experiment=null": ("experiment", "To select none, use ~experiment"),
     "optimizer=null": ("optimizer", "Options: adafactor, adagrad, adam, "),
     "+experiment=diabetes": ("experiment", "Leave the + out"),
@@ -163,7 +165,7 @@ MORE_MISTAKES: dict[str, tuple[str, str]] = {
     "~data": ("data", "Leave ~data out"),
     "~task.metrics": ("task.metrics", "Use task.metrics.accuracy=null for none"),
     "hooks=null": ("hooks", "To select none, use hooks=[]"),
-    "hooks=[5]": ("hooks", "Options: anomaly_detection, "),
+    "hooks=[5]": ("hooks", "Options: alert, anomaly_detection, "),
     "default_hooks=null": ("default_hooks", "To select none, use default_hooks=[]"),
     "hooks.profiler.priority=30": ("hooks.profiler", "Use 'hooks=[profiler]' hooks.profiler.priority=30"),
     "+hooks.mine=5": ("hooks.mine", "# @package hooks.<name>"),
@@ -231,7 +233,6 @@ BUILDING: dict[str, tuple[str, str]] = {
     "data.loader.num_workers=-1": ("data.loader.num_workers", "Use 0 to load in the training process."),
     "task.loss._target_=torch.nn.CrossEntropyLos": ("task.loss._target_", "Did you mean CrossEntropyLoss"),
     "task.metrics.accuracy.top_k=0": ("task.metrics.accuracy", "top_k must be at least 1"),
-    "task.model.width=???": ("task.model.width", "Give it one: task.model.width=…"),
     "task._target_=my_project.model.SpiralNet": ("task._target_", "+task.model._target_=my_project.model.SpiralNet"),
     "task.loss=null": ("task.loss", "task.loss._target_=torch.nn.CrossEntropyLoss"),
     "task.loss=mse": ("task.loss", "Name a class: task.loss._target_=torch.nn.MSELoss."),
@@ -541,7 +542,11 @@ PRIMARY: dict[str, tuple[str, str, str]] = {
     # the body of config.yaml: (key, problem, remedy)
     "engine: {fold: 3}": ("engine.fold", "which has no fold", "belongs to the top of config.yaml: fold: …"),
     "engine: {max_epoch: 3}": ("engine.max_epoch", "which has no max_epoch", "Did you mean max_epochs?"),
-    "optimizer: sgd": ("optimizer", "config.yaml selects sgd outside of the list", "- override /optimizer: sgd"),
+    "optimizer: sgd": (
+        "optimizer",
+        "config.yaml selects sgd outside of the list",
+        "config.yaml: override /optimizer: sgd",
+    ),
     "engine: {max_epochs: ten}": (
         "engine.max_epochs",
         "'ten' of type 'str' could not be converted to Integer (config.yaml)",
@@ -582,15 +587,15 @@ def test_a_group_that_is_not_in_the_defaults_list_needs_a_plus(tmp_path: Path) -
         check_command(arguments.read(["hooks=[ema]"]), composer)
     assert str(caught.value) == (
         "hooks: it is not in the defaults list\n  To add it, write a +: '+hooks=[ema]'\n"
-        "  For all runs, add to the defaults of config.yaml, before _self_: - hooks: [ema]"
+        "  For all runs, add to the defaults of config.yaml, before _self_: hooks: [ema]"
     )
 
 
 @pytest.mark.parametrize(
     ("entries", "body", "key", "line"),
     [
-        ("", "hooks: [ema]", "hooks", "- hooks: [ema]"),
-        ("", "optimizer: sgd", "optimizer", "- optimizer: sgd instead of adamw"),
+        ("", "hooks: [ema]", "hooks", "config.yaml: hooks: [ema]"),
+        ("", "optimizer: sgd", "optimizer", "config.yaml: optimizer: sgd instead of adamw"),
         ("override hooks: [ema], ", "", "hooks", "- /hooks: …"),
     ],
 )

@@ -71,6 +71,7 @@ def complete(project: Project, capsys: pytest.CaptureFixture[str]) -> Complete:
         ("python train.py hooks=ema,prof", ["hooks=ema,profiler"]),
         ("python train.py 'hooks=[ema,prof", ["hooks=[ema,profiler,", "hooks=[ema,profiler]"]),
         ("python train.py 'hooks=[ema]' hooks.", ["hooks.ema."]),
+        ("python train.py --help hooks.em", ["hooks.ema", "hooks.empty_cache"]),
         ("python train.py -m optimizer=sgd,adam engine.max_e", ["engine.max_epochs="]),
         ("python train.py -m optimizer=sgd,adam optimizer.nes", ["optimizer.nesterov="]),
         ("python train.py optimizer={lr:1} optimizer.wei", ["optimizer.weight_decay="]),

@@ -24,8 +24,10 @@ LINES = {
     "`--dry-run`": "train.py --dry-run hooks=ema --json",
     "a run": "train.py --json engine.max_iters=2 data.val=null data.test=null default_hooks.progress=null",
     "a sweep, `results`": "train.py -m seed=0,1 engine.max_iters=2 hydra.sweep.dir=done --json",
+    "`runs`": "-m hydraloop runs . --json",
     "`status` of a run": "-m hydraloop status run --json",
     "`status` of a sweep": "-m hydraloop status sweep --json",
+    "`report`": "-m hydraloop report run --json",
     "`logs`": "-m hydraloop logs run --json",
     "`diff`": "-m hydraloop diff run copy --json",
     "`doctor`": "-m hydraloop doctor --json",
@@ -37,7 +39,7 @@ LINES = {
     "`detach=true`": "train.py --json engine.max_iters=2 detach=true hydra.run.dir=away",
     "`attach`, `sync`, `completion`": "-m hydraloop completion bash --json",
 }
-SLOW = ("a sweep, `results`", "`check`")
+SLOW = ("a sweep, `results`", "`check`", "`report`")
 
 
 @pytest.fixture(scope="module")

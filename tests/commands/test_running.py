@@ -146,7 +146,7 @@ HOSTILE = "\x1b]52;c;Y3VybA==\x07\x1b[31mred\x1b[0m \x9b2J\u202e\r"
 VISIBLE = "\\x1b]52;c;Y3VybA==\\x07red \\x9b2J\\u202e"
 
 
-@pytest.mark.parametrize("words", ["status", "logs 1", "results", "results --json", "attach"])
+@pytest.mark.parametrize("words", ["status", "runs", "logs 1", "results", "results --json", "attach"])
 def test_escape_sequences_in_files_do_not_reach_the_terminal(
     words: str, sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:

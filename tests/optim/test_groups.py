@@ -211,6 +211,10 @@ def test_muon_alone_asks_for_a_second_optimizer() -> None:
         ({"lr": -1.0}, r"Invalid learning rate: -1.0\n  Change optimizer.lr.$"),
         ({"weight_decay": -3}, r"Invalid weight_decay value: -3\n  Change optimizer.weight_decay.$"),
         ({"betas": [1.5, 0.9]}, r"1.5\n  Change optimizer.lr, optimizer.weight_decay, optimizer.betas.$"),
+        (
+            {"fused": True, "differentiable": True},
+            r"`differentiable`\n  Change optimizer.fused, optimizer.differentiable.$",
+        ),
         ({"params": "model"}, r"not iterable\n  .* no model: optimizer.params=tensors$"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run_files.record_log import LoggedObject, Position, Reader, count, read_all
+from hydraloop.run_files.record_log import LoggedObject, Position, Reader, count, read_all, read_some
 from hydraloop.run_files.record_writer import RecordLog, as_json, cut_torn_line
 
 
@@ -158,3 +158,24 @@ def test_a_record_with_an_object_that_is_none_is_ignored(
     (record,) = read_all(path)
     assert (record.objects, record.values) == ((), {})
     assert "line 1 is not a record" in caplog.text
+
+
+def test_evenly_spread_records_of_each_kind_are_read(tmp_path: Path) -> None:
+    """A reader of every second line would only see the losses, or only the norms."""
+    log = RecordLog(tmp_path / "m.jsonl")
+    for number in range(1000):
+        log.append({"mode": "train", "epoch": 1, "iteration": number, "loss": 0.5})
+        log.append({"mode": "train", "epoch": 1, "iteration": number, "weight_norm": 2.0})
+        if number % 500 == 7:
+            log.append({"mode": "val", "epoch": 1, "iteration": number, "loss": 0.7})
+    log.close()
+    with (tmp_path / "m.jsonl").open("ab") as file:
+        file.write(b'{"mode": "val", "iter')
+    records = read_some(tmp_path / "m.jsonl", 10)
+    found: dict[str, list[int]] = {}
+    for record in records:
+        found.setdefault(next(iter(record.metrics)), []).append(record.iteration)
+    spread = [*range(0, 1000, 128), 999]
+    assert found == {"train/loss": spread, "train/weight_norm": spread, "val/loss": [7, 507]}
+    assert [record.index for record in records] == [*range(len(records))]
+    assert read_some(tmp_path / "none.jsonl", 10) == []

@@ -43,7 +43,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     result = _read(tmp_path)
     assert set(result) == {
         "status", "error", "reason", "val_metrics", "test_metrics", "best", "objective", "progress", "seconds",
-        "versions", "git",
+        "hook_seconds", "versions", "git",
     }  # fmt: skip
     assert (result["status"], result["error"], result["reason"]) == ("finished", None, None)
     assert result["val_metrics"] == engine.metrics
@@ -54,7 +54,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert Path(best["checkpoint"]).is_file()
     assert result["objective"] == {"metric": "loss", "rule": "less", "value": best["value"], "iteration": 4}
     assert result["progress"]["epoch"] == 2
-    assert result["seconds"] > 0
+    assert result["seconds"] > sum(result["hook_seconds"].values()) > 0
     assert result["versions"]["torch"] == torch.__version__
     assert returned is engine.result
     assert returned.status == "finished"

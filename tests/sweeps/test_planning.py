@@ -192,6 +192,11 @@ def test_results_are_averaged_over_a_key_that_the_sweep_sets(line: str) -> None:
     assert (caught.value.key, caught.value.remedy) == ("sweep.average", AVERAGED[line])
 
 
+def test_a_key_that_refers_to_itself_is_one_message() -> None:
+    with composer() as opened, pytest.raises(UserError, match=r"^seed: \$\{seed\} does not resolve"):
+        planned("-m seed=${seed}", opened)
+
+
 SUBMITIT = {
     "slurm_setup: ['touch owned']": "slurm_setup",
     "slurm_srun_args: ['--prolog=evil']": "slurm_srun_args",

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hydraloop.cli import arguments
+from hydraloop.condition import Condition
 from hydraloop.errors import UserError
-from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.selection import select
 from tests.config.composed import composer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,12 @@ def test_targets_of_another_type_or_shape(tmp_path: Path, targets: Tensor) -> No
     found = mistake(tmp_path, classification(), (INPUTS, targets))
     assert found.key == "data.val"
     assert "but the loss takes classes, int64 [4]" in found.problem
+
+
+def test_a_loss_that_does_not_fit_the_targets(tmp_path: Path) -> None:
+    found = mistake(tmp_path, Classification(Net(), nn.MSELoss()), (INPUTS, CLASSES))
+    assert found.key == "task.loss"
+    assert re.match(r"MSELoss got outputs float32 \[4, \d\] and targets int64 \[4\]: ", found.problem)
 
 
 class GpuError(RuntimeError):

@@ -25,8 +25,9 @@ from hydraloop.processes.private import Private
 from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.run_files.result import describe
 
-_TOLERANCE = 1e-5
-"""Difference of the gradients of all parameters, in parts of their norm."""
+_TOLERANCE = 1e-3
+"""Difference of the gradients of all parameters, in parts of their norm. Rounding in fp32 makes up to 1e-4 in networks
+without normalization; a loss that is a sum makes 1."""
 _SECONDS = 300.0
 """After which the ranks are assumed to wait for each other."""
 _RANKS = 2

@@ -73,6 +73,10 @@ def _candidates(known: dict[str, Any], script: str, arguments: list[str], word: 
         after = [",", "]"] if "[" in word else [""]  # two words, so that the shell does not close a quote
         paths = [f"resume={one}" for one in ("auto", *runs)] if key == "resume" else []
         return [*paths, *(before + option + mark for option in known["groups"].get(key, []) for mark in after)]
+    if arguments[-1:] == ["--help"]:
+        explained = [f"{group}.{option}" for group, options in known["groups"].items() for option in options]
+        names = ["all", *known["groups"], *explained, *(one.removesuffix("=") for one in known["keys"])]
+        return [_next_part(one, len(word)) for one in names if one.startswith(word)]
     sign = name[: len(name) - len(key)]
     first = [] if arguments else [*known["commands"]] if not script else ["resume"]
     keys = [*(f"{group}=" for group in known["groups"]), *known["keys"]]

@@ -87,7 +87,7 @@ def _of_project(composer: Composer) -> dict[str, Any]:
     for name in composer.options(""):
         _add(config, composer.content(name), groups)
     for group, option in [(group, option) for group, options in groups.items() for option in options]:
-        if composer.file(group, option) is not None:
+        if composer.file(f"{group}/{option}") is not None:
             own, package = composer.option(group, option)
             _add(_place(config, package), own, groups)
     config["properties"]["defaults"] = _defaults(groups)

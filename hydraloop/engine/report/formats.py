@@ -5,6 +5,7 @@ from math import isfinite
 
 _LONG = re.compile(r"(?<![\w.])\d+\.\d{8,}(?:e[+-]?\d+)?(?![\w.])")
 """A number that was computed, not typed: with 8 or more decimals."""
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def number(value: object) -> str:
@@ -22,6 +23,12 @@ def brief(text: str) -> str:
 def rate(per_second: float) -> str:
     """Return a rate with at least 3 significant digits and no exponent: `0.54`, `23.1`, `1254`."""
     return f"{per_second:.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
+def in_bytes(size: int) -> str:
+    """Return a number of bytes in a fitting unit: `0.5 KiB`, `12.0 MiB`."""
+    unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), _UNITS[-1])
+    return f"{size / unit:.1f} {name}"
 
 
 def duration(seconds: float) -> str:

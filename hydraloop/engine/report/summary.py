@@ -17,15 +17,15 @@ from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.mount_points import Priority
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
-from hydraloop.engine.report.formats import duration, number, rate
+from hydraloop.engine.report.formats import duration, in_bytes, number, rate
 from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
 from hydraloop.engine.report.optimizer_table import format_optimizer
+from hydraloop.engine.report.sparkline import losses
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.run import Run
 from hydraloop.run_files.environment import resume_command, shown
 from hydraloop.run_files.result import Result, describe
 
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _MOST_HOOKS = 3
 """Hooks that the summary lists with their time, the most expensive first."""
 
@@ -105,6 +105,7 @@ class Report:
         evaluator = self._evaluator
         rows = {} if result is None else self._ended(result, error)
         rows.update(self._best())
+        rows.update(self._losses())
         if evaluator.metrics:
             rows["validation"] = _metrics(evaluator.metrics)
         if evaluator.test_metrics:
@@ -126,6 +127,12 @@ class Report:
         resumed = f", resumed at {progress.began_at:,}" if progress.began_at else ""
         done, of_all = progress.iteration - progress.began_at, _count(progress.max_iters, "iteration")
         return {"status": status, "trained": f"{done:,} of {of_all} in {duration(result.seconds)}{resumed}"}
+
+    def _losses(self) -> dict[str, str]:
+        """Return the course of the losses."""
+        records: Path | None = self._messages.read("record_log")
+        lines = "" if records is None else losses(records)
+        return {"loss": lines} if lines else {}
 
     def _best(self) -> dict[str, str]:
         """Return the best validation, the best checkpoint and the last one."""
@@ -190,12 +197,7 @@ def _model(model: nn.Module) -> str:
     trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     frozen = "" if trainable == total else f" ({trainable:,} trainable)"
-    return f"{class_name(model)}, {total:,} parameters{frozen}, {_bytes(size)}"
-
-
-def _bytes(size: int) -> str:
-    unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), _UNITS[-1])
-    return f"{size / unit:.1f} {name}"
+    return f"{class_name(model)}, {total:,} parameters{frozen}, {in_bytes(size)}"
 
 
 def _size(loader: Sized) -> str:

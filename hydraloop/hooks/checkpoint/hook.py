@@ -21,7 +21,7 @@ from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder, in_file_name
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
 from hydraloop.hooks.shared.monitoring import check_validated, is_better
 from hydraloop.option_checks import check_at_least
-from hydraloop.run_files.checkpoint_files import SUFFIX
+from hydraloop.run_files.checkpoint_files import BEST, SUFFIX
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.run_files.result import Best
 
@@ -333,7 +333,7 @@ class CheckpointHook(Hook):
         return f"iter_{progress.iteration}"
 
     def _best_path(self, engine: Engine, name: str) -> Path:
-        return self.folder.path / f"best_{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
+        return self.folder.path / f"{BEST}{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
 
     def _report_best(self, engine: Engine) -> None:
         first = next(iter(self._higher), "")

@@ -67,7 +67,7 @@ def show(directory: SweepDirectory) -> None:
         where = shown(directory.path / results.JSON)
         console.print(f"trials: {len(found.search.pareto):,}; the command of each is in {where}", soft_wrap=True)
     if found.best is not None:
-        console.print(_best(directory, found), soft_wrap=True)
+        console.print(best_lines(directory, found), soft_wrap=True)
     if found.search is not None:
         console.print("\n".join(_of_search(found.search)), soft_wrap=True)
 
@@ -86,13 +86,13 @@ def new_console() -> Console:
     return console
 
 
-def jobs_table(found: Results) -> Table:
-    """Return a table of the jobs, the best first."""
+def jobs_table(found: Results, most: int = _MOST) -> Table:
+    """Return a table of `most` jobs, the best first."""
     short, others = short_keys(found.keys), _other_objectives(found)
     columns = ("status", found.metric or "value", *others, "step", "time", "checkpoint", "error")
     table = new_table("job", *short.values(), *columns)
     infeasible = set(() if found.search is None else found.search.infeasible)
-    for row in found.rows[:_MOST]:
+    for row in found.rows[:most]:
         value = "" if row.value is None else number(row.value)
         if value and row.metric != found.metric:
             value += f" ({row.metric})"
@@ -105,15 +105,15 @@ def jobs_table(found: Results) -> Table:
     return table
 
 
-def averages_table(found: Results) -> Table:
-    """Return a table of the averages, the best first."""
+def averages_table(found: Results, most: int = _MOST) -> Table:
+    """Return a table of `most` averages, the best first."""
     keys = [key for key in found.keys if key != found.average]
     short = short_keys(keys)
     metric = found.metric or "value"
     table = new_table(
         "#", *short.values(), "jobs", f"mean {metric}", "sd", "differs from", title=f"averages over {found.average}"
     )
-    for index, group in enumerate(found.groups[:_MOST]):
+    for index, group in enumerate(found.groups[:most]):
         jobs = " of ".join(map(str, dict.fromkeys([len(group.values), len(group.jobs)])))
         cells = [str(index + 1), *(brief(group.swept.get(key, "")) for key in keys), jobs]
         cells += ["" if value is None else number(value) for value in (group.mean, group.deviation)]
@@ -121,12 +121,12 @@ def averages_table(found: Results) -> Table:
     return table
 
 
-def pareto_table(found: Results, search: SearchResults) -> Table:
-    """Return a table of the trials that no other trial dominates, the best by the first objective at first."""
+def pareto_table(found: Results, search: SearchResults, most: int = _MOST) -> Table:
+    """Return a table of `most` trials that no other trial dominates, the best by the first objective at first."""
     keys = [key for key in found.keys if key != found.average]
     table = new_table("job", *short_keys(keys).values(), *search.objectives, title="Pareto front")
     swept = {row.job: row.swept for row in found.rows}
-    for point in search.pareto[:_MOST]:
+    for point in search.pareto[:most]:
         cells = [brief(swept[point.jobs[0]].get(key, "")) for key in keys]
         table.add_row(_ranges(list(point.jobs)), *cells, *map(number, point.values.values()))
     return table
@@ -202,7 +202,8 @@ def _claim(found: Results) -> str:
     return f"No claim is made about which averages differ: {why}."
 
 
-def _best(directory: SweepDirectory, found: Results) -> str:
+def best_lines(directory: SweepDirectory, found: Results) -> str:
+    """Return the best job or average, and the command that runs it again."""
     command, best = results.rerun_command(directory, *found.best_jobs), found.best
     if isinstance(best, Group):
         count = f"{len(best.values)} of {len(best.jobs)} jobs"

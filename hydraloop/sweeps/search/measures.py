@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydraloop.condition import Condition
 from hydraloop.errors import UserError
 from hydraloop.run_files.metric_rules import by_keys
 from hydraloop.run_files.record_log import FILENAME, read_all
 from hydraloop.run_files.result import Result
-from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.search.history import Rule, TrialState
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.states import JobState

@@ -10,11 +10,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop.condition import Condition
 from hydraloop.errors import Remedy, UserError, leave_out, not_installed, suggestion
 from hydraloop.run_files.changes import differences
 from hydraloop.safety.secrets import masked
 from hydraloop.schemas.sweep import SweepConf
-from hydraloop.sweeps.condition import Condition
 from hydraloop.sweeps.search.history import Rule
 from hydraloop.sweeps.search.log import SearchLog
 

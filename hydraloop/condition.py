@@ -33,6 +33,7 @@ def _of_numbers(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[Any,
     return computed
 
 
+_EXAMPLE = "sweep.where='\"optimizer.lr < 1e-3 or seed == 0\"'"
 _FUNCTIONS = {name: _of_numbers(name, compute) for name, compute in _OF_NUMBERS.values()}
 
 
@@ -44,20 +45,27 @@ class Condition(ast.NodeTransformer):
             `%` take only numbers.
         keys: that a job may set. None: any.
         key: the option that has the condition.
+        example: a condition as it is typed, for the remedy.
 
     Raises:
         UserError: it has anything else.
     """
 
-    def __init__(self, text: str, keys: Sequence[str] | None, *, key: str = "sweep.where") -> None:
-        self._text = text
+    def __init__(
+        self, text: str, keys: Sequence[str] | None, *, key: str = "sweep.where", example: str = _EXAMPLE
+    ) -> None:
+        self._text = text.strip()
         self._keys = keys
-        self._key = key
+        self._key, self._example = key, example
+        self.names: dict[str, int] = {}
+        """The keys in the condition, and where each begins."""
         try:
-            tree: Any = self.visit(ast.parse(text.strip(), mode="eval"))
+            tree: Any = self.visit(ast.parse(self._text, mode="eval"))
             self._code = compile(ast.fix_missing_locations(tree), key, "eval")
         except (SyntaxError, ValueError, RecursionError) as error:
-            raise self._refused(f"{text} is not a condition") from error
+            # Python says 0 for the end of the text.
+            column = (error.offset or len(self._text) + 1) - 1 if isinstance(error, SyntaxError) else None
+            raise self._refused(f"{self._text} is not a condition", column) from error
 
     def holds(self, values: Mapping[str, Any], job: Sequence[str]) -> bool:
         """Return whether a job meets the condition.
@@ -82,27 +90,35 @@ class Condition(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         """Return a part of the condition with each key as a name, after checking it."""
         if isinstance(node, ast.Name | ast.Attribute):
-            return ast.Name(self._known(ast.unparse(node)), ast.Load())
+            return ast.Name(self._known(ast.unparse(node), self._column(node)), ast.Load())
         kinds = {type(part) for part in ast.iter_child_nodes(node) if not isinstance(part, ast.expr)}
         if isinstance(node, ast.expr) and not kinds | {type(node)} <= _ALLOWED:
-            raise self._refused(f"{ast.unparse(node)} cannot be part of a condition")
+            raise self._refused(f"{ast.unparse(node)} cannot be part of a condition", self._column(node))
         node = self.generic_visit(node)
         if isinstance(node, ast.BinOp) and type(node.op) in _OF_NUMBERS:
             name, _ = _OF_NUMBERS[type(node.op)]  # no key has such a name
             return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], [])
         return ast.List(node.elts, node.ctx) if isinstance(node, ast.Tuple) else node  # as the values of lists are
 
-    def _known(self, key: str) -> str:
-        if self._keys is None or key in self._keys or key in _CONSTANTS:
+    def pointed(self, problem: str, column: int | None) -> str:
+        """Return a problem with the condition below it, and a caret under the place of the problem, if it is known."""
+        if column is None or "\n" in self._text:
+            return problem
+        return f"{problem}\n    {self._text}\n    {' ' * column}^"
+
+    def _column(self, node: ast.expr) -> int:
+        return len(self._text.encode()[: node.col_offset].decode(errors="ignore"))
+
+    def _known(self, key: str, column: int) -> str:
+        if key in _CONSTANTS:
+            return key
+        self.names.setdefault(key, column)
+        if self._keys is None or key in self._keys:
             return key
         quoted = self._text.replace(key, f"'{key}'")
         remedy = suggestion(key, self._keys) + f' Quote text, for the shell too: "{self._key}=\\"{quoted}\\""'
         problem = f"no override sets {key}" if self._key == "sweep.where" else f"{key} is unknown here"
-        raise UserError(problem, key=self._key, remedy=remedy)
+        raise UserError(self.pointed(problem, column), key=self._key, remedy=remedy)
 
-    def _refused(self, problem: str) -> UserError:
-        return UserError(
-            problem,
-            key=self._key,
-            remedy="Compare keys that the command sets: sweep.where='\"optimizer.lr < 1e-3 or seed == 0\"'",
-        )
+    def _refused(self, problem: str, column: int | None) -> UserError:
+        return UserError(self.pointed(problem, column), key=self._key, remedy=f"Compare keys: {self._example}")

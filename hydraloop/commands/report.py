@@ -1,0 +1,44 @@
+"""`python -m hydraloop report`: a page of HTML about a run or a sweep, or a comparison of runs."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from hydraloop import json_answers
+from hydraloop.commands.status import sweep_in
+from hydraloop.errors import UserError, printable
+from hydraloop.report import comparison_page, run_page, sweep_page
+from hydraloop.report.page import FILENAME
+from hydraloop.report.run_data import RunData
+from hydraloop.run_files.environment import shown
+from hydraloop.tracking.report_process import check_installed
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page. Returns the exit code 0.
+
+    Raises:
+        UserError: plotly is not installed; or a directory holds no sweep and no run, or several hold a sweep.
+    """
+    check_installed()
+    first, *others = args.directory
+    output: Path = args.output or (Path() if others else first) / FILENAME
+    sweeps = list(map(sweep_in, args.directory))
+    if others and any(sweeps):
+        remedy = "Name several runs, or one sweep. A job of a sweep is a run: its folder is that of its number."
+        raise UserError("only runs are compared", key="directory", remedy=remedy)
+    sweep = sweeps[0]
+    if others:
+        comparison_page.write([RunData(path.absolute()) for path in args.directory], output)
+    elif sweep is None:
+        run_page.write(RunData(first.absolute()), output)
+    else:
+        sweep_page.write(sweep, output)
+    print(printable(shown(output)))
+    if args.json:
+        json_answers.write("report", {"written": output})
+    if args.open:
+        webbrowser.open(output.absolute().as_uri())
+    return 0

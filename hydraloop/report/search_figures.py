@@ -1,0 +1,105 @@
+"""Figures of what a sweep or a search has tried, by Optuna, whose study is rebuilt in memory."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from hydraloop.errors import not_installed
+from hydraloop.report.markup import Html, note
+from hydraloop.report.page import Page
+from hydraloop.sweeps.report.results import Results
+from hydraloop.sweeps.report.search_results import FEWEST
+from hydraloop.sweeps.search.history import History, Trial
+from hydraloop.sweeps.search.sampler import Suggester, imported
+from hydraloop.sweeps.search.space import Dimension, Space
+from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+
+_MOST = 500
+"""Trials that are drawn, about. More would be seconds of work for a browser."""
+_WIDE_RANGE = 100
+"""Numbers of a grid whose ends have at least this ratio get a logarithmic axis."""
+
+
+def search_figures(page: Page, directory: SweepDirectory, found: Results) -> Iterator[Html]:
+    """Yield the figures: parallel coordinates, slices, the importance of keys, and the Pareto front."""
+    if find_spec("optuna") is None:
+        mistake = not_installed("optuna", use="draws what was tried")
+        yield note(f"{mistake.problem}: {mistake.remedy}")
+        return
+    space, history = _tried(directory, found)
+    full = [one for one in history.trials if one.state == "complete" and one.values is not None]
+    if len(full) < 2:
+        return
+    front = found.search.pareto if found.search else ()
+    best = {point.trial for point in front} | {job // history.repeats for job in found.best_jobs}
+    step = -(-len(full) // _MOST)
+    if step > 1:
+        yield note(f"Drawn: every {step}. of {len(full):,} trials, and the best.")
+        full = [one for index, one in enumerate(full) if index % step == 0 or one.number in best]
+    study = Suggester(space, "random", 0).study(replace(history, trials=full, earlier=[]))
+    from optuna import visualization as plots
+
+    for index, name in enumerate(history.metrics):
+        given: dict[str, Any] = {"target_name": name}
+        if len(history.metrics) > 1:
+            given["target"] = partial(_objective, index)
+        yield _drawn(page, f"Parallel coordinates: {name}", partial(plots.plot_parallel_coordinate, study, **given))
+        yield _drawn(page, f"Slices: {name}", partial(plots.plot_slice, study, **given))
+        if len(full) >= FEWEST:
+            given["evaluator"] = imported().importance.PedAnovaImportanceEvaluator()
+            yield _drawn(page, f"Importance (PED-ANOVA): {name}", partial(plots.plot_param_importances, study, **given))
+    if len(history.metrics) == 2:
+        names = list(history.metrics)
+        yield _drawn(page, "Pareto front", partial(plots.plot_pareto_front, study, target_names=names))
+
+
+def _objective(index: int, trial: Any) -> float:
+    return float(trial.values[index])
+
+
+def _drawn(page: Page, title: str, draw: Callable[[], Any]) -> Html:
+    """Return a figure; nothing if Optuna cannot draw it, such as the importance of keys with equal results."""
+    with suppress(ValueError, RuntimeError, ZeroDivisionError, IndexError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = draw().to_plotly_json()
+        for name in ("title", "width"):
+            found["layout"].pop(name, None)
+        if found["data"]:
+            return page.figure(title, found["data"], found["layout"], of_optuna=True)
+    return Html()
+
+
+def _tried(directory: SweepDirectory, found: Results) -> tuple[Space, History]:
+    """Return the space and the trials of a search; for a grid, those of a search that has tried its jobs."""
+    axes = directory.description.axes
+    if isinstance(axes, Trials):
+        assert axes.log is not None, "the search has a directory"
+        return axes.space, axes.log.history
+    rows = [row for row in found.rows if row.metric == found.metric and math.isfinite(row.value or math.nan)]
+    space = Space(tuple(_dimension(key, {row.swept[key] for row in rows if key in row.swept}) for key in found.keys))
+    history = History(metrics=(found.metric or "value",), rules=("greater" if found.rule == "greater" else "less",))
+    for row in rows:
+        params = {
+            one.key: row.swept[one.key] if one.choices else float(row.swept[one.key])
+            for one in space.searched
+            if one.key in row.swept
+        }
+        history.trials.append(Trial(row.job, params, state="complete", results={0: (row.value or 0.0,)}))
+    return space, history
+
+
+def _dimension(key: str, texts: set[str]) -> Dimension:
+    """Return what a grid has tried for a key: numbers, or choices."""
+    try:
+        low, high = min(map(float, texts)), max(map(float, texts))
+    except ValueError:
+        return Dimension(key, key, tuple(sorted(texts)))
+    return Dimension(key, key, low=low, high=high, is_log=low > 0 and high / low >= _WIDE_RANGE)

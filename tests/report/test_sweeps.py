@@ -1,0 +1,98 @@
+"""The page of a sweep, whose states are written by hand, and of a search, whose jobs are played."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from hydraloop.run_files.record_writer import RecordLog
+from hydraloop.sweeps import states
+from hydraloop.sweeps.report import search_results
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+from tests.report.written import HOSTILE, Page, report
+from tests.sweeps.search.played import LR, Search
+from tests.sweeps.search.test_objectives import as_time, changed
+from tests.sweeps.written import finished, sweep, write
+
+
+def write_records(directory: SweepDirectory, *jobs: int) -> None:
+    """Write records of jobs: training reaches iteration 40, or 20 in odd ones."""
+    for job in jobs:
+        log = RecordLog(directory.folder(job) / "metrics.jsonl")
+        for iteration in range(1, 21 if job % 2 else 41):
+            log.append({"mode": "train", "epoch": 1, "iteration": iteration, "loss": job + 1 / iteration})
+        log.append({"mode": "val", "epoch": 1, "iteration": 20, "accuracy": 0.1 * job})
+        log.close()
+
+
+def test_a_sweep_has_its_best_average_its_curves_and_its_failures(tmp_path: Path) -> None:
+    made = sweep(tmp_path / "sweep", "optimizer.lr=1e-3,1e-2,1e9", "seed=0,1", "engine.max_epochs=3")
+    failed = {"state": "failed", "error": f"ValueError: {HOSTILE}\nmore"}
+    told = {n: finished(value) for n, value in enumerate((0.8, 0.9, 0.7, 0.95))}
+    write(made, told | {4: finished(math.nan, **failed), 5: finished(None, **failed)})
+    write_records(made, 0, 1, 2, 3)
+    (made.folder(4) / states.LOG).write_text("early\n" + "x\n" * 30 + f"the last line {HOSTILE}\n")
+    assert report(made.path) == 0
+    page = Page(made.path / "report.html")
+    assert page.captions == ["val/accuracy", "train/loss", "Parallel coordinates: accuracy", "Slices: accuracy"]
+    assert "python train.py -m optimizer.lr=1e-3 seed=0,1 engine.max_epochs=3" in page.text
+    assert "mean accuracy 0.8500 over 2 of 2 jobs" in page.text
+    assert ("the last line" in page.text, "early" in page.text) == (True, False)
+    assert page.tags.isdisjoint({"a", "img"})
+    loss = page.figures[1]["data"]
+    assert [trace["name"] for trace in loss if "name" in trace] == ["lr=1e-2", "best: lr=1e-3"]
+    assert [trace["fill"] for trace in loss if "fill" in trace] == ["tonexty"] * 2
+    assert "still runs" not in page.text
+
+
+def test_a_sweep_that_is_not_over_says_how_far_it_is_and_a_large_one_what_is_left_out(tmp_path: Path) -> None:
+    made = sweep(tmp_path / "sweep", f"seed={','.join(map(str, range(1200)))}", average="none")
+    write(made, {0: finished(0.8), 1: {"state": "running"}, 2: finished(None, state="failed", error="no")})
+    made.announce()
+    try:
+        assert report(made.path) == 0
+    finally:
+        made.withdraw()
+    text = Page(made.path / "report.html").text
+    assert "This sweep still runs: 2 of 1,200 jobs are over." in text
+    assert "curves of all but the best 500 of 1,200 jobs; rows of all but the best 1,000" in text
+    assert report(made.path) == 0
+    assert "This sweep has not ended" in Page(made.path / "report.html").text
+
+
+@pytest.mark.parametrize("objectives", [{}, {"accuracy": "max", "time": "min"}])
+def test_a_search_has_the_figures_of_optuna(tmp_path: Path, objectives: dict[str, str]) -> None:
+    options = {"trials": 12, "sampler": "random", "objectives": objectives}
+    search = Search(tmp_path, (LR, f"task=a,'{HOSTILE.replace(' ', '')}'" if not objectives else "task=a,b"), options)
+    (changed(search, as_time) if objectives else search).run()
+    directory = SweepDirectory.load(search.directory.path)
+    write_records(directory, 0, 1)
+    assert report(directory.path) == 0
+    page = Page(directory.path / "report.html")
+    names = list(objectives) or ["loss"]
+    figures = ("Parallel coordinates: {}", "Slices: {}", "Importance (PED-ANOVA): {}")
+    wanted = [figure.format(name) for name in names for figure in figures]
+    drawn = [title for title in page.captions if "/" not in title]
+    assert drawn == [*wanted, *(["Pareto front"] if objectives else [])]
+    assert ("Pareto front" in page.text) == bool(objectives)
+    assert page.tags.isdisjoint({"a", "img"})
+    assert "\\u003c" not in page.source.replace("\\u003cbr>", "").replace("\\u003cextra>", "").replace(
+        "\\u003c/extra>", ""
+    )
+
+
+def test_without_optuna_the_page_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("hydraloop.report.search_figures", search_results.__name__):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    made = sweep(tmp_path / "sweep", "seed=0,1,2")
+    write(made, {n: finished(0.8 + n) for n in range(3)})
+    assert report(made.path) == 0
+    assert "is not installed: pip install optuna" in Page(made.path / "report.html").text
+
+
+def test_a_sweep_and_a_run_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = sweep(tmp_path / "sweep", "seed=0,1,2")
+    assert report(made.path, made.path) == 2
+    assert "only runs are compared" in capsys.readouterr().err
