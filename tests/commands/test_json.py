@@ -27,6 +27,7 @@ LINES = {
     "`runs`": "-m hydraloop runs . --json",
     "`status` of a run": "-m hydraloop status run --json",
     "`status` of a sweep": "-m hydraloop status sweep --json",
+    "`report`": "-m hydraloop report run --json",
     "`logs`": "-m hydraloop logs run --json",
     "`diff`": "-m hydraloop diff run copy --json",
     "`doctor`": "-m hydraloop doctor --json",
@@ -38,7 +39,7 @@ LINES = {
     "`detach=true`": "train.py --json engine.max_iters=2 detach=true hydra.run.dir=away",
     "`attach`, `sync`, `completion`": "-m hydraloop completion bash --json",
 }
-SLOW = ("a sweep, `results`", "`check`")
+SLOW = ("a sweep, `results`", "`check`", "`report`")
 
 
 @pytest.fixture(scope="module")
