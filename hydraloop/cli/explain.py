@@ -290,7 +290,11 @@ def _wrong_value(case: _Case, found: re.Match[str]) -> UserError:
     named = re.search(r"full_key: (\S+)", case.cause)
     wrong = re.search(r"^Value '([^']*)'", case.cause)
     key = named[1] if named else case.key
-    return UserError(_first_line(case.cause), key=key, remedy=_type_hint(key, case.cfg, wrong and wrong[1]))
+    remedy = _type_hint(key, case.cfg, wrong and wrong[1])
+    if remedy is None and "is not a ListConfig" in case.cause and key == case.key:  # a list without a default
+        listed = f"{key}=[{case.line.partition('=')[2]}]"
+        remedy = Remedy(f"It takes a list: {shlex.quote(listed)}", add=[listed])
+    return UserError(_first_line(case.cause), key=key, remedy=remedy)
 
 
 def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:

@@ -144,6 +144,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "hooks.ema.patience",
         "Use 'hooks=[ema,early_stopping]' hooks.early_stopping.",
     ),
+    "hooks=freeze hooks.freeze.modules=head": (
+        "hooks.freeze.modules",
+        "It takes a list: 'hooks.freeze.modules=[head]'",
+    ),
     "seed:1": ("'seed:1'", "Did you mean seed=1?"),
 }
 MORE_MISTAKES: dict[str, tuple[str, str]] = {
@@ -310,6 +314,7 @@ REPAIRED = {
     "optimizer.lr = 0.1 seed=1": "optimizer.lr=0.1 seed=1",
     "+optimizer.lr=0.1": "optimizer.lr=0.1",
     "+optimizer.betas=0.9": "optimizer.betas=[0.9,0.999]",
+    "hooks=freeze hooks.freeze.modules=head": "hooks=freeze hooks.freeze.modules=[head]",
     "seed:1": "seed=1",
     "-m hooks=[profiler],[] hooks.profiler.priority=10,20": "-m hooks=[profiler] hooks.profiler.priority=10,20",
     "-m hooks=[ema] hooks.ema.priority=HIGH,HIHG": "-m hooks=[ema] hooks.ema.priority=HIGH,HIGH",
