@@ -37,26 +37,18 @@ class Remedy(str):
         command: another command, which makes the present one work: `pip install optuna`.
     """
 
-    word: tuple[str, str] | None
-    add: tuple[str, ...]
-    leave_out: tuple[str, ...]
-    command: tuple[str, ...]
+    word: tuple[str, str] | None = None
+    add: Sequence[str] = ()
+    leave_out: Sequence[str] = ()
+    command: Sequence[str] = ()
 
-    def __new__(
-        cls,
-        text: str,
-        word: tuple[str, str] | None = None,
-        *,
-        add: Sequence[str] = (),
-        leave_out: Sequence[str] = (),
-        command: Sequence[str] = (),
-    ) -> Self:
+    def __new__(cls, text: str, word: tuple[str, str] | None = None, **changes: Sequence[str]) -> Self:
         made = super().__new__(cls, text)
-        made.word, made.add, made.leave_out, made.command = word, tuple(add), tuple(leave_out), tuple(command)
+        vars(made).update(changes, word=word)
         return made
 
     def __add__(self, more: str) -> Remedy:
-        return Remedy(f"{self:s}{more}", self.word, add=self.add, leave_out=self.leave_out, command=self.command)
+        return Remedy(f"{self:s}{more}", **vars(self))
 
 
 class UserError(Exception):

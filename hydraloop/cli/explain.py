@@ -183,9 +183,10 @@ def _not_selected(case: _Case, found: re.Match[str]) -> UserError | None:
         remedy = Remedy(f"Use {works}=…", add=[line.replace(group, other_group, 1)], leave_out=[case.line])
         return UserError(f"{name} is in the group {other_group}", key=key, remedy=remedy)
     options = case.composer.options(group)
-    if name in options:
-        lines = [line] if option else []
-        return UserError("this hook is not selected", key=key, remedy=_selecting(f"{group}.{name}", lines, case))
+    for owner in (group, other_group):
+        if name in case.composer.options(owner):
+            lines = [line.replace(group, owner, 1)] if option else []
+            return UserError("this hook is not selected", key=key, remedy=_selecting(f"{owner}.{name}", lines, case))
     if option in ("", "_target_"):
         return UserError("this hook does not exist yet", key=key, remedy=_with_plus("To add it, write a +: ", line))
     remedy = suggestion(name, options) + f" To add a custom hook: +{key}._target_=package.Class"
@@ -245,7 +246,8 @@ def _exists_already(case: _Case, found: re.Match[str]) -> UserError:
 
 
 def _not_there(case: _Case, found: re.Match[str]) -> UserError:
-    return UserError("it does not exist", key=case.key, remedy=_hint(case.key, case.cfg, case.composer))
+    hint, left_out = _hint(case.key, case.cfg, case.composer), Remedy(f"Leave {case.line} out.", leave_out=[case.line])
+    return UserError("it does not exist", key=case.key, remedy=hint if hint.word else left_out)
 
 
 def _unknown_key(case: _Case, found: re.Match[str]) -> UserError:
@@ -292,7 +294,11 @@ def _wrong_value(case: _Case, found: re.Match[str]) -> UserError:
     named = re.search(r"full_key: (\S+)", case.cause)
     wrong = re.search(r"^Value '([^']*)'", case.cause)
     key = named[1] if named else case.key
-    return UserError(_first_line(case.cause), key=key, remedy=_type_hint(key, case.cfg, wrong and wrong[1]))
+    remedy = _type_hint(key, case.cfg, wrong and wrong[1])
+    if remedy is None and "is not a ListConfig" in case.cause and key == case.key:  # a list without a default
+        listed = f"{key}=[{case.line.partition('=')[2]}]"
+        remedy = Remedy(f"It takes a list: {shlex.quote(listed)}", add=[listed])
+    return UserError(_first_line(case.cause), key=key, remedy=remedy)
 
 
 def _new_in_a_file(case: _Case, found: re.Match[str]) -> UserError:

@@ -7,10 +7,10 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -35,7 +35,8 @@ _NOT_OPTIONS = ("_target_", "_partial_", "defaults")
 _OF_ALL_HOOKS = [option.name for option in arguments_of_schema(HookConf)]
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """An option. Its value and its default are as typed on a command line."""
 
     value: str
@@ -110,7 +111,7 @@ class Topics:
             if isinstance(child, DictConfig) and child:
                 yield from self._rows_below(own, child)
             else:
-                yield own, {**found._asdict(), "schema": value_schema(own)}
+                yield own, {**asdict(found), "schema": value_schema(own)}
 
     def _option(self, name: str) -> tuple[str, str, str, DictConfig, str]:
         """Return group, option and key in `hooks.ema.momentum`, the option, and its package: "" if there is none."""

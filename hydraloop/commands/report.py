@@ -36,10 +36,9 @@ def run(args: argparse.Namespace) -> int:
         run_page.write(RunData(first.absolute()), output)
     else:
         sweep_page.write(sweep, output)
+    print(printable(shown(output)))
     if args.json:
-        json_answers.write("report", {"page": output})
-    else:
-        print(printable(shown(output)))
+        json_answers.write("report", {"written": output})
     if args.open:
         webbrowser.open(output.absolute().as_uri())
     return 0

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import time
 from collections.abc import Mapping
 from importlib.resources import files
@@ -56,11 +57,14 @@ class Page:
         """Write the page.
 
         Raises:
-            UserError: the file exists, and is not a report.
+            UserError: the file exists, and is not a report; or its folder does not exist.
             OSError: it cannot be written.
         """
         from plotly.offline import get_plotlyjs
 
+        if not path.parent.is_dir():
+            remedy = f"Create it: {shlex.join(['mkdir', '-p', str(path.parent)])}"
+            raise UserError(f"there is no folder {path.parent}", key="output", remedy=remedy)
         if path.is_dir() or (path.exists() and not path.read_bytes().startswith(_START)):
             raise UserError(f"{path} exists, and is not a report", key="output", remedy="Name another file.")
         folder = files("hydraloop.report")
@@ -93,7 +97,9 @@ def _safe(value: Any) -> Any:
         return {str(name): _safe(item) for name, item in value.items() if name != "template"}
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
         shape = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
-        return {"dtype": "f4", "bdata": base64.b64encode(value.astype("<f4").tobytes()).decode(), **shape}
+        with np.errstate(over="ignore"):  # becomes infinite
+            content = value.astype("<f4").tobytes()
+        return {"dtype": "f4", "bdata": base64.b64encode(content).decode(), **shape}
     if isinstance(value, list | tuple | np.ndarray):
         return [_safe(item) for item in value]
     if isinstance(value, np.generic):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from hydraloop.sweeps.search.space import Dimension, Space
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
-_MOST = 500
+_MOST = 300
 """Trials that are drawn, about. More would be seconds of work for a browser."""
 _WIDE_RANGE = 100
 """Numbers of a grid whose ends have at least this ratio get a logarithmic axis."""
@@ -44,25 +44,29 @@ def search_figures(page: Page, directory: SweepDirectory, found: Results) -> Ite
     if step > 1:
         yield note(f"Drawn: every {step}. of {len(full):,} trials, and the best.")
         full = [one for index, one in enumerate(full) if index % step == 0 or one.number in best]
-    study = Suggester(space, "random", 0).study(replace(history, trials=full, earlier=[]))
     from optuna import visualization as plots
 
     for index, name in enumerate(history.metrics):
-        given: dict[str, Any] = {"target_name": name}
-        if len(history.metrics) > 1:
-            given["target"] = partial(_objective, index)
-        yield _drawn(page, f"Parallel coordinates: {name}", partial(plots.plot_parallel_coordinate, study, **given))
-        yield _drawn(page, f"Slices: {name}", partial(plots.plot_slice, study, **given))
+        study = Suggester(space, "random", 0).study(_of_objective(history, full, index))
+        yield _drawn(
+            page, f"Parallel coordinates: {name}", partial(plots.plot_parallel_coordinate, study, target_name=name)
+        )
+        yield _drawn(page, f"Slices: {name}", partial(plots.plot_slice, study, target_name=name))
         if len(full) >= FEWEST:
-            given["evaluator"] = imported().importance.PedAnovaImportanceEvaluator()
-            yield _drawn(page, f"Importance (PED-ANOVA): {name}", partial(plots.plot_param_importances, study, **given))
-    if len(history.metrics) == 2:
-        names = list(history.metrics)
+            evaluator = imported().importance.PedAnovaImportanceEvaluator()
+            draw = partial(plots.plot_param_importances, study, evaluator=evaluator, target_name=name)
+            yield _drawn(page, f"Importance (PED-ANOVA): {name}", draw)
+    if len(names := list(history.metrics)) == 2:
+        study = Suggester(space, "random", 0).study(replace(history, trials=full, earlier=[]))
         yield _drawn(page, "Pareto front", partial(plots.plot_pareto_front, study, target_names=names))
 
 
-def _objective(index: int, trial: Any) -> float:
-    return float(trial.values[index])
+def _of_objective(history: History, full: Sequence[Trial], index: int) -> History:
+    """Return a history with one of its objectives. Optuna takes each value of a larger study as one to minimize."""
+    trials = [
+        replace(one, results={repeat: (values[index],) for repeat, values in one.results.items()}) for one in full
+    ]
+    return replace(history, trials=trials, earlier=[], metrics=(history.metrics[index],), rules=(history.rules[index],))
 
 
 def _drawn(page: Page, title: str, draw: Callable[[], Any]) -> Html:

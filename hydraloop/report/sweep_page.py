@@ -84,18 +84,17 @@ def _charts(page: Page, directory: SweepDirectory, found: Results) -> list[Html]
     """Return a chart for each metric: the curves of all jobs, or their means with bands."""
     names = (*(found.search.objectives if found.search else ()), found.metric, "loss")
     metrics = list(dict.fromkeys([*(f"val/{name}" for name in names if name), "train/loss"]))[:_METRICS]
-    drawn = {row.job: _read(directory, row.job, metrics) for row in found.rows[:_JOBS] if row.status != "queued"}
     short = short_keys(found.keys)
     lines = []
     for one in found.rows if found.average is None else found.groups:
         label = " ".join(f"{short[key]}={brief(value)}" for key, value in one.swept.items())
         jobs = (one.job,) if isinstance(one, results.Row) else one.jobs
         lines.append((textwrap.shorten(label, _LABEL, placeholder=" …"), jobs))
+    lines = lines[: _JOBS // max((len(jobs) for _, jobs in lines), default=1)]
+    drawn = {job: _read(directory, job, metrics) for _, jobs in lines for job in jobs}
     plots = []
     for name in metrics:
-        of_jobs = (
-            (label, jobs, [drawn[job][name] for job in jobs if name in drawn.get(job, ())]) for label, jobs in lines
-        )
+        of_jobs = ((label, jobs, [drawn[job][name] for job in jobs if name in drawn[job]]) for label, jobs in lines)
         if traces := _traces([line for line in of_jobs if line[2]], found.best_jobs):
             plots.append(page.figure(name, traces, layout_of(traces)))
     return [element("div", *plots, class_="grid")] if plots else []
@@ -136,7 +135,8 @@ def _mean(found: list[Curve]) -> tuple[Curve, Any]:
     longest = max(found, key=lambda curve: len(curve.iterations))
     at = longest.iterations[longest.iterations <= min(curve.iterations[-1] for curve in found)]
     values = np.stack([np.interp(at, curve.iterations, curve.values) for curve in found])
-    return Curve(at, values.mean(axis=0)), values.std(axis=0, ddof=1)
+    with np.errstate(all="ignore"):  # a loss may be infinite
+        return Curve(at, values.mean(axis=0)), values.std(axis=0, ddof=1)
 
 
 def _failures(directory: SweepDirectory, found: Results) -> Iterator[Html]:

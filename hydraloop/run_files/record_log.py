@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,8 +28,8 @@ _PERFORMANCE = frozenset({"eta", "time", "data_time", "samples_per_second", "mem
 _CHUNK = 1 << 16
 _BATCH = 1000
 """Number of records that `read_all` reads at once."""
-_KIND = re.compile(rb'"mode": "(\w+)".*?"iteration": \d+, ("[^"]*")')
-"""The mode of a line, and its first name."""
+_BEGINNING, _ITERATION = len('{"mode": "train"'), len('"iteration": ')
+"""Bytes of a line up to the mode, and up to the value of the iteration, after which there is the first name."""
 _MOST = 1 << 63
 """Services accept only smaller iterations and epochs."""
 
@@ -161,34 +160,41 @@ def read_all(path: Path) -> Iterator[Record]:
         reader.position = read[1]
 
 
+class _Kind:
+    """Lines of one kind that `read_some` has seen."""
+
+    __slots__ = ("kept", "last", "seen", "step")
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, bytes]] = []
+        self.last, self.seen, self.step = (0, b""), 0, 1
+
+
 def read_some(path: Path, most: int) -> list[Record]:
     """Return evenly spread records of a log of any length: of each kind `most` / 2 to `most`, and the last one.
 
     Records of one kind have the same mode and begin with the same name. The index of a record counts those returned.
-    Takes about 0.5 s for a million records.
+    Takes about 2 s for a million records.
     """
-    kept: defaultdict[Any, list[tuple[int, bytes]]] = defaultdict(list)
-    seen: defaultdict[Any, int] = defaultdict(int)
-    step: defaultdict[Any, int] = defaultdict(lambda: 1)
-    last: dict[Any, tuple[int, bytes]] = {}
+    kinds: defaultdict[bytes, _Kind] = defaultdict(_Kind)
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return []
     with file:
         for at, line in enumerate(file):
-            if not line.endswith(b"\n"):
+            if line[-1:] != b"\n":
                 break
-            found = _KIND.match(line, 1)
-            kind = found and found.groups()
-            last[kind] = at, line
-            if seen[kind] % step[kind] == 0:
-                kept[kind].append(last[kind])
-            if len(kept[kind]) > most:
-                kept[kind], step[kind] = kept[kind][::2], step[kind] * 2
-            seen[kind] += 1
+            start = line.find(b'"iteration": ')
+            kind = kinds[line[:_BEGINNING] + line[line.find(b",", start) : line.find(b":", start + _ITERATION)]]
+            kind.last = at, line
+            if kind.seen % kind.step == 0:
+                kind.kept.append(kind.last)
+                if len(kind.kept) > most:
+                    kind.kept, kind.step = kind.kept[::2], kind.step * 2
+            kind.seen += 1
     records: list[Record] = []
-    for _, line in sorted({*last.values(), *(pair for lines in kept.values() for pair in lines)}):
+    for _, line in sorted({line for kind in kinds.values() for line in (*kind.kept, kind.last)}):
         with suppress(Exception):  # edited by a user
             records.append(_parse(line, len(records), records[-1].iteration if records else 0))
     return records

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -41,10 +42,12 @@ def main() -> None:
         began = time.perf_counter()
         subprocess.run([sys.executable, "-m", "hydraloop", "report", path], env=environment(), check=True)
         seconds = time.perf_counter() - began
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         megabytes = (path / "report.html").stat().st_size / 1e6
     print(f"{args.jobs:,} jobs with {args.points:,} points each, {machine()}")
     goal("size of the page [MB]", [megabytes], most=15)
     goal("time [s]", [seconds], most=20)
+    print(f"CPU time [s]: {used.ru_utime + used.ru_stime:.1f}")
 
 
 def write_sweep(path: Path, jobs: int, points: int) -> None:

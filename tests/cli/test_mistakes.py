@@ -151,6 +151,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "hooks.ema.patience",
         "Use 'hooks=[ema,early_stopping]' hooks.early_stopping.",
     ),
+    "hooks=freeze hooks.freeze.modules=head": (
+        "hooks.freeze.modules",
+        "It takes a list: 'hooks.freeze.modules=[head]'",
+    ),
     "seed:1": ("'seed:1'", "Did you mean seed=1?"),
 }
 MORE_MISTAKES: dict[str, tuple[str, str]] = {
@@ -317,6 +321,7 @@ REPAIRED = {
     "optimizer.lr = 0.1 seed=1": "optimizer.lr=0.1 seed=1",
     "+optimizer.lr=0.1": "optimizer.lr=0.1",
     "+optimizer.betas=0.9": "optimizer.betas=[0.9,0.999]",
+    "hooks=freeze hooks.freeze.modules=head": "hooks=freeze hooks.freeze.modules=[head]",
     "seed:1": "seed=1",
     "engine.max_epochs": "engine.max_epochs=",
     "~data data.loader.drop_last=true": "data.loader.drop_last=true",

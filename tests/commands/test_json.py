@@ -27,19 +27,20 @@ LINES = {
     "`runs`": "-m hydraloop runs . --json",
     "`status` of a run": "-m hydraloop status run --json",
     "`status` of a sweep": "-m hydraloop status sweep --json",
+    "`report`": "-m hydraloop report run --json",
     "`logs`": "-m hydraloop logs run --json",
     "`diff`": "-m hydraloop diff run copy --json",
     "`doctor`": "-m hydraloop doctor --json",
     "`check`": "-m hydraloop check --json",
     "`new`": "-m hydraloop new fresh --json",
     "`schema`": "-m hydraloop schema --json",
-    "`report`, `skill`": "-m hydraloop skill --json",
+    "`skill`": "-m hydraloop skill --json",
     "`evaluate`, `predict`, `export`, `replay`": "-m hydraloop evaluate run --json",
     "`stop`": "-m hydraloop stop run --json",
     "`detach=true`": "train.py --json engine.max_iters=2 detach=true hydra.run.dir=away",
     "`attach`, `sync`, `completion`": "-m hydraloop completion bash --json",
 }
-SLOW = ("a sweep, `results`", "`check`")
+SLOW = ("a sweep, `results`", "`check`", "`report`")
 
 
 @pytest.fixture(scope="module")

@@ -152,6 +152,6 @@ def test_an_experiment_that_is_not_in_the_defaults_list_overrides_the_file(tmp_p
     with pytest.raises(UserError) as caught:
         composed(tmp_path, f"{head}{OWN}seed: 3\n", ["experiment=mine"], experiment_mine=mine)
     assert "write a +: +experiment=mine\n" in str(caught.value)
-    assert "config.yaml, after _self_: - experiment: mine" in str(caught.value)
+    assert "config.yaml, after _self_: experiment: mine" in str(caught.value)
     for defaults, lines in ((head, ["+experiment=mine"]), (head.replace("]", ", experiment: mine]"), [])):
         assert composed(tmp_path, f"{defaults}{OWN}seed: 3\n", lines)["seed"] == 5

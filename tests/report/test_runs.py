@@ -141,6 +141,8 @@ def test_a_file_that_is_no_report_is_not_replaced(tmp_path: Path, capsys: pytest
     assert report(run, "--output", run / "result.json") == 2
     assert "exists, and is not a report" in capsys.readouterr().err
     assert json.loads((run / "result.json").read_text())["status"] == "finished"
+    assert report(run, "--output", run / "none" / "page.html") == 2
+    assert "there is no folder" in capsys.readouterr().err
     assert [report(run), report(run)] == [0, 0]
 
 

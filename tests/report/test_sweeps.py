@@ -22,7 +22,8 @@ def write_records(directory: SweepDirectory, *jobs: int) -> None:
     for job in jobs:
         log = RecordLog(directory.folder(job) / "metrics.jsonl")
         for iteration in range(1, 21 if job % 2 else 41):
-            log.append({"mode": "train", "epoch": 1, "iteration": iteration, "loss": job + 1 / iteration})
+            loss = {1: math.inf, 2: 1e300}.get(iteration, job + 1 / iteration)
+            log.append({"mode": "train", "epoch": 1, "iteration": iteration, "loss": loss})
         log.append({"mode": "val", "epoch": 1, "iteration": 20, "accuracy": 0.1 * job})
         log.close()
 
@@ -77,6 +78,9 @@ def test_a_search_has_the_figures_of_optuna(tmp_path: Path, objectives: dict[str
     drawn = [title for title in page.captions if "/" not in title]
     assert drawn == [*wanted, *(["Pareto front"] if objectives else [])]
     assert ("Pareto front" in page.text) == bool(objectives)
+    lines = [one for one in page.figures[page.captions.index(wanted[0])]["data"] if "customdata" in one]
+    best = (max if objectives else min)(lines, key=lambda one: float(one["customdata"][0][1]))
+    assert best["line"]["color"].startswith("rgb(8"), "the best trial is the darkest line"
     assert page.tags.isdisjoint({"a", "img"})
     assert "\\u003c" not in page.source.replace("\\u003cbr>", "").replace("\\u003cextra>", "").replace(
         "\\u003c/extra>", ""

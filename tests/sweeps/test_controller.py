@@ -587,6 +587,7 @@ def test_a_signal_is_passed_on_and_no_job_starts_after_it(
         played.write(replace(request, attempts=1), "interrupted")
         return codes[request.number]
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     loop, played = make(play, max_retries=1)
     loop.run()
     assert played.cancelled == [(0, number), (1, number)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from hydraloop import json_answers
 from hydraloop.errors import UserError, printable
@@ -16,7 +17,8 @@ from hydraloop.safety.secrets import mask_text
 _INDENT = " " * 24
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """The outcome of one check."""
 
     state: Literal["ok", "not judged", "problem"]
@@ -44,7 +46,7 @@ def judge(name: str, check: Callable[[], Finding]) -> Finding:
         found = Finding("problem", error.problem, error.key, error.remedy)
     except Exception as error:
         found = Finding("problem", f"{describe(error)}{_place(error)}")
-    found = found._replace(name=name)
+    found = replace(found, name=name)
     print(found.line, flush=True)
     return found
 
@@ -53,7 +55,7 @@ def end(command: str, findings: Sequence[Finding]) -> int:
     """Answer with `--json`. Return the exit code: 1 if there is a problem."""
     problems = sum(found.state == "problem" for found in findings)
     if json_answers.asked():
-        json_answers.write(command, {"problems": problems, "findings": [found._asdict() for found in findings]})
+        json_answers.write(command, {"problems": problems, "findings": [asdict(found) for found in findings]})
     return int(problems > 0)
 
 
