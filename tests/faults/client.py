@@ -95,7 +95,11 @@ class Client:
             return str(self.draw.choice(choices) or "null")
         if "bool" in kinds:
             return self.draw.choice(["true", "false"])
-        if not {"int", "float"} & {*kinds} or (row["value"] == "null" and self.draw.random() < 1 / 2):
+        if (
+            not {"int", "float"} & {*kinds}
+            or "${" in row["value"]
+            or (row["value"] == "null" and self.draw.random() < 1 / 2)
+        ):
             return str(row["value"]).replace(" ", "")
         least = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
         value = float(least if row["value"] == "null" else row["value"])
