@@ -79,7 +79,7 @@ class Client:
             selected = [f"{group}={self._option(group)}" for group in groups]
             keys = self.ask([*START, "--help", "all", *selected]).get("keys", {})
             if keys:
-                return selected, {key: row for key, row in keys.items() if row["value"] != "***"}
+                return selected, {key: row for key, row in keys.items() if row["value"][:2] not in ("**", "${")}
 
     def _option(self, group: str) -> str:
         options = sorted(self.groups[group])
@@ -95,11 +95,7 @@ class Client:
             return str(self.draw.choice(choices) or "null")
         if "bool" in kinds:
             return self.draw.choice(["true", "false"])
-        if (
-            not {"int", "float"} & {*kinds}
-            or "${" in row["value"]
-            or (row["value"] == "null" and self.draw.random() < 1 / 2)
-        ):
+        if not {"int", "float"} & {*kinds} or (row["value"] == "null" and self.draw.random() < 1 / 2):
             return str(row["value"]).replace(" ", "")
         least = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
         value = float(least if row["value"] == "null" else row["value"])
