@@ -19,8 +19,6 @@ from hydraloop.commands import parser
 from tests.docs.pages import SKILL, blocks
 from tests.e2e.projects import REPOSITORY
 
-pytestmark = pytest.mark.slow
-
 
 def shell(command: str, folder: Path, **environment: str) -> str:
     """The output of a command, which must succeed."""
@@ -71,6 +69,7 @@ def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> P
     return venv / "bin"
 
 
+@pytest.mark.slow
 def test_two_clones_build_equal_bytes(wheels: list[Path]) -> None:
     first, second = (wheel.read_bytes() for wheel in wheels)
     assert first == second
@@ -82,6 +81,7 @@ def test_two_clones_build_equal_bytes(wheels: list[Path]) -> None:
     assert {"hydraloop/commands/completion/options.json", "hydraloop/commands/new_here.yaml"} < set(names)
 
 
+@pytest.mark.slow
 def test_the_first_minutes_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     path = {"PATH": f"{installed}:/usr/bin:/bin", "HOME": str(tmp_path / "home")}
     shell("hydraloop new demo", tmp_path, **path)
@@ -97,6 +97,7 @@ def test_the_first_minutes_in_an_empty_folder(installed: Path, tmp_path: Path) -
     assert shell(f"hydraloop status demo/{run}", tmp_path, **path).startswith("finished")
 
 
+@pytest.mark.slow
 def test_every_option_composes_without_the_clone(installed: Path, tmp_path: Path) -> None:
     path = {"PATH": f"{installed}:/usr/bin:/bin"}
     (tmp_path / "conf").mkdir()
@@ -105,6 +106,7 @@ def test_every_option_composes_without_the_clone(installed: Path, tmp_path: Path
         assert "Nothing was trained" in shell(f"hydraloop --dry-run {line}", tmp_path, **path)
 
 
+@pytest.mark.nightly
 def test_each_command_of_the_page_for_agents_works(installed: Path, tmp_path: Path) -> None:
     """In its order, in an empty folder. With `--json`, standard output is one document."""
     path, folder = {"PATH": f"{installed}:/usr/bin:/bin", "HOME": str(tmp_path / "home")}, tmp_path
@@ -135,6 +137,7 @@ def test_each_command_of_the_page_for_agents_works(installed: Path, tmp_path: Pa
             assert ("error" in json.loads(printed)) == ("optimizr" in command), printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_editable", [False, True])
 def test_the_package_is_found_above_a_clone_with_its_name(
     is_editable: bool, wheels: list[Path], installed: Path
