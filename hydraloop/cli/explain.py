@@ -160,7 +160,7 @@ def _missing_option(error: MissingConfigException, composer: Composer) -> UserEr
     missing = str(error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, option = missing.rpartition("/")
     if not group or not option:
-        remedy = suggestion(missing, composer.options(""))
+        remedy = suggestion(missing, [name for name in composer.options("") if name[0] != "_"])
         return UserError(f"the config {missing!r} does not exist", key="--config-name", remedy=remedy)
     return UserError(f"there is no option {option!r}", key=group, remedy=suggestion(option, composer.options(group)))
 

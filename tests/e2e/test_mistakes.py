@@ -12,13 +12,13 @@ from tests.e2e.projects import Done, Project, Run
 COMPOSING: dict[str, tuple[str, str]] = {
     # command line: (key, remedy)
     "-m hooks=[ema],[emaa]": ("hooks", "Did you mean ema?"),
-    "-cn nope": ("--config-name", "config search path"),
-    "-cp nope": ("--config-path", "Create it, with a config.yaml in it."),
+    "-cn nope": ("--config-name", "Known: config, hydraloop."),
+    "-cp nope": ("--config-path", "Did you mean "),
     "-cd nope": ("--config-dir", "Create it"),
     "--experimental-rerun x": ("--experimental-rerun", "Use resume="),
     "hydra.run.dir=/proc/nope": ("hydra.run.dir", "Name another directory."),
     "hydra.run.dir=train.py": ("hydra.run.dir", "Name another directory."),
-    "resume=auto": ("resume", "Leave resume out to start a new run"),
+    "resume=auto": ("resume", "Leave resume out. That starts a new run."),
     "resume=outputs/none": ("resume", "Use auto for the newest run"),
     "resume=conf": ("resume", "Name another run"),
     "--lr 0.1": ("--lr", "Write it without dashes: optimizer.lr=0.1"),

@@ -106,7 +106,7 @@ def test_a_run_whose_last_checkpoint_could_not_be_written_has_failed(tmp_path: P
 
 
 def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Files cannot grow beyond 1000 bytes during the second and third epochs, and while files are published."""
+    """Files cannot grow beyond 1500 bytes during the second and third epochs, and while files are published."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     class Disk(Hook):
@@ -114,11 +114,11 @@ def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
         def before_train_epoch(self, engine: Engine) -> None:
             engine.checkpoints.settle()
-            size = before[0] if engine.progress.epoch in (0, 3) else 1000
+            size = before[0] if engine.progress.epoch in (0, 3) else 1500
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
 
         def after_train(self, engine: Engine) -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
 
     hooks = {"checkpoint": CheckpointHook(published_keys=["state_dict"], save_best="acc"), "disk": Disk()}
     metrics = {"acc": Scripted([0.1, 0.5, 0.4, 0.2])}

@@ -97,4 +97,5 @@ def test_a_module_is_started_as_a_module(
     main = ModuleType("__main__")
     main.__file__, main.__spec__ = file, None if spec is None else ModuleSpec(spec, None)
     monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.delitem(sys.modules, "hydraloop.__main__", raising=False)  # other tests import it
     assert script() == expected
