@@ -156,7 +156,7 @@ def missing_path(path: Path, otherwise: str, optional: str = "") -> Remedy:
     """Return the sentences about a wrong path: a file, a run or a sweep that resembles it if it does not exist.
 
     Args:
-        otherwise: what to do if there is none.
+        otherwise: what to do if nothing resembles the path.
         optional: the key with the path, if it can be left out.
     """
     known = [*path.parent.glob("*"), *Path().glob("outputs/*/*"), *Path().glob("multirun/*/*")]

@@ -65,7 +65,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         UserError: a flag with a wrong value, that runs code or belongs to another command; a secret that is masked.
     """
     made = parser()
-    made.error = refuse  # type: ignore[method-assign]  # argparse has no other way to raise an error of its own
+    made.error = refuse  # type: ignore[method-assign]  # Hydra makes this parser
     args, unknown = made.parse_known_intermixed_args(argv)  # also takes `key=a -m key=b`
     args.unknown = unknown
     args.flags = re.findall(r"--[\w-]+", made.format_usage())

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from hydraloop import json_answers
 from hydraloop.cli.arguments import refuse
@@ -134,23 +135,27 @@ def listed_names() -> str:
     return "\n".join([title, textwrap.fill(", ".join(COMMANDS), 78, initial_indent="  ", subsequent_indent="  ")])
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if json_answers.asked():
+            refuse(message)
+        super().error(message)
+
+
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Return the arguments of a command. Its name is the first one.
 
     Raises:
         SystemExit: after a mistake, with argparse's message, or after `--help`.
     """
-    made = of(argv[0])
-    if json_answers.asked():
-        made.error = refuse  # type: ignore[method-assign]  # argparse has no other way to raise an error of its own
-    return made.parse_intermixed_args(argv[1:])
+    return of(argv[0]).parse_intermixed_args(argv[1:])
 
 
 def of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a command."""
     command = COMMANDS[name]
     description = textwrap.fill(f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}", 78)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"{_PROGRAM} {name}",
         description=description,
         epilog=listed_names(),

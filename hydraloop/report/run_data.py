@@ -19,7 +19,7 @@ from hydraloop.run_files.result import Result
 from hydraloop.run_files.run_directory import config_file
 
 _POINTS = 2000
-"""Of a curve, at most. A screen has fewer columns."""
+"""The most points of a curve. A screen has fewer columns."""
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ class AlertHookConf(HookConf):
     """A time such as `30min`, `2h` or `1:30:00`: an alert if no validation has a better value of the metric of
     `save_best` (else of the task) for so long. Null: none."""
     on_end: List[str] = field(default_factory=lambda: ["finished", "failed", "interrupted"])
-    """Ends of the run that are alerts: `finished`, `failed`, `interrupted` (also by a kill). All: whoever wants alerts
-    wants to know when to look. `[]`: none."""
+    """Ends of the run that are alerts: `finished`, `failed`, `interrupted` (also by a kill). All, because
+    a user who wants alerts wants to know when to look. `[]`: none."""
     webhook: Optional[str] = None
     """Address of a service, as Apprise has them: `ntfys://ntfy.sh/topic`, `slack://…`, `discord://…`, or the `https://…`
     that the service shows. Only typed on the command line, because it is a secret. Null: none."""

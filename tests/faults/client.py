@@ -30,7 +30,8 @@ LISTS = ("hooks", "default_hooks", "scheduler")
 """Groups from which several options are selected: `'hooks=[ema,tta]'`."""
 STEPS = 3
 ENDS = ("as before", "changed", "without a command", "not accepted")
-"""Of a line: the dry run of the line before the mistake is accepted, or of another one; the error has no command; …"""
+"""How a repair ends: with the line before the mistake, with another line that is accepted, because an error has no
+command, or with a line that is still refused after all steps."""
 
 
 def whole(words: Sequence[str]) -> list[str]:

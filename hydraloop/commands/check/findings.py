@@ -28,7 +28,7 @@ class Finding:
     """The option that the problem is about."""
     remedy: str | None = None
     name: str = ""
-    """Of the check."""
+    """The name of the check."""
 
     @property
     def line(self) -> str:

@@ -95,7 +95,7 @@ def _of_project(composer: Composer) -> dict[str, Any]:
 
 
 def _place(config: dict[str, Any], package: str) -> dict[str, Any]:
-    """Return the schema of a section, which is added if there is none."""
+    """Return the schema of a section. It is added if it is missing."""
     found = config
     for part in package.split(".") if package != "_global_" else ():
         if part not in found["properties"]:

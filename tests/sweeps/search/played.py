@@ -17,6 +17,7 @@ from hydraloop.sweeps import states
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares
+from hydraloop.sweeps.search.history import Rule
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.search_start import begin
@@ -69,7 +70,8 @@ class Search:
 
     def run(self, **options: Any) -> Controller:
         """Run the search to its end, or until it is killed."""
-        objectives = {name: "greater" if how == "max" else "less" for name, how in self.sweep.objectives.items()}
+        given = self.sweep.objectives.items()
+        objectives: dict[str, Rule] = {name: "greater" if how == "max" else "less" for name, how in given}
         settings = Settings(
             0,
             self.sweep.sampler,
@@ -77,7 +79,7 @@ class Search:
             self.sweep.promote,
             self.sweep.rung,
             self.validations,
-            objectives,  # type: ignore[arg-type]  # mypy infers str; each value is one of the two rules
+            objectives,
             tuple(self.sweep.constraints),
         )
         directory = SweepDirectory.load(self.directory.path)
