@@ -316,7 +316,7 @@ def _check_values(cfg: DictConfig) -> None:
             text = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."
             remedy = Remedy(text, (str(name), str(name).rpartition(".")[2]) if "." in str(name) else None)
             raise UserError(f"{name!r} is not the name of a key", key="secrets", remedy=remedy)
-    if not 0 <= cfg.seed < 2**63:
+    if not (isinstance(cfg.seed, int) and 0 <= cfg.seed < 2**63):  # `~seed ++seed=[]` takes its type away
         raise UserError(
             f"{cfg.seed} is out of range", key="seed", remedy=Remedy("Use 0 .. 2^63 - 1.", (str(cfg.seed), "0"))
         )
