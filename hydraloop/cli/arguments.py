@@ -164,7 +164,9 @@ def typed(overrides: Sequence[str]) -> Typed:
 
 def _corrected(line: str, parser: OverridesParser) -> str | None:
     """Return the override that is meant, if one character is wrong; None if it cannot be told."""
-    for right in (line.rstrip(","), line.replace("==", "=", 1), line.replace(":", "=", 1), f"{line}]", f"{line}}}"):
+    separators = [line.replace("==", "=", 1), line.replace(":", "=", 1)]
+    brackets = [f"{line}]", f"{line}}}", line.replace("=", "=[", 1), line.replace("=", "={", 1)]
+    for right in (line.rstrip(","), *separators, *brackets):
         with suppress(HydraException):
             parser.parse_override(right)
             if _BEGINS_OVERRIDE.match(right):

@@ -131,7 +131,10 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         if override.is_delete() and value is None:
             continue
         remedy = f"Options: {', '.join(composer.options(group))}."
-        if group not in _REQUIRED:
+        if group in _REQUIRED:
+            text = f"{remedy} For the option of your config file, leave {override.input_line} out."
+            remedy = Remedy(text, leave_out=[override.input_line])
+        else:
             none = f"{group}=[]" if group in arguments.LIST_GROUPS else f"~{group}"
             text = f"To select none, use {none}. {remedy}"
             word = (

@@ -247,6 +247,8 @@ def _exists_already(case: _Case, found: re.Match[str]) -> UserError:
 
 def _not_there(case: _Case, found: re.Match[str]) -> UserError:
     hint, left_out = _hint(case.key, case.cfg, case.composer), Remedy(f"Leave {case.line} out.", leave_out=[case.line])
+    if hint.word == (case.key, case.key):  # Hydra finds no key whose value is null
+        return UserError("it is null already", key=case.key, remedy=left_out)
     return UserError("it does not exist", key=case.key, remedy=hint if hint.word else left_out)
 
 

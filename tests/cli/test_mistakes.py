@@ -126,6 +126,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "engine.max_iters=0": ("engine.max_iters", "Use 1 or more, or null for max_epochs."),
     "engine.peak_tflops=0": ("engine.peak_tflops", "null"),
     "seed=-1": ("seed", "Use 0"),
+    "~load_from": ("load_from", "Leave ~load_from out."),
     "~seed ++seed=[]": ("seed", "Use 0"),
     "hydra.job.env_copy=[NOPE]": ("hydra.job.env_copy", "export NOPE="),
     "-m seed=1,2 hydra.job.env_copy=[NOPE]": ("hydra.job.env_copy", "export NOPE="),
