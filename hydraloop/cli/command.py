@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.explain import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
+from hydraloop.cli.composing_errors.explain import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
 from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import Remedy, UserError
 from hydraloop.plan import Draft
@@ -132,8 +132,8 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
             continue
         remedy = f"Options: {', '.join(composer.options(group))}."
         if group in _REQUIRED:
-            text = f"{remedy} For the option of your config file, leave {override.input_line} out."
-            remedy = Remedy(text, leave_out=[override.input_line])
+            text = f"{remedy} For the option of your config file, leave {group}= out."
+            remedy = Remedy(text, leave_out=[group])
         else:
             none = f"{group}=[]" if group in arguments.LIST_GROUPS else f"~{group}"
             text = f"To select none, use {none}. {remedy}"
