@@ -17,9 +17,9 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException, OverrideParseException
 
 from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK, remember_overrides
-from hydraloop.validate import HOOK_GROUPS
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected. `{}` means none; Hydra would merge it, without effect."""

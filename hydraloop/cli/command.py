@@ -19,7 +19,9 @@ from hydraloop.errors import Remedy, UserError
 from hydraloop.plan import Draft
 from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
-from hydraloop.validate import check_alerts, check_interpolations, validate
+from hydraloop.validate.config import validate
+from hydraloop.validate.keys import check_interpolations
+from hydraloop.validate.typed_only import check_alerts
 
 T = TypeVar("T")
 

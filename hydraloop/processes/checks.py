@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.processes import torchrun
 from hydraloop.run_files.config_yaml import check_no_secret
-from hydraloop.validate import check_strategy
+from hydraloop.validate.values import check_strategy
 
 
 def check(cfg: DictConfig) -> None:

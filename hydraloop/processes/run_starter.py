@@ -18,7 +18,7 @@ from hydraloop.processes.rank_training import Training
 from hydraloop.processes.termination_signals import TerminationHandler
 from hydraloop.run_files.result import Result, ResultFile
 from hydraloop.run_files.uncollected import uncollected
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 
 @dataclass

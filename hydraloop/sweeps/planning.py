@@ -32,7 +32,8 @@ from hydraloop.sweeps.search.conditions import with_conditions
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.selection import select
-from hydraloop.validate import check_sweep_options, hydra_config
+from hydraloop.validate.config import hydra_config
+from hydraloop.validate.values import check_sweep_options
 
 ALL_CHECKED = 100
 """Values of an axis that are all validated, which takes about 35 ms each. Of a longer axis, the first and the last are,

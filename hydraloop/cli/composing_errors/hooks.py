@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from hydraloop.cli.composing_errors.case import Case
 from hydraloop.cli.composing_errors.hints import with_plus
 from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.schemas import stored
-from hydraloop.validate import HOOK_GROUPS
 
 
 def not_selected(case: Case, found: re.Match[str]) -> UserError | None:

@@ -9,7 +9,7 @@ from functools import partial
 from hydraloop.commands.check.findings import Finding, end, judge
 from hydraloop.commands.check.project import composed
 from hydraloop.plan import Draft
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 
 def run(args: argparse.Namespace) -> int:
