@@ -175,7 +175,8 @@ class Controller:
         others = self.directory.controllers().keys() - {self.directory.controller}
         for state in found:
             is_running = state.state == "running"
-            if is_running and (state.machine != machine() or state.controller in others or self._gives_up):
+            is_adoptable = state.machine == machine() and state.controller not in others and not self._gives_up
+            if is_running and not (is_adoptable and self.executor.jobs_outlive_it):
                 continue
             self._elsewhere.remove(state.number)
             if is_running:
@@ -312,7 +313,8 @@ class Controller:
         if state.state not in ("failed", "interrupted") or state.has_diverged or self.stops:
             return False
         cause = state.preempted_by
-        is_preempted = cause is not None and (by_scheduler or cause not in signal.Signals.__members__)
+        is_lost = by_scheduler and state.state == "interrupted"
+        is_preempted = is_lost or (cause is not None and cause not in signal.Signals.__members__)
         if is_preempted and state.iterations > iterations:
             return True
         self._retries[state.number] += 1

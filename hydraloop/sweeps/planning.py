@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli import arguments
 from hydraloop.cli import command as command_line
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.config_file_limits import check_submitit
+from hydraloop.cli.config_file_limits import check_ray, check_submitit
 from hydraloop.cli.explain import COMPOSING_ERRORS
 from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.plan import Draft
@@ -146,6 +146,7 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     master = command_line.compose_sweep(lines, composer, typed)
     check_sweep_options(master)
     check_submitit(master, typed)
+    check_ray(master, typed)
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
     words: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
     axes = select(

@@ -44,6 +44,7 @@ class Played:
     """Jobs that were running at a time."""
     by_scheduler: bool = False
     """Whether jobs are ended by a scheduler."""
+    jobs_outlive_it: bool = True
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)

@@ -54,11 +54,14 @@ class Ended:
     """0: the state file has the outcome. LEFT, NOT_RECORDED. 75, 129, 130, 143 as a single run. Negative: killed by
     that signal. None: not known, as the process was not a child."""
     by_scheduler: bool = False
-    """Whether a scheduler has preempted the job, or has ended it because of its time limit."""
+    """Whether a scheduler has preempted the job, has ended it because of its time limit, or has lost its machine."""
 
 
 class Executor(Protocol):
     """Runs the processes of jobs."""
+
+    jobs_outlive_it: bool = True
+    """Whether jobs continue when their controller has ended, so that another one adopts them."""
 
     def wait_ready(self) -> None:
         """Wait until jobs can start without delay.
