@@ -54,7 +54,9 @@ class Ended:
     """0: the state file has the outcome. LEFT, NOT_RECORDED. 75, 129, 130, 143 as a single run. Negative: killed by
     that signal. None: not known, as the process was not a child."""
     by_scheduler: bool = False
-    """Whether a scheduler has preempted the job, has ended it because of its time limit, or has lost its machine."""
+    """Whether a scheduler has preempted the job, or has ended it because of its time limit."""
+    is_lost: bool = False
+    """Whether the machine of the job was lost, or the process that had started it."""
 
 
 class Executor(Protocol):

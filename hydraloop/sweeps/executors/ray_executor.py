@@ -262,7 +262,7 @@ class RayExecutor(Executor):
         self._slots.remove(slot)
         if slot.job is not None:
             log.warning("job %d: its Ray worker has ended: %s", slot.job.number, _line(error))
-            self._ended.append(Ended(slot.job.number, None, by_scheduler=True))
+            self._ended.append(Ended(slot.job.number, None, is_lost=True))
             return
         self._lost += 1
         if self._lost == _LOST:
