@@ -24,7 +24,7 @@ from hydraloop.errors import UserError, not_installed, use_one_of
 from hydraloop.safety.secrets import mask_text
 from hydraloop.sweeps.executors.executor import LEFT, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
-from hydraloop.sweeps.executors.ray_slot import Slot
+from hydraloop.sweeps.executors.ray_slot import Slot, look
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ _IDLE = 10.0
 """Seconds after which a slot without a job is given back to the cluster."""
 _LOST = 3
 """Workers that end, one after the other, before they can run a job, until this is an error."""
+_EACH_NODE = "Each node needs the project's folder and its packages: python -m hydraloop doctor sweep.executor=ray"
 
 Variables = Callable[[Request], dict[str, str]]
 """Returns the `hydra.job.env_set` of a job."""
@@ -106,6 +107,28 @@ def connect(options: Any, *, ranks: int = 1, device: str = "auto") -> Cluster:
         log.warning("no node of the Ray cluster has room for a job (%s): jobs wait for one", shown)
     threads = max(1, int(resources["num_cpus"]) // ranks) if ranks > 1 else None  # Ray sets those of a single rank
     return Cluster(resources, Shares(options.max_workers or max(1, room), threads=threads))
+
+
+def looks(folder: str, token: str) -> list[dict[str, Any]]:
+    """Return what each node of the cluster has, see `ray_slot.look`, and disconnect. For `doctor`.
+
+    Raises:
+        UserError: a node does not answer, or cannot import hydraloop.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    task: Any = ray.remote(look)
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes if node["Alive"]]
+    try:
+        calls = [task.options(num_cpus=0, scheduling_strategy=place).remote(folder, token) for place in places]
+        found: list[dict[str, Any]] = ray.get(calls, timeout=_FIRST)
+        return found
+    except ray.exceptions.RayError as error:
+        raise UserError(f"a node cannot run jobs: {_line(error)}", key="sweep.executor", remedy=_EACH_NODE) from error
+    finally:
+        ray.shutdown()
 
 
 def _nodes(address: str | None, runtime_env: Mapping[str, Any] | None) -> list[Mapping[str, float]]:
@@ -270,9 +293,8 @@ class RayExecutor(Executor):
 
     def _set_problem(self, text: str) -> None:
         """Start no further job."""
-        remedy = "Each node needs the project's folder and its packages: python -m hydraloop doctor sweep.executor=ray"
         problem = f"a worker of Ray cannot run jobs: {mask_text(text)}"
-        self._problem = UserError(problem, key="sweep.executor", remedy=remedy)
+        self._problem = UserError(problem, key="sweep.executor", remedy=_EACH_NODE)
         self._ended += [Ended(request.number, LEFT) for request in self._waiting]
         self._waiting.clear()
 

@@ -136,5 +136,4 @@ def look(folder: str, token: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "sees": Path(folder, token).exists(),
         "versions": environment.versions(),
-        "cpus": os.cpu_count(),
     }
