@@ -129,6 +129,10 @@ class _App:
                 from hydraloop.sweeps import run_sweep
 
                 run_sweep.run_received(composer, self._starter())
+            if environment.SWEEP_SERVER in os.environ:
+                from hydraloop.sweeps import run_sweep
+
+                run_sweep.serve_jobs(composer, self._starter())
             if args.help:
                 text = listing() if args.overrides == ["all"] else listed_names()
                 return show_help(args, composer, self.project, summaries(), text)

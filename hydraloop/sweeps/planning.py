@@ -16,7 +16,7 @@ from hydraloop.cli import arguments
 from hydraloop.cli import command as command_line
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.composing_errors.explain import COMPOSING_ERRORS
-from hydraloop.cli.config_file_limits import check_submitit
+from hydraloop.cli.config_file_limits import check_ray, check_submitit
 from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.plan import Draft
 from hydraloop.processes.checks import check_options
@@ -147,6 +147,7 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     master = command_line.compose_sweep(lines, composer, typed)
     check_sweep_options(master)
     check_submitit(master, typed)
+    check_ray(master, typed)
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
     words: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
     axes = select(

@@ -37,7 +37,7 @@ CHOICES = {
     "weights": ("averaged", "raw"),
     "init.mismatched": ("error", "skip"),
     "sweep.on_failure": ("continue", "stop"),
-    "sweep.executor": ("pool", "submitit"),
+    "sweep.executor": ("pool", "submitit", "ray"),
     "sweep.prune": ("median", "hyperband"),
     "sweep.promote": ("asha",),
 }

@@ -213,7 +213,7 @@ MORE_MISTAKES: dict[str, tuple[str, str]] = {
     "data.loader.eval_batch_size=0": ("data.loader.eval_batch_size", "1 or more"),
     "-m seed=1,2 sweep.max_retries=-1": ("sweep.max_retries", "no retry"),
     "-m seed=1,2 sweep.max_workers=0": ("sweep.max_workers", "one per GPU"),
-    "-m seed=1,2 sweep.executor=slurm": ("sweep.executor", "pool or submitit"),
+    "-m seed=1,2 sweep.executor=slurm": ("sweep.executor", "pool, submitit or ray"),
     "-m seed=1,2 sweep.on_failure=x": ("sweep.on_failure", "continue or stop"),
     "seed": ("'seed'", "is not key=value\n  Write key=value, +key=value to add, ~key to delete"),
     "hooks=ema,": ("'hooks=ema,'", "is not key=value"),
