@@ -36,6 +36,7 @@ from hydraloop.sweeps.planning import SweepDraft
 
 if TYPE_CHECKING:
     from hydraloop.processes.run_starter import RunStarter
+    from hydraloop.sweeps.executors.slurm_array import Task
 
 
 def main(
@@ -118,6 +119,12 @@ class _App:
 
     def run(self, argv: Sequence[str]) -> None:
         """Show what the arguments ask for, or train once, or in a sweep."""
+        task: Task | None = None
+        if environment.SWEEP_TASK in os.environ:
+            from hydraloop.sweeps.executors import slurm_array
+
+            task = slurm_array.received()
+            argv = [*argv, "--multirun", *task.overrides]
         args = arguments.read(argv)
         environment.set_command([*environment.script(), *args.config_flags])
         if args.overrides[:1] == [resume_command.NAME]:
@@ -149,7 +156,7 @@ class _App:
                     if draft.is_ours:
                         from hydraloop.sweeps import run_sweep
 
-                        run_sweep.run(draft, self._starter(), name)
+                        run_sweep.run(draft, self._starter(), name, task)
                     sweep = draft
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
         if sweep is None:

@@ -18,7 +18,7 @@ from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import resume_command, shown
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
-from hydraloop.sweeps import states, sweep_description
+from hydraloop.sweeps import slurm_tasks, states, sweep_description
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -94,7 +94,7 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
     ]
     controllers = sweep.controllers().values()
     lines += [f"controller: process {one.processes[0][0]} on {one.host}, since {one.since}" for one in controllers]
-    lines += hint(sweep, found)
+    lines += [*slurm_tasks.lines(sweep.path), *hint(sweep, found)]
     for name in _LISTED:
         alike = [state for state in found if state.state == name]
         for state in alike[:_MOST]:
@@ -112,7 +112,7 @@ def _asked(sweep: SweepDirectory, found: list[JobState]) -> list[JobState]:
 
 def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
     """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
-    if all(state.is_over for state in found) or sweep.controllers():
+    if all(state.is_over for state in found) or sweep.controllers() or slurm_tasks.counts(sweep.path) != Counter():
         return []
     return [f"No controller is running. Continue the sweep: {sweep.resume_command(found)}"]
 

@@ -52,17 +52,10 @@ class SubmititExecutor(Executor):
     """
 
     def __init__(self, spawn: Spawn, options: Mapping[str, Any]) -> None:
-        check(options)
-        import submitit
+        self._executor = auto_executor(spawn.sweep, options)
+        from submitit.helpers import CommandFunction
 
-        cluster = options.get("cluster", "slurm")
-        self._spawn, self._function, self._is_local = spawn, submitit.helpers.CommandFunction, cluster == "local"
-        try:
-            self._executor = submitit.AutoExecutor(spawn.sweep / ".submitit", cluster=cluster)
-            with warnings.catch_warnings(action="error", category=UserWarning):  # an earlier name of a parameter
-                self._executor.update_parameters(**_parameters(options, is_local=self._is_local))
-        except (NameError, RuntimeError, TypeError, UserWarning, ValueError) as error:
-            raise UserError(" ".join(str(error).split()), key=_KEY, remedy="See submitit's documentation.") from error
+        self._spawn, self._function, self._is_local = spawn, CommandFunction, options.get("cluster") == "local"
         self._jobs: dict[int, Any] = {}
         self._asked = time.monotonic()
         self._cancels = False
@@ -130,6 +123,30 @@ class SubmititExecutor(Executor):
         """Do nothing: submitted jobs continue."""
 
 
+def auto_executor(sweep: Path, options: Mapping[str, Any], **additional: Any) -> Any:
+    """Return submitit's AutoExecutor.
+
+    Args:
+        sweep: the directory of the sweep.
+        options: `sweep.submitit`.
+        additional: options of `sbatch` that the user may replace.
+
+    Raises:
+        UserError: there is no Slurm, a parameter is wrong, or that of `check`.
+    """
+    check(options)
+    import submitit
+
+    cluster = options.get("cluster", "slurm")
+    try:
+        found = submitit.AutoExecutor(sweep / ".submitit", cluster=cluster)
+        with warnings.catch_warnings(action="error", category=UserWarning):  # an earlier name of a parameter
+            found.update_parameters(**_parameters(options, additional, is_local=cluster == "local"))
+    except (NameError, RuntimeError, TypeError, UserWarning, ValueError) as error:
+        raise UserError(" ".join(str(error).split()), key=_KEY, remedy="See submitit's documentation.") from error
+    return found
+
+
 def check(options: Mapping[str, Any]) -> None:
     """Check what needs no directory.
 
@@ -152,11 +169,11 @@ def check(options: Mapping[str, Any]) -> None:
         )
 
 
-def _parameters(options: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]:
+def _parameters(options: Mapping[str, Any], additional: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]:
     """Return the parameters for submitit. Before the time limit, Slurm sends SIGTERM, after which a run saves."""
     found = {"name": "hydraloop", **{name: value for name, value in options.items() if name != "cluster"}}
     if not is_local:
-        own = {"signal": f"TERM@{found.get('slurm_signal_delay_s', 90)}"}
+        own = {"signal": f"TERM@{found.get('slurm_signal_delay_s', 90)}", **additional}
         found["slurm_additional_parameters"] = {**own, **found.get("slurm_additional_parameters", {})}
     return found
 
