@@ -283,7 +283,7 @@ class Controller:
             self.problem = error
             self._give(number)
             return
-        self._running[number] = replace(state, attempts=state.attempts + 1)
+        self._running[number] = replace(state, attempts=state.attempts + 1, controller=self.directory.controller)
         self.watcher.started(state)
 
     def _end(self, ended: Ended) -> None:
@@ -292,8 +292,8 @@ class Controller:
         begun = self._running[number]
         attempt = begun.attempts
         state = self._state(number, code, attempt)
-        is_adopted = number in self._unreported
-        is_ours = state.attempts == attempt and (is_adopted or state.controller == self.directory.controller)
+        # Slurm may have started the job again since.
+        is_ours = state.attempts >= attempt and state.controller == begun.controller
         if is_ours and state.state == "running" and self.problem is None:  # a rank is still ending
             self._unreported[number] = replace(ended, code=None) if code == LEFT else ended
             return
@@ -305,7 +305,7 @@ class Controller:
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")
-        elif self._starts_again(state, begun.iterations, ended.by_scheduler):
+        elif not ended.is_cancelled and self._starts_again(state, begun.iterations, ended.by_scheduler):
             self._start_again(state)
             self.watcher.ended(state)
         else:

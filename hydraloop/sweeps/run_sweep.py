@@ -24,6 +24,7 @@ from hydraloop.cli.console import prepare_handlers
 from hydraloop.plan import Draft
 from hydraloop.processes import checks as launch_checks
 from hydraloop.processes.detach import CONTROLLER_LOG, detached, print_commands
+from hydraloop.processes.failure import REQUEUE
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import code_patch, environment
 from hydraloop.safety import hydra_versions
@@ -44,6 +45,7 @@ from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.source import Grid, Source
+from hydraloop.sweeps.states import REQUEST
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.report_process import check_installed, write_report
@@ -66,7 +68,7 @@ def run(draft: SweepDraft, starter: RunStarter, name: str, task: Task | None = N
     launch_checks.check_single_run()
     shares = gpus.shares(options, ranks=draft.ranks, device=draft.device)
     if options.executor == "submitit":
-        submitit_executor.check(options.submitit)
+        submitit_executor.auto_executor(Path(), options.submitit)  # its parameters are right
     if options.report:
         check_installed("sweep.report")
     is_array = slurm_array.is_wanted(draft.master)
@@ -150,15 +152,19 @@ def run_received(composer: Composer, starter: RunStarter) -> NoReturn:
     )
     cfg = command.compose_job(request.lines, composer, typed, trains=True, compose=compose)
     directory = SweepDirectory.load(path)
-    spawned.take(request)
-    sys.exit(SweepJob(directory, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request))
+    spawned.refuse_withdrawn(request)
+    code = SweepJob(directory, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request)
+    if code != REQUEUE:  # Slurm starts the job again with the same request
+        Path(request.folder, REQUEST).unlink(missing_ok=True)
+    sys.exit(code)
 
 
 def _executor(draft: SweepDraft, directory: SweepDirectory, starter: RunStarter, *, is_task: bool) -> Executor:
     spawn = spawned.Spawn(directory.path, draft.overrides, draft.environment)
-    if draft.options.executor == "submitit" and not is_task:
+    is_submitit = draft.options.executor == "submitit" and not is_task
+    if is_submitit and not submitit_executor.is_local(draft.options.submitit):
         return submitit_executor.SubmititExecutor(spawn, draft.options.submitit)
-    forks = not draft.sets_variables(directory.description.configs)
+    forks = not is_submitit and not draft.sets_variables(directory.description.configs)
     return PoolExecutor(SweepJob(directory, draft, starter, draft.grid), spawn, forks=forks)
 
 

@@ -15,10 +15,11 @@ from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
 from hydraloop.errors import UserError
+from hydraloop.processes import slurm
 from hydraloop.run_files import environment
 from hydraloop.sweeps import slurm_tasks
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
-from hydraloop.sweeps.executors.submitit_executor import auto_executor
+from hydraloop.sweeps.executors.submitit_executor import auto_executor, is_local
 
 _TASKS = 1001
 """`MaxArraySize` by default: the most tasks of an array."""
@@ -29,7 +30,7 @@ _DELAY = 90
 def is_wanted(master: DictConfig) -> bool:
     """Return whether a command line asks for arrays."""
     options = master.sweep
-    return bool(master.detach) and options.executor == "submitit" and options.submitit.get("cluster") != "local"
+    return bool(master.detach) and options.executor == "submitit" and not is_local(options.submitit)
 
 
 def submit(sweep: Path, overrides: Sequence[str], options: DictConfig, tasks: int, at_a_time: int) -> list[str]:
@@ -44,33 +45,33 @@ def submit(sweep: Path, overrides: Sequence[str], options: DictConfig, tasks: in
         UserError: Slurm refuses an array, or a parameter is wrong.
         OSError: the directory cannot be written to.
     """
-    signal = f"B:USR2@{options.get('slurm_signal_delay_s', _DELAY)}"
-    slurm = auto_executor(sweep, options, signal=signal, requeue=True)._executor  # AutoExecutor hides what it chose
-    slurm.parameters |= {"use_srun": False, "array_parallelism": at_a_time}
+    executor = auto_executor(sweep, options, requeue=True)._executor  # AutoExecutor hides what it chose
+    executor.parameters["array_parallelism"] = at_a_time
+    slurm.start_again(executor.parameters, executor.folder)
     lines = [line for line in overrides if not line.startswith(("sweep.resume=", "hydra.sweep.dir="))]
     file = sweep / slurm_tasks.FOLDER / f"{time.time_ns()}.json"
-    for folder in (file.parent, slurm.folder):
+    for folder in (file.parent, executor.folder):
         folder.mkdir(exist_ok=True)
     content: dict[str, Any] = {"sweep": str(sweep), "submitted": time.time(), "arrays": []}
     variables = write_masked(file, content, overrides=lines)
-    script = shlex.join(["exec", "env", f"{environment.SWEEP_TASK}={file}", *command()])
+    script = shlex.join(["env", f"{environment.SWEEP_TASK}={file}", *command()])
     slurm_tasks.cancel_waiting(sweep)  # of earlier submissions
     most = _most_tasks()
     for first in range(0, tasks, most):
-        slurm.parameters["map_count"] = min(most, tasks - first)
+        executor.parameters["map_count"] = min(most, tasks - first)
         try:
             with env_override(variables):  # which sbatch exports
-                array = str(slurm._submit_command(script).job_id)  # `submit` would pickle a function
+                array = str(executor._submit_command(script).job_id)  # `submit` would pickle a function
         except Exception as error:  # of submitit, for any answer of sbatch
             submitted = f" Submitted until now: {', '.join(content['arrays'])}." if content["arrays"] else ""
             raise UserError(
-                f"an array of {slurm.parameters['map_count']} tasks could not be submitted: {error}",
+                f"an array of {executor.parameters['map_count']} tasks could not be submitted: {error}",
                 key="sweep.submitit",
                 remedy=f"Continue when Slurm accepts it: sweep.resume={sweep}{submitted}",
             ) from error
         content["arrays"].append(array)
         write_masked(file, content, overrides=lines)
-        slurm.parameters["dependency"] = f"afterany:{array}"
+        executor.parameters["dependency"] = f"afterany:{array}"
     return list(content["arrays"])
 
 

@@ -118,13 +118,11 @@ def received() -> tuple[Path, list[str], Request]:
     return sweep, overrides, Request.from_json(content)
 
 
-def take(request: Request) -> None:
-    """Remove the file with a request, just before the job begins: until then, `stop` removes it.
+def refuse_withdrawn(request: Request) -> None:
+    """Exit if `stop` has removed the file with a request. Called just before the job begins.
 
     Raises:
         SystemExit: it was removed.
     """
-    try:
-        Path(request.folder, REQUEST).unlink()
-    except FileNotFoundError:
+    if not Path(request.folder, REQUEST).exists():
         sys.exit(LEFT)
