@@ -57,6 +57,8 @@ class Ended:
     """Whether a scheduler has preempted the job, or has ended it because of its time limit."""
     is_lost: bool = False
     """Whether the machine of the job was lost, or the process that had started it."""
+    is_cancelled: bool = False
+    """Whether a user or an administrator has told the scheduler to end the job. Then it is not retried."""
 
 
 class Executor(Protocol):
