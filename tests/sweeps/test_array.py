@@ -21,7 +21,7 @@ from tests.slurm import CPUS, Slurm, running
 
 SHORT = ("experiment=spirals", "engine.max_iters=4", "engine.limit_val_batches=1", "engine.test=false")
 LONG = ("experiment=spirals", "engine.max_epochs=100000", "engine.test=false")
-ARRAY = ("sweep.executor=submitit", "sweep.submitit.timeout_min=10", "detach=true", "hydra.sweep.dir=all")
+ARRAY = ("sweep.executor=submitit", "sweep.submitit.timeout_min=10", "detach=true")
 
 
 @pytest.fixture
@@ -31,7 +31,8 @@ def project(tmp_path: Path, slurm: Slurm) -> Project:
 
 def submitted(project: Project, *line: str) -> SweepDirectory:
     """Submit a sweep."""
-    done = project.train("-m", *ARRAY, *line)
+    directory = [] if "sweep.resume=all" in line else ["hydra.sweep.dir=all"]
+    done = project.train("-m", *ARRAY, *directory, *line)
     assert done.code == 0, done.text
     return SweepDirectory.load(project.path / "all")
 
@@ -68,10 +69,10 @@ def ids(process: psutil.Process) -> list[int]:
     return []
 
 
-def running_task(slurm: Slurm) -> str:
-    """Return the only task that runs, as `12_0`."""
-    (found,) = slurm.run("squeue", "--noheader", "--states=RUNNING", "--format=%i").split()
-    return found
+def is_running(sweep: SweepDirectory, job: int, *, attempt: int) -> bool:
+    """Return whether an attempt of a job has begun."""
+    state = sweep.state(job)
+    return (state.state, state.attempts) == ("running", attempt)
 
 
 @pytest.mark.slow
@@ -97,19 +98,27 @@ def test_no_process_stays_and_each_job_runs_once(project: Project, slurm: Slurm)
 @pytest.mark.slow
 def test_a_task_continues_after_its_time_limit_and_ends_after_scancel(project: Project, slurm: Slurm) -> None:
     """The signal before the time limit is that of `scancel --signal`. Without it, `scancel` stops a job for good."""
+    sweep = submitted(project, *LONG, "seed=0")
+    assert saved(sweep, 0)
+    task = f"{arrays(sweep.path)[0]}_0"
+    slurm.run("scancel", "--signal=TERM", task)
+    until(lambda: is_running(sweep, 0, attempt=2), "the job does not continue")
+    slurm.run("scancel", task)
+    wait(sweep)
+    assert (sweep.state(0).state, sweep.state(0).attempts) == ("interrupted", 2)
+
+
+@pytest.mark.slow
+def test_a_sweep_is_stopped_and_submitted_again(project: Project, slurm: Slurm) -> None:
     sweep = submitted(project, *LONG, "seed=0,1", "sweep.max_workers=1")
     assert saved(sweep, 0)
-    task = running_task(slurm)
-    slurm.run("scancel", "--signal=TERM", task)
-    until(lambda: sweep.state(0).attempts == 2 and sweep.state(0).state == "running", "the job does not continue")
-    assert sweep.state(1).state == "queued"
-    slurm.run("scancel", task)
-    assert saved(sweep, 1)
-    ended = sweep.state(0)
-    assert (ended.state, ended.attempts) == ("interrupted", 2)
     assert main(["stop", str(sweep.path)]) == 0
     assert not counts(sweep.path)
-    assert [(state.state, state.preempted_by) for state in sweep.states()] == [("interrupted", "SIGTERM")] * 2
+    assert [state.state for state in sweep.states()] == ["interrupted", "queued"]
+    sweep = submitted(project, *LONG, "seed=0,1,2", "sweep.resume=all")
+    until(lambda: is_running(sweep, 0, attempt=2), "the job does not continue")
+    assert len(arrays(sweep.path)) == 2
+    assert sweep.description.axes.count == 3
 
 
 @pytest.mark.nightly
@@ -130,7 +139,7 @@ def test_the_job_of_a_dead_node_continues_on_the_other_one(project: Project, slu
     sweep = submitted(project, *LONG, "seed=0,1", "sweep.max_workers=1")
     assert saved(sweep, 0)
     slurm.kill_node(sweep.state(0).host)
-    until(lambda: sweep.state(0).attempts == 2 and sweep.state(0).state == "running", "the job does not continue")
+    until(lambda: is_running(sweep, 0, attempt=2), "the job does not continue")
     assert sweep.state(0).iterations > 0
     assert sweep.state(1).state == "queued"
 
