@@ -19,7 +19,7 @@ from hydraloop.run_files import environment
 from hydraloop.sweeps import slurm_tasks
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
 from hydraloop.sweeps.executors.submitit_executor import KEY, auto_executor, is_local, submit_script
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 
 def is_wanted(draft: Draft) -> bool:
