@@ -21,7 +21,7 @@ from tests.processes import until
 pytestmark = pytest.mark.nightly
 
 GRID = ("seed=0,1,2,3", "optimizer.lr=1e-2,3e-2")
-SEARCH = ("optimizer.lr=tag(log,interval(1e-4,1e-1))", "engine.val_interval=6", "+sweep.sampler=tpe")
+SEARCH = ("optimizer.lr=tag(log,interval(1e-4,1e-1))", "engine.val_interval=6")
 SECONDS = 250
 
 
