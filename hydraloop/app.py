@@ -36,6 +36,7 @@ from hydraloop.sweeps.planning import SweepDraft
 
 if TYPE_CHECKING:
     from hydraloop.processes.run_starter import RunStarter
+    from hydraloop.sweeps.executors.slurm_array import Task
 
 
 def main(
@@ -118,6 +119,16 @@ class _App:
 
     def run(self, argv: Sequence[str]) -> None:
         """Show what the arguments ask for, or train once, or in a sweep."""
+        task: Task | None = None
+        if environment.SWEEP_TASK in os.environ:
+            from hydraloop.sweeps.executors import slurm_array
+
+            task = slurm_array.received()
+            argv = [*argv, "--multirun", *task.overrides]
+        elif environment.SUBMITTED_RUN in os.environ:
+            from hydraloop.sweeps.executors import submitted_run
+
+            argv = [*argv, *submitted_run.received()]
         args = arguments.read(argv)
         environment.set_command([*environment.script(), *args.config_flags])
         if args.overrides[:1] == [resume_command.NAME]:
@@ -145,11 +156,11 @@ class _App:
                     if args.pdb:
                         self._use_debugger(draft)
                     if not isinstance(draft, SweepDraft):
-                        return self._starter().run(draft, name)
+                        return self._train(draft, name)
                     if draft.is_ours:
                         from hydraloop.sweeps import run_sweep
 
-                        run_sweep.run(draft, self._starter(), name)
+                        run_sweep.run(draft, self._starter(), name, task)
                     sweep = draft
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
         if sweep is None:
@@ -161,6 +172,15 @@ class _App:
 
         trackers = SweepTrackers(sweep.swept, sweep.axes.count)
         return other_launchers.run_sweep(self._starter(), sweep, trackers, flags, folder, name)
+
+    def _train(self, draft: Draft, name: str) -> None:
+        """Train once, here or in a job of Slurm."""
+        if draft.cfg.sweep.executor == "submitit":
+            from hydraloop.sweeps.executors import submitted_run
+
+            if submitted_run.is_wanted(draft):
+                return submitted_run.submit(draft)
+        return self._starter().run(draft, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""

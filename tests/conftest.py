@@ -12,20 +12,24 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.slurm import Slurm
 
 # torch is imported in the fixtures: the process that only starts the others, with -n, does not need it.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TESTS = Path(__file__).parent
 _SHARED = {
+    "slurm": "from tests.slurm import",
     "mlflow": "from tests.tracking.mlflow.runs import",
     "ranks": "from tests.ranks import",
     "e2e": "from tests.e2e.projects import",
 }
-"""What takes seconds to start in a process (MLflow, the ranks, the server of scripts), by what its files import."""
+"""What takes seconds to start in a process (Slurm, MLflow, ranks, the server of scripts), by what its files import."""
 _LONGEST = (*_SHARED, "tracking", "engine", "cli", "hooks", "optim")
 """Folders whose files take longest, in this order, and files that are in none."""
 _NOT_OURS = (
@@ -114,6 +118,24 @@ def _interruptible() -> None:
 def _no_record_in_the_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Record the projects of tests in a temporary folder."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session")
+def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    from tests.slurm import running
+
+    with running(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """A real Slurm with two nodes, whose commands the test and its processes find. No job is left of other tests."""
+    with monkeypatch.context() as patch:
+        for name, value in _slurm.environment.items():
+            patch.setenv(name, value)
+        yield _slurm
+        _slurm.cancel_all()
 
 
 @pytest.fixture(autouse=True)

@@ -116,7 +116,8 @@ def _wait(pid: int, reads: int, mask: Iterable[int]) -> NoReturn:
             for line in pipe:  # a process that the new one has forked keeps the pipe open: do not wait for its end
                 written |= json.loads(line)
                 if "ready" in written:
-                    _print_commands(pid, shlex.quote(shown(Path(written["ready"]))))
+                    how = f"continues in the background, as process {pid}"
+                    print_commands(Path(written["ready"]), how, "status", "attach", "logs -f", "stop")
                     if json_answers.asked():
                         json_answers.write("detach", {"directory": written["ready"], "process": pid})
                     sys.exit(0)
@@ -135,7 +136,9 @@ def _wait(pid: int, reads: int, mask: Iterable[int]) -> NoReturn:
     sys.exit(code if code >= 0 else 128 - code)
 
 
-def _print_commands(pid: int, directory: str) -> None:
-    print(f"{directory} continues in the background, as process {pid}")
-    for command in ("status", "attach", "logs -f", "stop"):
+def print_commands(path: Path, how: str, *commands: str) -> None:
+    """Print how a run or a sweep in a directory continues, and the commands for it."""
+    directory = shlex.quote(shown(path))
+    print(f"{directory} {how}")
+    for command in commands:
         print(f"  python -m hydraloop {command} {directory}")

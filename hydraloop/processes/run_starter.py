@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from signal import SIGTERM
 
 from hydraloop import json_answers
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.hydra_job import as_job
 from hydraloop.errors import Terminated
 from hydraloop.plan import Draft, RunPlan, plan_run
-from hydraloop.processes import checks, elastic, torchrun
+from hydraloop.processes import checks, elastic, slurm, torchrun
 from hydraloop.processes.detach import detached
 from hydraloop.processes.failure import Ended, RankError, Requeue
 from hydraloop.processes.rank_training import Training
 from hydraloop.processes.termination_signals import TerminationHandler
+from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.result import Result, ResultFile
+from hydraloop.run_files.run_directory import checkpoint_folders
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.validate import hydra_config
 
@@ -70,6 +73,8 @@ class RunStarter:
             if ended.error is None:
                 return
             if isinstance(ended.error, Requeue):
+                if slurm.is_submitted() and candidates(*checkpoint_folders(plan.run_dir))[:1] == [plan.checkpoint]:
+                    ended.error.code = 128 + SIGTERM  # it has made no progress, and would repeat forever
                 self.reports.end_job(ended.error, in_summary=True)
                 return
             trace = ended.error.trace if isinstance(ended.error, RankError) else None

@@ -18,6 +18,11 @@ _GIT_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CON
 """Without variables from a config. The user's git config is read, because it has `safe.directory`."""
 SWEEP_JOB = "HYDRALOOP_SWEEP_JOB"
 """Variable with the path of a request: this process runs that job of a sweep."""
+SWEEP_TASK = "HYDRALOOP_SWEEP_TASK"
+"""Variable with the path of a submission: this process is a task of its arrays, and runs jobs of a sweep."""
+
+SUBMITTED_RUN = "HYDRALOOP_SUBMITTED_RUN"
+"""Variable with the path of a submission: this process is that run."""
 
 _command: list[str] | None = None
 

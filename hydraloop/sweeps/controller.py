@@ -106,7 +106,7 @@ class Controller:
             self._attempts[state.number] = state.attempts
             if state.state == "running":
                 self._elsewhere.add(state.number)
-            elif state.is_over and not (self.retry_failed and state.state == "failed"):
+            elif self._leaves(state):
                 self.ended[state.number] = state
                 self.source.ended(state)
             elif state.state == "paused":
@@ -133,7 +133,16 @@ class Controller:
         self._start()
         self._prune()
         waits = self.source.waits and not self.stops
-        return bool(self._running) or waits or (bool(self._elsewhere) and not self._gives_up)
+        return bool(self._running) or waits or (bool(self._elsewhere) and self._waits_for_others)
+
+    def _leaves(self, state: JobState) -> bool:
+        """Return whether a job that does not run is left as it is."""
+        return state.is_over and not (self.retry_failed and state.state == "failed")
+
+    @property
+    def _waits_for_others(self) -> bool:
+        """Whether to wait for the jobs of other controllers."""
+        return not self._gives_up
 
     @property
     def stops(self) -> bool:
@@ -182,7 +191,7 @@ class Controller:
                 self._running[state.number], self._unreported[state.number] = state, Ended(state.number, None)
                 if self.shares.slots is not None:
                     self.shares.slots.hold(state.number, state.gpus)
-            elif state.is_left:
+            elif state.is_left or self._leaves(state):
                 self._leave(state)
             else:
                 self._start_again(state)
@@ -194,8 +203,8 @@ class Controller:
             state = self._state(job.number)
             if state.state == "running":
                 self._elsewhere.add(job.number)
-            elif state.is_left and state.attempts != self._attempts[job.number]:  # another controller has run it
-                self._leave(state)
+            elif state.attempts != self._attempts[job.number] and (state.is_left or self._leaves(state)):
+                self._leave(state)  # another controller has run it
             else:
                 self._submit(job, state)
 
@@ -274,7 +283,7 @@ class Controller:
             self.problem = error
             self._give(number)
             return
-        self._running[number] = replace(state, attempts=state.attempts + 1)
+        self._running[number] = replace(state, attempts=state.attempts + 1, controller=self.directory.controller)
         self.watcher.started(state)
 
     def _end(self, ended: Ended) -> None:
@@ -283,8 +292,8 @@ class Controller:
         begun = self._running[number]
         attempt = begun.attempts
         state = self._state(number, code, attempt)
-        is_adopted = number in self._unreported
-        is_ours = state.attempts == attempt and (is_adopted or state.controller == self.directory.controller)
+        # Slurm may have started the job again since.
+        is_ours = state.attempts >= attempt and state.controller == begun.controller
         if is_ours and state.state == "running" and self.problem is None:  # a rank is still ending
             self._unreported[number] = replace(ended, code=None) if code == LEFT else ended
             return
@@ -296,7 +305,7 @@ class Controller:
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")
-        elif self._starts_again(state, begun.iterations, ended.by_scheduler):
+        elif not ended.is_cancelled and self._starts_again(state, begun.iterations, ended.by_scheduler):
             self._start_again(state)
             self.watcher.ended(state)
         else:

@@ -26,10 +26,11 @@ from hydraloop.cli.hydra_job import as_job
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft, plan_job
 from hydraloop.processes import checks as launch_checks
+from hydraloop.processes import slurm
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
-from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.lock import HELD, RunLock
 from hydraloop.run_files.processes import machine
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
@@ -42,6 +43,9 @@ from hydraloop.validate import hydra_config
 
 _FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")
 """In errors that are not the job's, or a rank's: it continues when there is space again."""
+_PATIENCE = HELD + 5.0
+"""Seconds that a job waits, after Slurm has started it again, for the lock of its earlier process on another node."""
+_POLL = 0.5
 _EVERY_JOB = (
     "hydraloop.builder",
     "hydraloop.tracking.hook",
@@ -90,11 +94,17 @@ class SweepJob(Worker):
             with terminable():
                 folder.mkdir(parents=True, exist_ok=True)
                 _print_to(folder / states.LOG)
-                queue.end(self._directory, request.number, None)  # an attempt that was killed
+                state = queue.end(self._directory, request.number, None)  # an attempt that was killed
+                until = time.monotonic() + (_PATIENCE if slurm.was_started_again() else 0.0)
+                while state.state == "running" and time.monotonic() < until:  # as on a node that does not answer
+                    time.sleep(_POLL)
+                    state = queue.end(self._directory, request.number, None)
+                if slurm.was_started_again() and state.controller == request.controller:
+                    request = replace(request, attempts=state.attempts)
                 if lock.try_acquire() is not None:
                     return LEFT
-                state = queue.claim(self._directory, request)
-                return LEFT if state is None else self._run(request, state, lock)
+                claimed = queue.claim(self._directory, request)
+                return LEFT if claimed is None else self._run(request, claimed, lock)
         except KeyboardInterrupt as error:
             return _exit_code(error)
         except (OSError, UserError) as error:  # a full disk

@@ -31,6 +31,8 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _ENDINGS = signals("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 """Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
+UNREPORTED = "its process has ended without a result"
+"""Why a job was interrupted whose process has ended together with its controller."""
 
 
 def claim(directory: SweepDirectory, request: Request) -> JobState | None:
@@ -132,7 +134,7 @@ def prune(directory: SweepDirectory, number: int, reason: str) -> JobState | Non
 def _lost(state: JobState, code: int | None) -> JobState:
     """Return the state of a job whose process has ended without writing it, by its exit code."""
     if code is None:
-        return replace(state, state="interrupted", reason="its process has ended without a result")
+        return replace(state, state="interrupted", reason=UNREPORTED)
     if code in (NOT_RECORDED, REQUEUE):
         return replace(state, state="interrupted", reason="its state could not be written")
     number = -code if code < 0 else code - 128

@@ -30,6 +30,18 @@ _PATIENCE = 10.0
 """Seconds that a controller waits for another one that widens the same sweep."""
 
 
+def join(description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes | Trials]:
+    """Return the directory of the sweep that `sweep.resume` names, and its jobs, for one of many controllers.
+
+    They start at the same time, and add no job: so none of them locks the directory.
+
+    Raises:
+        UserError: as of `settle`.
+    """
+    directory = SweepDirectory.load(Path(draft.options.resume), key=_KEY)
+    return directory, _same_jobs(directory.description, description, draft).axes
+
+
 def settle(description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes | Trials]:
     """Return the directory of a sweep, a new one or the one that `sweep.resume` names, and its jobs, not masked.
 

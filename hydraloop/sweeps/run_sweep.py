@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 import time
@@ -22,17 +23,20 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.plan import Draft
 from hydraloop.processes import checks as launch_checks
-from hydraloop.processes.detach import CONTROLLER_LOG, detached
+from hydraloop.processes.detach import CONTROLLER_LOG, detached, print_commands
+from hydraloop.processes.failure import REQUEUE
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import code_patch, environment
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps import resume_sweep
+from hydraloop.sweeps import resume_sweep, slurm_tasks
+from hydraloop.sweeps.array_task import ArrayTask
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.controller import Controller
-from hydraloop.sweeps.executors import gpus, spawned, submitit_executor
+from hydraloop.sweeps.executors import gpus, slurm_array, spawned, submitit_executor
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
+from hydraloop.sweeps.executors.slurm_array import Task
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.planning import SweepDraft
@@ -41,19 +45,21 @@ from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.source import Grid, Source
+from hydraloop.sweeps.states import REQUEST
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.report_process import check_installed, write_report
 from hydraloop.tracking.sweep_trackers import SweepTrackers
 
 
-def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
+def run(draft: SweepDraft, starter: RunStarter, name: str, task: Task | None = None) -> NoReturn:
     """Run a sweep with our own executors, and exit. A composer has to be open.
 
     Args:
         draft: of the sweep.
         starter: trains.
         name: of the primary config.
+        task: if this process is a task of an array.
 
     Raises:
         UserError: the sweep cannot be started.
@@ -62,24 +68,29 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     launch_checks.check_single_run()
     shares = gpus.shares(options, ranks=draft.ranks, device=draft.device)
     if options.executor == "submitit":
-        submitit_executor.check(options.submitit)
+        submitit_executor.auto_executor(Path(), options.submitit)  # its parameters are right
     if options.report:
         check_installed("sweep.report")
-    background = detached() if draft.master.detach else None
+    is_array = slurm_array.is_wanted(draft.master)
+    background = detached() if draft.master.detach and not is_array else None
     hydra_versions.configure_log(settings.hydra_logging, settings.verbose)
     prepare_handlers()
-    directory, axes = resume_sweep.settle(_description(draft), draft)
+    directory, axes = (resume_sweep.settle if task is None else resume_sweep.join)(_description(draft), draft)
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     lines = Lines(directory)
     trackers = SweepTrackers(axes=draft.swept, jobs=directory.description.axes.count)
     if options.executor != "submitit":  # Slurm ends what a job has started
         trackers.share_senders()
-    controller = Controller(
+    source = _source(directory, axes, draft)
+    if is_array and task is None:
+        _submit(directory, draft, shares.workers)
+    kind = Controller if task is None else partial(ArrayTask, task=task, limit=_limit(draft))
+    controller = kind(
         directory,
-        _executor(draft, directory, starter),
-        _source(directory, axes, draft),
-        shares,
+        _executor(draft, directory, starter, is_task=task is not None),
+        source,
+        shares if task is None else replace(shares, workers=1),
         lines,
         max_retries=options.max_retries,
         stop_on_failure=options.on_failure == "stop",
@@ -91,13 +102,34 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
         if background is not None:
             background.ready(directory.path)
         controller.run()
-    print_end(controller)
+    if task is None or not directory.controllers():
+        print_end(controller)
     if json_answers.asked():
         done = SweepDirectory.load(directory.path)
         json_answers.write("results", results.for_programs(done, results.collect(done)))
     if options.report and not controller.left:
         write_report(directory.path)
+    if task is not None and not controller.left:
+        slurm_tasks.cancel_waiting(directory.path)
     sys.exit(controller.code)
+
+
+def _submit(directory: SweepDirectory, draft: SweepDraft, at_a_time: int) -> NoReturn:
+    """Submit arrays that run the sweep, print what to type next, and exit."""
+    retries = ("failed",) if draft.options.retry_failed else ()
+    left = sum(not state.is_over or state.state in retries for state in directory.states())
+    tasks = left if draft.search is None else min(left, at_a_time)
+    arrays = slurm_array.submit(directory.path, draft.overrides, draft.options.submitit, tasks, at_a_time)
+    how = f"has {left:,} jobs to run, submitted to Slurm as array {', '.join(arrays)}"
+    print_commands(directory.path, how, "status", "attach", "stop")
+    if json_answers.asked():
+        json_answers.write("detach", {"directory": directory.path, "arrays": arrays})
+    sys.exit(0)
+
+
+def _limit(draft: SweepDraft) -> float:
+    """Return the seconds of a task in which jobs begin. A search has no task for each job: a job may begin late."""
+    return slurm_array.seconds(draft.options.submitit) if draft.search is None else math.inf
 
 
 def _source(directory: SweepDirectory, axes: Axes | Trials, draft: SweepDraft) -> Source:
@@ -120,15 +152,19 @@ def run_received(composer: Composer, starter: RunStarter) -> NoReturn:
     )
     cfg = command.compose_job(request.lines, composer, typed, trains=True, compose=compose)
     directory = SweepDirectory.load(path)
-    spawned.take(request)
-    sys.exit(SweepJob(directory, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request))
+    spawned.refuse_withdrawn(request)
+    code = SweepJob(directory, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request)
+    if code != REQUEUE:  # Slurm starts the job again with the same request
+        Path(request.folder, REQUEST).unlink(missing_ok=True)
+    sys.exit(code)
 
 
-def _executor(draft: SweepDraft, directory: SweepDirectory, starter: RunStarter) -> Executor:
+def _executor(draft: SweepDraft, directory: SweepDirectory, starter: RunStarter, *, is_task: bool) -> Executor:
     spawn = spawned.Spawn(directory.path, draft.overrides, draft.environment)
-    if draft.options.executor == "submitit":
+    is_submitit = draft.options.executor == "submitit" and not is_task
+    if is_submitit and not submitit_executor.is_local(draft.options.submitit):
         return submitit_executor.SubmititExecutor(spawn, draft.options.submitit)
-    forks = not draft.sets_variables(directory.description.configs)
+    forks = not is_submitit and not draft.sets_variables(directory.description.configs)
     return PoolExecutor(SweepJob(directory, draft, starter, draft.grid), spawn, forks=forks)
 
 

@@ -67,8 +67,8 @@ class Grid(Source):
         return Job(number, self._axes.lines(number))
 
     def ended(self, state: JobState) -> None:
-        """Note that a job is over."""
-        if state.is_over:
+        """Note that a job is over, or was interrupted and is not started again."""
+        if state.is_over or state.state == "interrupted":
             self._over.add(state.number)
 
     def look(self, running: Iterable[JobState]) -> Mapping[int, str]:

@@ -55,6 +55,8 @@ class Ended:
     that signal. None: not known, as the process was not a child."""
     by_scheduler: bool = False
     """Whether a scheduler has preempted the job, or has ended it because of its time limit."""
+    is_cancelled: bool = False
+    """Whether a user or an administrator has told the scheduler to end the job. Then it is not retried."""
 
 
 class Executor(Protocol):

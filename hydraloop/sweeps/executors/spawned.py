@@ -11,9 +11,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from hydraloop.errors import UserError
 from hydraloop.processes.private import Private
@@ -60,12 +61,41 @@ class Spawn:
             OSError: the file cannot be written.
         """
         path = Path(request.folder, REQUEST)
-        given = {"sweep": str(self.sweep), "overrides": list(self._overrides), **asdict(request)}
-        shown = {**given, **{name: mask_overrides(given[name]) for name in ("overrides", "lines")}}
-        private = Private(secrets=list(differing({**given, "lines": list(request.lines)}, shown)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, json.dumps({**shown, "has_secrets": bool(private.secrets)}), flush=False)
-        return path, {**request.variables(), **self._environment(request), **private.variables()}
+        given = {"sweep": str(self.sweep), **asdict(request)}
+        private = write_masked(path, given, overrides=list(self._overrides), lines=list(request.lines))
+        return path, {**request.variables(), **self._environment(request), **private}
+
+
+def write_masked(path: Path, content: Mapping[str, Any], **overrides: list[str]) -> dict[str, str]:
+    """Write a file with overrides, whose secrets are masked. Return the environment variables with the secrets.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    shown = {name: mask_overrides(lines) for name, lines in overrides.items()}
+    private = Private(secrets=list(differing(overrides, shown)))
+    atomic.write_text(path, json.dumps({**content, **shown, "has_secrets": bool(private.secrets)}), flush=False)
+    return private.variables()
+
+
+def read_masked(path: Path) -> dict[str, Any]:
+    """Return what `write_masked` has written, with the secrets that the environment has.
+
+    Raises:
+        OSError: the file cannot be read.
+        UserError: the secrets are missing.
+    """
+    private = Private.received()
+    content: dict[str, Any] = json.loads(path.read_bytes())
+    if content.pop("has_secrets") and not private.secrets:
+        raise UserError(
+            "the overrides have a secret, which the environment of this job does not have",
+            key="sweep.submitit",
+            remedy="Let sbatch export the environment. Or set a variable on each machine: '++key=${oc.env:VARIABLE}'",
+        )
+    private.put_back(content)
+    return content
 
 
 def command() -> list[str]:
@@ -80,29 +110,19 @@ def received() -> tuple[Path, list[str], Request]:
         SystemExit: another process has the job.
         UserError: the secrets of the job are missing.
     """
-    path, private = Path(os.environ.pop(environment.SWEEP_JOB)), Private.received()  # not for processes of the job
     try:
-        content = json.loads(path.read_bytes())
+        content = read_masked(Path(os.environ.pop(environment.SWEEP_JOB)))  # not for processes of the job
     except FileNotFoundError:
         sys.exit(LEFT)
-    if content.pop("has_secrets") and not private.secrets:
-        raise UserError(
-            "the overrides have a secret, which the environment of this job does not have",
-            key="sweep.submitit",
-            remedy="Let sbatch export the environment. Or set a variable on each machine: '++key=${oc.env:VARIABLE}'",
-        )
-    private.put_back(content)
     sweep, overrides = Path(content.pop("sweep")), content.pop("overrides")
     return sweep, overrides, Request.from_json(content)
 
 
-def take(request: Request) -> None:
-    """Remove the file with a request, just before the job begins: until then, `stop` removes it.
+def refuse_withdrawn(request: Request) -> None:
+    """Exit if `stop` has removed the file with a request. Called just before the job begins.
 
     Raises:
         SystemExit: it was removed.
     """
-    try:
-        Path(request.folder, REQUEST).unlink()
-    except FileNotFoundError:
+    if not Path(request.folder, REQUEST).exists():
         sys.exit(LEFT)

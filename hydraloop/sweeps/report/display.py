@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from hydraloop.engine.report.formats import brief, clock, number
+from hydraloop.sweeps import slurm_tasks
 from hydraloop.sweeps.report.progress import Progress, RunningJob
 from hydraloop.sweeps.report.results import swept_values
 from hydraloop.sweeps.report.results_table import line, new_console, new_table
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _PERIOD = 0.1
 """Seconds between two updates at least."""
+_ASK = 5.0
+"""Seconds between two questions to Slurm while all jobs wait."""
 _SHARE = 0.005
 """Of the CPU time while no job starts or ends: an update of 5 ms is followed by a pause of 1 s."""
 _BAR = 20
@@ -129,15 +132,16 @@ def watch(lines: Lines) -> None:
         while True:
             if (began := time.monotonic()) >= due:
                 is_over = not directory.controllers()
+                is_left = is_over and bool(slurm_tasks.counts(directory.path))  # in Slurm's queue
                 states = directory.current_states()
                 for state in states:
                     before = known.get(state.number)
                     if before is None or (before.state, before.attempts) != (state.state, state.attempts):
                         known[state.number] = state
                         watcher.started(state) if state.state == "running" else watcher.ended(state)
-                if is_over and all(state.state != "running" for state in states):
+                if is_over and not is_left and all(state.state != "running" for state in states):
                     return
-                due = began + max(1.0, 50 * (time.monotonic() - began))
+                due = began + max(_ASK if is_left else 1.0, 50 * (time.monotonic() - began))
             watcher.update()
             time.sleep(0.2)
 

@@ -7,11 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from hydraloop.sweeps.executors.spawned import received, take
+from hydraloop.sweeps.executors.spawned import received, refuse_withdrawn
 
 if __name__ == "__main__":
     sweep, _, request = received()
-    take(request)
+    refuse_withdrawn(request)
+    Path(request.folder, "request.json").unlink()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OF_THE_JOB", "HYDRALOOP_SWEEP_JOB")
     variables = {name: os.environ[name] for name in names if name in os.environ}
@@ -20,6 +21,8 @@ if __name__ == "__main__":
     print("lines:", *request.lines, flush=True)
     for line in request.lines:
         name, _, value = line.partition("=")
+        if name == "saves":
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
         if name == "exit":
             sys.exit(int(value))
         if name == "kill":

@@ -54,7 +54,7 @@ def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
     assert not (folder / "request.json").exists()
 
 
-def test_a_request_has_no_secret_and_only_one_process_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_has_no_secret_and_can_be_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(0, (f"token={SECRET}", "a=1"), str(tmp_path / "0"), attempts=2)
     path, variables = spawn(tmp_path).write(request)
     assert SECRET not in path.read_text()
@@ -65,9 +65,10 @@ def test_a_request_has_no_secret_and_only_one_process_takes_it(tmp_path: Path, m
         monkeypatch.setenv(name, value)
     assert spawned.received() == (tmp_path, ["a=1,2", f"token={SECRET}"], request)
     assert not {environment.SWEEP_JOB, VARIABLE} & os.environ.keys()
-    spawned.take(request)
+    spawned.refuse_withdrawn(request)
+    path.unlink()
     monkeypatch.setenv(environment.SWEEP_JOB, str(path))
-    for begin in (spawned.received, lambda: spawned.take(request)):  # a second process, and one that was told to stop
+    for begin in (spawned.received, lambda: spawned.refuse_withdrawn(request)):
         with pytest.raises(SystemExit) as left:
             begin()
         assert left.value.code == LEFT

@@ -1,51 +1,24 @@
-"""Jobs that submitit runs: with its local executor, and with a stand-in for Slurm."""
+"""Jobs of Slurm, whose scripts submitit makes."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hydraloop.errors import UserError
+from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files import environment
 from hydraloop.sweeps.executors import submitit_executor
 from hydraloop.sweeps.executors.executor import Ended, Request
-from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor
+from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor, auto_executor
+from tests.processes import until
+from tests.slurm import Slurm
 from tests.sweeps.executors import program
 from tests.sweeps.executors.test_spawned import about, spawn
-from tests.tracking.training import until
-
-_SLURM = {
-    "sbatch": """
-n=$(( $(cat $D/last 2>/dev/null || echo 1000) + 1 )); echo $n > $D/last
-for script; do :; done
-cp "$script" $D/$n.sh
-out=$(sed -n 's/^#SBATCH --output=//p' "$script" | sed "s/%j/$n/g;s/%t/0/g")
-export SLURM_JOB_ID=$n SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_JOB_NUM_NODES=1
-setsid sh -c "trap '' TERM; sh $D/$n.sh >'$out' 2>&1; echo \\$? > $D/$n.code" </dev/null >/dev/null 2>&1 &
-echo $! > $D/$n.pid
-echo "Submitted batch job $n"
-""",
-    "srun": """
-while [ "${1#-}" != "$1" ]; do case $1 in --output|--error) shift 2;; *) shift;; esac; done
-exec "$@"
-""",
-    "scancel": "kill -TERM -- -$(cat $D/$1.pid)",
-    "scontrol": "head -1 $D/$4.states; sed -i 1d $D/$4.states",
-    "sacct": """
-echo "JobID|State|NodeList"
-for f in $D/*.pid; do
-    n=$(basename $f .pid); state=RUNNING
-    [ -f $D/$n.code ] && case $(cat $D/$n.code) in 0) state=COMPLETED;; *) state=FAILED;; esac
-    echo "$n|$state|localhost"
-done
-""",
-}
-"""Stand-ins for Slurm's commands: sbatch starts a script in a session of its own."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,76 +27,42 @@ def _command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
 
 
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder with the stand-in's scripts."""
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    for name, script in _SLURM.items():
-        (folder / name).write_text(f"#!/bin/bash\nD={folder}\n{script}")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return folder
-
-
-def run(executor: SubmititExecutor, sweep: Path, *lines: str) -> dict[int, int | None]:
-    """Run jobs, of which one that sleeps is cancelled. Return their exit codes."""
+def run(executor: SubmititExecutor, sweep: Path, *lines: str) -> list[str]:
+    """Submit jobs. Return their ids in Slurm."""
     for number, line in enumerate(lines):
-        executor.submit(Request(number, (line,), str(sweep / str(number))))
-    codes: dict[int, int | None] = {}
-    sleeping = [number for number, line in enumerate(lines) if line.startswith("sleep")]
-    deadline = time.monotonic() + 60
-    while len(codes) < len(lines):
-        assert time.monotonic() < deadline
-        codes |= {ended.number: ended.code for ended in executor.poll(0.5)}
-        for number in [number for number in sleeping if (sweep / str(number) / "about.json").exists()]:
-            executor.cancel(number, signal.SIGINT)
-            sleeping.remove(number)
-    executor.close()
-    return codes
+        executor.submit(Request(number, tuple(line.split()), str(sweep / str(number))))
+    return list(executor._jobs.values())
+
+
+def ends(executor: SubmititExecutor, count: int) -> list[Ended]:
+    """Return how jobs have ended, by number."""
+    found: list[Ended] = []
+    until(lambda: found.extend(executor.poll(0.5)) or len(found) == count, "the jobs do not end")
+    return sorted(found, key=lambda end: end.number)
 
 
 @pytest.mark.slow
-def test_local_jobs_end_with_their_exit_codes(tmp_path: Path) -> None:
-    executor = SubmititExecutor(spawn(tmp_path, {"OF_THE_JOB": "yes"}), {"cluster": "local", "timeout_min": 5})
-    codes = run(executor, tmp_path, "exit=0", "exit=75", f"kill={signal.SIGKILL}", "sleep=60")
-    assert codes == {0: 0, 1: 75, 2: -signal.SIGKILL, 3: 143}
+def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
+    """A job that was cancelled, by the executor or by an administrator, is not retried."""
+    options = {"timeout_min": 5, "slurm_partition": "main", "slurm_additional_parameters": {"nice": 3}}
+    executor = SubmititExecutor(spawn(tmp_path, {"OF_THE_JOB": "yes"}), options)
+    killed = f"kill={signal.SIGKILL}"
+    jobs = run(executor, tmp_path, "exit=0", "exit=1", killed, "sleep=60", "saves sleep=60")
+    until(lambda: all((tmp_path / str(number) / "about.json").exists() for number in range(5)), "not all have begun")
+    executor.cancel(3, signal.SIGINT)
+    slurm.run("scancel", jobs[4])
+    assert ends(executor, 5) == [
+        Ended(0, 0),
+        Ended(1, 1),
+        Ended(2, -signal.SIGKILL),  # as when it is out of memory
+        Ended(3, 143, is_cancelled=True),
+        Ended(4, REQUEUE, is_cancelled=True),
+    ]
     assert about(tmp_path / "0")["variables"]["OF_THE_JOB"] == "yes"
     assert (tmp_path / "0" / "job.log").read_text() == "lines: exit=0\n"
-
-
-@pytest.mark.slow
-def test_a_local_job_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    executor = SubmititExecutor(spawn(tmp_path), {"cluster": "local", "timeout_min": 5})
-    executor.submit(Request(0, ("sleep=60",), str(tmp_path / "0")))
-    until(lambda: (tmp_path / "0" / "about.json").exists())
-    executor.cancel(0, signal.SIGKILL)
-    until(lambda: [ended.code for ended in executor.poll(0.1)] == [-signal.SIGKILL])
-
-
-@pytest.mark.nightly
-def test_slurm_runs_jobs_and_cancels_one(tmp_path: Path, slurm: Path) -> None:
-    options = {"timeout_min": 5, "slurm_partition": "gpu", "slurm_additional_parameters": {"nice": 3}}
-    codes = run(SubmititExecutor(spawn(tmp_path), options), tmp_path, "exit=0", "exit=1", "sleep=60")
-    assert codes == {0: 0, 1: 1, 2: 143}
-    script = (slurm / "1001.sh").read_text()
-    for line in ("--partition=gpu", "--signal=TERM@90", "--nice=3", "--time=5", "--job-name=hydraloop"):
-        assert f"#SBATCH {line}\n" in script
-
-
-@pytest.mark.slow
-def test_a_job_that_a_user_has_cancelled_was_not_ended_by_slurm(tmp_path: Path, slurm: Path) -> None:
-    """Slurm forgets a job after a while, as it has job 2."""
-    for number, found in enumerate((["RUNNING"], ["COMPLETING", "CANCELLED"], [])):
-        lines = [f"JobId={1001 + number} JobName=hydraloop JobState={state} Reason=None" for state in found]
-        (slurm / f"{1001 + number}.states").write_text("\n".join(lines))
-    executor = SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
-    for number, line in enumerate(("exit=75", "exit=75", "exit=75", "exit=143")):
-        executor.submit(Request(number, (line,), str(tmp_path / str(number))))
-    ended: list[Ended] = []
-    until(lambda: ended.extend(executor.poll(0.5)) or len(ended) == 4, 60.0)
-    ended.sort(key=lambda end: end.number)
-    assert ended == [Ended(0, 75, by_scheduler=True), Ended(1, 75), Ended(2, 75, by_scheduler=True), Ended(3, 143)]
+    (script,) = (tmp_path / ".submitit").glob(f"{jobs[0]}_submission.sh")
+    for line in ("--partition=main", "--signal=TERM@90", "--nice=3", "--time=5", "--job-name=hydraloop", "--requeue"):
+        assert f"#SBATCH {line}\n" in script.read_text()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +79,7 @@ def test_wrong_options_are_refused(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError) as caught:
-        SubmititExecutor(spawn(tmp_path), options)
+        auto_executor(tmp_path, options)
     assert str(caught.value).startswith(message)
 
 
@@ -150,8 +89,8 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
 
 
-def test_a_job_that_cannot_be_submitted_is_an_error(tmp_path: Path, slurm: Path) -> None:
-    (slurm / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1\n")
-    executor = SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
-    with pytest.raises(UserError, match=r"job 0 could not be submitted: .*QOSMaxSubmit"):
+@pytest.mark.slow
+def test_a_job_that_cannot_be_submitted_is_an_error(tmp_path: Path, slurm: Slurm) -> None:
+    executor = SubmititExecutor(spawn(tmp_path), {"timeout_min": 5, "slurm_partition": "gpu"})
+    with pytest.raises(UserError, match=r"job 0 could not be submitted: .*invalid partition specified: gpu"):
         executor.submit(Request(0, (), str(tmp_path / "0")))

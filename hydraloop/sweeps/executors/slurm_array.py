@@ -1,0 +1,113 @@
+"""A sweep as arrays of Slurm: each task is a controller with one slot. So no process stays on the login node."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import env_override
+from omegaconf import DictConfig
+
+from hydraloop.errors import UserError
+from hydraloop.processes import slurm
+from hydraloop.run_files import environment
+from hydraloop.sweeps import slurm_tasks
+from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
+from hydraloop.sweeps.executors.submitit_executor import auto_executor, is_local
+
+_TASKS = 1001
+"""`MaxArraySize` by default: the most tasks of an array."""
+_DELAY = 90
+"""Seconds between the signal and the time limit, as submitit's default."""
+
+
+def is_wanted(master: DictConfig) -> bool:
+    """Return whether a command line asks for arrays."""
+    options = master.sweep
+    return bool(master.detach) and options.executor == "submitit" and not is_local(options.submitit)
+
+
+def submit(sweep: Path, overrides: Sequence[str], options: DictConfig, tasks: int, at_a_time: int) -> list[str]:
+    """Submit the tasks. Return the ids of the arrays. An array starts when the one before it has ended.
+
+    Args:
+        sweep: its directory.
+        overrides: of the sweep, as typed.
+        options: `sweep.submitit`.
+
+    Raises:
+        UserError: Slurm refuses an array, or a parameter is wrong.
+        OSError: the directory cannot be written to.
+    """
+    executor = auto_executor(sweep, options, requeue=True)._executor  # AutoExecutor hides what it chose
+    executor.parameters["array_parallelism"] = at_a_time
+    slurm.start_again(executor.parameters, executor.folder)
+    lines = [line for line in overrides if not line.startswith(("sweep.resume=", "hydra.sweep.dir="))]
+    file = sweep / slurm_tasks.FOLDER / f"{time.time_ns()}.json"
+    for folder in (file.parent, executor.folder):
+        folder.mkdir(exist_ok=True)
+    content: dict[str, Any] = {"sweep": str(sweep), "submitted": time.time(), "arrays": []}
+    variables = write_masked(file, content, overrides=lines)
+    script = shlex.join(["env", f"{environment.SWEEP_TASK}={file}", *command()])
+    slurm_tasks.cancel_waiting(sweep)  # of earlier submissions
+    most = _most_tasks()
+    for first in range(0, tasks, most):
+        executor.parameters["map_count"] = min(most, tasks - first)
+        try:
+            with env_override(variables):  # which sbatch exports
+                array = str(executor._submit_command(script).job_id)  # `submit` would pickle a function
+        except Exception as error:  # of submitit, for any answer of sbatch
+            submitted = f" Submitted until now: {', '.join(content['arrays'])}." if content["arrays"] else ""
+            raise UserError(
+                f"an array of {executor.parameters['map_count']} tasks could not be submitted: {error}",
+                key="sweep.submitit",
+                remedy=f"Continue when Slurm accepts it: sweep.resume={sweep}{submitted}",
+            ) from error
+        content["arrays"].append(array)
+        write_masked(file, content, overrides=lines)
+        executor.parameters["dependency"] = f"afterany:{array}"
+    return list(content["arrays"])
+
+
+def _most_tasks() -> int:
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", slurm_tasks.run("scontrol", "show", "config") or "", re.MULTILINE)
+    return _TASKS if found is None else int(found[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What this process knows, if it is a task of an array."""
+
+    overrides: tuple[str, ...]
+    """Of the sweep, as typed, and `sweep.resume`."""
+    submitted: float
+    """When, in seconds since 1970."""
+    restarts: int
+    """How often Slurm has started it again."""
+
+
+def received() -> Task:
+    """Return the task that this process is.
+
+    Raises:
+        UserError: the secrets of the sweep are missing.
+        OSError: the file of the submission cannot be read.
+    """
+    content = read_masked(Path(os.environ.pop(environment.SWEEP_TASK)))  # not for processes of jobs
+    overrides = (*content["overrides"], f"sweep.resume={content['sweep']}")
+    return Task(overrides, content["submitted"], int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+
+
+def seconds(options: DictConfig) -> float:
+    """Return the time until Slurm signals that the time limit is near.
+
+    Args:
+        options: `sweep.submitit`.
+    """
+    return 60.0 * float(options.timeout_min) - float(options.get("slurm_signal_delay_s", _DELAY))
