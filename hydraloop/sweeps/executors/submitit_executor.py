@@ -108,7 +108,7 @@ class SubmititExecutor(Executor):
         """Let a job save and end, see `Executor`. Slurm kills it half a minute later."""
         if number in self._jobs:
             self._asked = float("-inf")
-            subprocess.run(["scancel", self._jobs[number]], check=False)
+            subprocess.run(["scancel", self._jobs[number]], capture_output=True, check=False)  # it may have ended
 
     def close(self) -> None:
         """Do nothing: submitted jobs continue."""
