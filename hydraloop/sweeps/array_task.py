@@ -63,6 +63,14 @@ class ArrayTask(Controller):
         return super().stops or time.monotonic() - self._began + max(own, default=0.0) > self.limit
 
     @property
+    def left(self) -> list[int]:
+        """The numbers of jobs that are not over, with the ends of other tasks, for which this one has not waited."""
+        for state in map(self.directory.state, super().left):
+            if state.is_over:
+                self.ended[state.number] = state
+        return super().left
+
+    @property
     def code(self) -> int:
         """The exit code: 75 if Slurm is to start the task again, as its time is over; 1 if a job of it has failed."""
         if self.signals:

@@ -50,23 +50,29 @@ def saved(sweep: SweepDirectory, job: int) -> bool:
 
 def kill_asking(slurm: Slurm, sweep: SweepDirectory) -> None:
     """Kill the task that decides, while it has the lock of the search."""
-    while True:
+    until(lambda: len(sweep.controllers()) == 2, "the tasks do not start")
+    tasks = {(one.host, one.processes[0][0]) for one in sweep.controllers().values()}
+    by_id = {(host, pid): one for host, pid in tasks for one in slurm.processes(host) if id_on_node(one) == pid}
+    assert len(by_id) == 2
+    for _ in range(1_000_000):
         held = lock.holder(sweep.path / LOCK)
-        for process in [] if held is None else slurm.processes(held.host):
-            if ids(process)[-1:] == [held.processes[0][0]]:
-                process.suspend()
-                if lock.holder(sweep.path / LOCK) == held:
-                    process.kill()
-                    return
-                process.resume()
+        if held is not None:
+            process = by_id[held.host, held.processes[0][0]]
+            process.suspend()
+            if lock.holder(sweep.path / LOCK) == held:
+                process.kill()
+                return
+            process.resume()
+    raise AssertionError("the lock was never seen")
 
 
-def ids(process: psutil.Process) -> list[int]:
-    """Return the id of a process here and on its node."""
+def id_on_node(process: psutil.Process) -> int | None:
+    """Return the id that a process has in the namespace of its node."""
     with suppress(OSError):
-        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
-        return [int(word) for line in status.splitlines() if line.startswith("NSpid") for word in line.split()[1:]]
-    return []
+        for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("NSpid"):
+                return int(line.split()[-1])
+    return None
 
 
 def is_running(sweep: SweepDirectory, job: int, *, attempt: int) -> bool:
@@ -125,7 +131,7 @@ def test_a_sweep_is_stopped_and_submitted_again(project: Project, slurm: Slurm) 
 def test_another_task_decides_when_the_one_that_asks_is_killed(project: Project, slurm: Slurm) -> None:
     """The tasks are on different nodes, so the other one sees by the time of the lock that its holder has ended."""
     options = ("optimizer.lr=tag(log,interval(1e-4,1e-1))", "sweep.trials=12", "sweep.max_workers=2")
-    sweep = submitted(project, *SHORT, *options, f"+sweep.submitit.cpus_per_task={CPUS}")
+    sweep = submitted(project, *SHORT, *options, "engine.max_iters=40", f"+sweep.submitit.cpus_per_task={CPUS}")
     kill_asking(slurm, sweep)
     wait(sweep)
     states = sweep.states()

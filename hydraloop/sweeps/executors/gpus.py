@@ -17,7 +17,7 @@ from hydraloop.errors import UserError, not_installed
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OTHERS = {"submitit": ("Slurm", "+sweep.submitit.gpus_per_node"), "ray": ("Ray", "sweep.ray.num_gpus")}
 """What else chooses the GPUs of a job, and its option for them, by executor."""
-_SUBMITTED = 32
+SUBMITTED = 32
 """Jobs that are given to Slurm at a time, by default. Slurm decides which of them run."""
 
 
@@ -103,7 +103,7 @@ def shares(options: Any, *, ranks: int = 1, device: str = "auto") -> Shares:
                 wanted = options.gpus_per_job if scheduler == "Ray" else max(1, int(options.gpus_per_job))
                 remedy = f"Leave it out, and use {other}={wanted:g}."
                 raise UserError(f"{scheduler} chooses the GPUs of a job", key=f"sweep.{name}", remedy=remedy)
-        return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else _SUBMITTED))
+        return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else SUBMITTED))
     slots = _slots(options, ranks, device)
     workers = int(options.max_workers or (1 if slots is None else slots.most))
     if slots is not None and workers > slots.most:
