@@ -10,6 +10,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,13 @@ from pathlib import Path
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_gcs_server_port_wait_time_s": "120"}
 SLOTS = 2
 """Jobs for which each node has room."""
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """Return a folder for Ray. Sockets in pytest's folders would have too long paths."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @contextmanager

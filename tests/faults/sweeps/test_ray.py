@@ -42,9 +42,9 @@ def project(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> P
 
 
 @pytest.fixture(scope="module")
-def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+def on_ray() -> Iterator[tuple[str, ...]]:
     """Options of a sweep on a cluster."""
-    with ray_cluster.running(tmp_path_factory.mktemp("ray")) as address:
+    with ray_cluster.short_folder() as folder, ray_cluster.running(folder) as address:
         yield "sweep.executor=ray", f"sweep.ray.address='{address}'"
 
 
