@@ -10,6 +10,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,17 @@ SLOTS = 2
 
 
 @contextmanager
+def short_folder() -> Iterator[Path]:
+    """Return a folder for Ray. Sockets in pytest's folders would have too long paths."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextmanager
 def running(folder: Path) -> Iterator[str]:
     """Run a cluster in the body, and return its address."""
     command = [sys.executable, "-m", __spec__.name, str(folder)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=os.environ | QUIET, text=True, **pipes) as process:  # type: ignore[call-overload]
         try:
             address = next((line for line in process.stdout if line.startswith("address ")), "")
@@ -52,7 +60,7 @@ def main(folder: str) -> None:
     nodes = [cluster.add_node(num_cpus=SLOTS, **options) for _ in range(2)]
     print("address", cluster.address, flush=True)
     while not select.select([sys.stdin], [], [], 0.2)[0]:
-        for node in [node for node in nodes if not node.all_processes_alive()]:
+        for node in [node for node in nodes if node.dead_processes()]:
             nodes.remove(node)
             cluster.remove_node(node, allow_graceful=False)
             nodes.append(cluster.add_node(num_cpus=SLOTS, **options))

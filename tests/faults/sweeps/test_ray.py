@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +19,11 @@ from tests.faults.sweeps import ray_cluster
 from tests.faults.sweeps.harness import ON_RAY, Kill, Sweep, make, train
 from tests.faults.sweeps.judge import problems, problems_of_search
 from tests.faults.sweeps.suite import LR
+from tests.tracking.mlflow.runs import QUIET, empty_database
 
+__all__ = ["empty_database"]  # a fixture
 pytestmark = [
+    QUIET,
     pytest.mark.nightly,
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install ray"),
 ]
@@ -30,14 +35,16 @@ ASHA = (LR, "sweep.trials=20", "sweep.promote=asha", "engine.val_interval=6", ML
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return make(tmp_path_factory.mktemp("project") / "project")
+def project(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Project:
+    made = make(tmp_path_factory.mktemp("project") / "project")
+    shutil.copy(empty_database, made.path)
+    return made
 
 
 @pytest.fixture(scope="module")
-def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+def on_ray() -> Iterator[tuple[str, ...]]:
     """Options of a sweep on a cluster."""
-    with ray_cluster.running(tmp_path_factory.mktemp("ray")) as address:
+    with ray_cluster.short_folder() as folder, ray_cluster.running(folder) as address:
         yield "sweep.executor=ray", f"sweep.ray.address='{address}'"
 
 
