@@ -168,6 +168,11 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
         with _in_job(job, axes):
             cfg = command_line.compose_job(job, composer, typed, trains=args.cfg is None, compose=grid.compose)
             check_options(cfg)
+        if cfg.distributed.nnodes > 1:
+            problem = "each job of a sweep trains on one node"
+            raise UserError(
+                problem, key="distributed.nnodes", remedy=Remedy("Leave it out.", leave_out=["distributed.nnodes"])
+            )
         if cfg.resume is not None:
             raise UserError(
                 "the jobs of a sweep would continue in one directory",

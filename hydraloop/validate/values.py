@@ -21,6 +21,7 @@ AT_LEAST = {
     "engine.sanity_val_steps": (0, "Use 0 for none."),
     "engine.threads": (1, "Use 1 or more, or null for all cores."),
     "distributed.nproc_per_node": (1, "Use 1 or more."),
+    "distributed.nnodes": (1, "Use 1 or more."),
     "distributed.max_restarts": (0, "Use 0 (no restart) or more."),
     "distributed.agree_interval": (1, "Use 1 or more."),
     "data.loader.eval_batch_size": (1, "Use 1 or more."),

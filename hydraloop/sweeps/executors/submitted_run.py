@@ -37,7 +37,9 @@ def submit(draft: Draft) -> None:
     if not draft.cfg.detach:
         problem = "a run that is submitted to Slurm does not stay in the terminal"
         raise UserError(problem, key="sweep.executor", remedy="Add detach=true, or leave out sweep.executor.")
-    executor = auto_executor(Path(), draft.cfg.sweep.submitit, requeue=True)._executor  # its parameters are right
+    executor = auto_executor(
+        Path(), {"nodes": draft.cfg.distributed.nnodes, **draft.cfg.sweep.submitit}, requeue=True
+    )._executor  # its parameters are right
     with ExitStack() as locks, hydra_config(draft.cfg):
         run_dir = plan_run(draft, locks).run_dir
     executor.folder = run_dir / executor.folder.name
