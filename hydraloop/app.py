@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from hydraloop import json_answers, platforms
 from hydraloop.cli import arguments, command, resume_command
-from hydraloop.cli.compose import Composer, opened
+from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import show, show_help, show_plan
 from hydraloop.commands.parser import listed_names, listing, summaries
 from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import Draft
 from hydraloop.processes import torchrun
-from hydraloop.processes.checks import check_debugger, check_options
+from hydraloop.processes.checks import check_debugger
 from hydraloop.processes.failure import Requeue
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
@@ -33,10 +33,10 @@ from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.sweeps import planning
 from hydraloop.sweeps.planning import SweepDraft
+from hydraloop.sweeps.slurm import submitted_run
 
 if TYPE_CHECKING:
     from hydraloop.processes.run_starter import RunStarter
-    from hydraloop.sweeps.executors.slurm_array import Task
 
 
 def main(
@@ -98,9 +98,7 @@ def _run(app: _App) -> int:
 
 def _exit_code(error: BaseException, reports: Reports) -> int:
     if isinstance(error, Requeue):
-        if torchrun.is_ours():
-            torchrun.note_preempted()
-        return 0 if torchrun.is_launched() else error.code  # torchrun would restart the ranks
+        return torchrun.requeue_code() if torchrun.is_launched() else error.code
     if isinstance(error, KeyboardInterrupt):
         return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
     return 2 if isinstance(error, UserError) and error not in reports.shown else 1
@@ -121,16 +119,10 @@ class _App:
 
     def run(self, argv: Sequence[str]) -> None:
         """Show what the arguments ask for, or train once, or in a sweep."""
-        task: Task | None = None
-        if environment.SWEEP_TASK in os.environ:
-            from hydraloop.sweeps.executors import slurm_array
+        if environment.is_received():
+            from hydraloop.sweeps import received
 
-            task = slurm_array.received()
-            argv = [*argv, "--multirun", *task.overrides]
-        elif environment.SUBMITTED_RUN in os.environ:
-            from hydraloop.sweeps.executors import submitted_run
-
-            argv = [*argv, *submitted_run.received()]
+            argv = received.arguments(argv)
         args = arguments.read(argv)
         environment.set_command([*environment.script(), *args.config_flags])
         if args.overrides[:1] == [resume_command.NAME]:
@@ -138,14 +130,8 @@ class _App:
         name = args.config_name or self.name
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         with opened(folder, name, args.config_dir) as composer:
-            if environment.SWEEP_JOB in os.environ:
-                from hydraloop.sweeps import run_sweep
-
-                run_sweep.run_received(composer, self._starter())
-            if environment.SWEEP_SERVER in os.environ:
-                from hydraloop.sweeps import run_sweep
-
-                run_sweep.serve_jobs(composer, self._starter())
+            if environment.is_received():
+                received.run_jobs(composer, self._starter())
             if args.help:
                 text = listing() if args.overrides == ["all"] else listed_names()
                 return show_help(args, composer, self.project, summaries(), text)
@@ -153,7 +139,7 @@ class _App:
             if args.is_for_hydra:
                 overrides = command.read_for_hydra(args, composer)
             else:
-                draft = check_command(args, composer)
+                draft = planning.check_command(args, composer)
                 overrides = draft.overrides
                 remember_config(draft.cfg)
                 if args.dry_run:
@@ -162,11 +148,13 @@ class _App:
                     if args.pdb:
                         self._use_debugger(draft)
                     if not isinstance(draft, SweepDraft):
-                        return self._train(draft, name, argv[len(sys.argv) - 1 :])
+                        if submitted_run.is_wanted(draft):
+                            return submitted_run.submit(draft)
+                        return self._starter().run(draft, name)
                     if draft.is_ours:
                         from hydraloop.sweeps import run_sweep
 
-                        run_sweep.run(draft, self._starter(), name, task)
+                        run_sweep.run(draft, self._starter(), name)
                     sweep = draft
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
         if sweep is None:
@@ -178,23 +166,6 @@ class _App:
 
         trackers = SweepTrackers(sweep.swept, sweep.axes.count)
         return other_launchers.run_sweep(self._starter(), sweep, trackers, flags, folder, name)
-
-    def _train(self, draft: Draft, name: str, added: Sequence[str]) -> None:
-        """Train once, here, on several nodes, or in a job of Slurm.
-
-        Args:
-            added: overrides that the command line of this process does not have.
-        """
-        if draft.cfg.sweep.executor == "submitit":
-            from hydraloop.sweeps.executors import submitted_run
-
-            if submitted_run.is_wanted(draft):
-                return submitted_run.submit(draft)
-        if draft.cfg.distributed.nnodes > 1 and not torchrun.is_several():
-            from hydraloop.processes import nodes
-
-            sys.exit(nodes.launch(draft.cfg.distributed, added))
-        return self._starter().run(draft, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""
@@ -218,16 +189,3 @@ class _App:
         from hydraloop.processes.run_starter import RunStarter
 
         return RunStarter(self.reports, self.leader)
-
-
-def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
-    """Compose and check the config of the run, or each value of each axis of the sweep.
-
-    Raises:
-        UserError: a mistake in the overrides or in the config files.
-    """
-    draft = command.read(args, composer)
-    if draft is None:
-        return planning.check(args, composer)
-    check_options(draft.cfg)
-    return draft

@@ -18,8 +18,9 @@ from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import resume_command, shown
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
-from hydraloop.sweeps import slurm_tasks, states, sweep_description
+from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking import alert_log
@@ -66,7 +67,7 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     """
     if (path / sweep_description.FILENAME).exists():
         return SweepDirectory.load(path)
-    if not holds_run(path) and not slurm_tasks.arrays(path):
+    if not holds_run(path) and not submissions.arrays(path):
         remedy = missing_path(path, "Name one: ls -d multirun/*/* outputs/*/*")
         raise UserError(f"{path} holds no sweep and no run", key="directory", remedy=remedy)
     return None
@@ -74,9 +75,9 @@ def sweep_in(path: Path) -> SweepDirectory | None:
 
 def _state_of_run(path: Path) -> JobState:
     state = states.current(path, states.read(path) or JobState(0, "running"), path)
-    waits = state.state == "interrupted" and bool(slurm_tasks.counts(path))  # for Slurm, which starts it
+    waits = state.state == "interrupted" and bool(submissions.counts(path))  # for Slurm, which starts it
     return (
-        replace(state, state="queued", reason=f"job {', '.join(slurm_tasks.arrays(path))} of Slurm") if waits else state
+        replace(state, state="queued", reason=f"job {', '.join(submissions.arrays(path))} of Slurm") if waits else state
     )
 
 
@@ -98,7 +99,7 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
     ]
     controllers = sweep.controllers().values()
     lines += [f"controller: process {one.processes[0][0]} on {one.host}, since {one.since}" for one in controllers]
-    lines += [*slurm_tasks.lines(sweep.path), *hint(sweep, found)]
+    lines += [*submissions.lines(sweep.path), *hint(sweep, found)]
     for name in _LISTED:
         alike = [state for state in found if state.state == name]
         for state in alike[:_MOST]:
@@ -116,7 +117,7 @@ def _asked(sweep: SweepDirectory, found: list[JobState]) -> list[JobState]:
 
 def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
     """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
-    if all(state.is_over for state in found) or sweep.controllers() or slurm_tasks.counts(sweep.path) != Counter():
+    if all(state.is_over for state in found) or sweep.controllers() or submissions.counts(sweep.path) != Counter():
         return []
     return [f"No controller is running. Continue the sweep: {sweep.resume_command(found)}"]
 

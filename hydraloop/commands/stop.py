@@ -12,7 +12,8 @@ from hydraloop.commands import status
 from hydraloop.commands.status import sweep_in
 from hydraloop.run_files import lock
 from hydraloop.run_files.environment import shown
-from hydraloop.sweeps import queue, slurm_tasks, states, stopping
+from hydraloop.sweeps import queue, states, stopping
+from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         command = shlex.join(["python", "-m", "hydraloop", "stop", "--kill", shown(path)])
         print(f"waiting for a checkpoint that is being written; kill the run: {command}", flush=True)
 
-    is_cancelled = bool(slurm_tasks.arrays(path)) and slurm_tasks.cancel(path)
+    is_cancelled = bool(submissions.arrays(path)) and submissions.cancel(path)
     were_told = [lock.note_stop(folder) for folder, one in _holders(path, sweep).items() if one.alive]
     ended, killed, left = stopping.end(find, args.wait, waits, kill=args.kill or any(were_told))
     if is_cancelled:

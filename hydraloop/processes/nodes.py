@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from hydra.core.utils import env_override
 from hydraloop.errors import UserError
 from hydraloop.processes import elastic, torchrun
 from hydraloop.processes.failure import REQUEUE
+from hydraloop.run_files import environment
 
 _KEY = "distributed.nnodes"
 _TIMEOUT = 900
@@ -30,7 +30,7 @@ def launch(options: Any, overrides: Sequence[str]) -> int:
 
     Args:
         options: `distributed`.
-        overrides: that the command line of this process does not have.
+        overrides: of the run.
 
     Raises:
         UserError: Slurm has not started one process on each of the nodes.
@@ -50,7 +50,7 @@ def launch(options: Any, overrides: Sequence[str]) -> int:
         "max_restarts": int(options.max_restarts),
     }
     threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
-    command = [*sys.orig_argv[1:], *overrides]
+    command = [*environment.command()[1:], *overrides]
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as folder:
         variables = {torchrun.NODE: folder, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
         with env_override(variables), elastic.passing_on(command[-1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.hydra_job import as_job
 from hydraloop.errors import Terminated
 from hydraloop.plan import Draft, RunPlan, plan_run
-from hydraloop.processes import checks, elastic, slurm, torchrun
+from hydraloop.processes import checks, elastic, nodes, slurm, torchrun
 from hydraloop.processes.detach import detached
 from hydraloop.processes.failure import Ended, RankError, Requeue
 from hydraloop.processes.rank_training import Training
@@ -35,7 +36,7 @@ class RunStarter:
     """Called before training with the iterations of the whole run, if one process trains."""
 
     def run(self, draft: Draft, name: str) -> None:
-        """Choose the directory of a single run and lock it, make the plan, and train by it.
+        """Choose the directory of a single run and lock it, make the plan, and train by it; or start ranks that do so.
 
         Args:
             draft: of the run.
@@ -45,6 +46,8 @@ class RunStarter:
             UserError: the run cannot be started here.
             BaseException: as `train`.
         """
+        if draft.cfg.distributed.nnodes > 1 and not torchrun.is_several():
+            sys.exit(nodes.launch(draft.cfg.distributed, draft.overrides))
         background = detached() if draft.cfg.detach else None
         checks.check(draft.cfg)
         with ExitStack() as locks, hydra_config(draft.cfg):

@@ -57,9 +57,14 @@ def is_ours() -> bool:
     return NODE in os.environ
 
 
-def note_preempted() -> None:
-    """Let the process that has started this rank exit with `REQUEUE`: no rank has failed."""
-    Path(os.environ[NODE], str(REQUEUE)).touch()
+def requeue_code() -> int:
+    """Return the exit code of a rank that was preempted: 0, as torchrun would restart the ranks after another one.
+
+    `nodes.launch` is told by a file, and exits with `REQUEUE`.
+    """
+    if is_ours():
+        Path(os.environ[NODE], str(REQUEUE)).touch()
+    return 0
 
 
 def rank() -> int:

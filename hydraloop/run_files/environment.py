@@ -22,11 +22,15 @@ SWEEP_SERVER = "HYDRALOOP_SWEEP_SERVER"
 """Variable with the number of an open socket: this process forks the jobs of a sweep that are asked for there."""
 SWEEP_TASK = "HYDRALOOP_SWEEP_TASK"
 """Variable with the path of a submission: this process is a task of its arrays, and runs jobs of a sweep."""
-
 SUBMITTED_RUN = "HYDRALOOP_SUBMITTED_RUN"
 """Variable with the path of a submission: this process is that run."""
 
 _command: list[str] | None = None
+
+
+def is_received() -> bool:
+    """Return whether hydraloop has started this process itself, with its work in a file or behind a socket."""
+    return any(name in os.environ for name in (SWEEP_JOB, SWEEP_SERVER, SWEEP_TASK, SUBMITTED_RUN))
 
 
 def versions() -> dict[str, str]:

@@ -132,6 +132,19 @@ class SweepDraft(Draft):
         return compared
 
 
+def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
+    """Compose and check the config of the run, or each value of each axis of the sweep.
+
+    Raises:
+        UserError: a mistake in the overrides or in the config files.
+    """
+    draft = command_line.read(args, composer)
+    if draft is None:
+        return check(args, composer)
+    check_options(draft.cfg)
+    return draft
+
+
 def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     """Plan a sweep, and check each value of each axis in the first job that has it.
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,55 +17,45 @@ from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydr
 from omegaconf import DictConfig
 
 from hydraloop import json_answers
-from hydraloop.cli import command
-from hydraloop.cli.arguments import typed_keys
-from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import prepare_handlers
-from hydraloop.plan import Draft
 from hydraloop.processes import checks as launch_checks
-from hydraloop.processes.detach import CONTROLLER_LOG, detached, print_commands
-from hydraloop.processes.failure import REQUEUE
+from hydraloop.processes.detach import CONTROLLER_LOG, detached
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import code_patch, environment
-from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.safety import hydra_versions
-from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps import resume_sweep, slurm_tasks
-from hydraloop.sweeps.array_task import ArrayTask
+from hydraloop.sweeps import resume_sweep
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.controller import Controller
-from hydraloop.sweeps.executors import fork_server, gpus, ray_executor, slurm_array, spawned, submitit_executor
+from hydraloop.sweeps.executors import gpus, ray_executor, spawned
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
-from hydraloop.sweeps.executors.slurm_array import Task
-from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
 from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.slurm import arrays, submissions, submitit_executor, submitted_sweep
+from hydraloop.sweeps.slurm.array_task import ArrayTask
 from hydraloop.sweeps.source import Grid, Source
-from hydraloop.sweeps.states import REQUEST
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.report_process import check_installed, write_report
 from hydraloop.tracking.sweep_trackers import SweepTrackers
 
 
-def run(draft: SweepDraft, starter: RunStarter, name: str, task: Task | None = None) -> NoReturn:
+def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     """Run a sweep with our own executors, and exit. A composer has to be open.
 
     Args:
         draft: of the sweep.
         starter: trains.
         name: of the primary config.
-        task: if this process is a task of an array.
 
     Raises:
         UserError: the sweep cannot be started.
     """
-    options, settings = draft.options, draft.master.hydra
+    options, settings, task = draft.options, draft.master.hydra, arrays.received()
     launch_checks.check_single_run()
     shares = gpus.shares(options, ranks=draft.ranks, device=draft.device)
     if options.executor == "submitit":
@@ -77,7 +64,7 @@ def run(draft: SweepDraft, starter: RunStarter, name: str, task: Task | None = N
         ray_executor.check(options.ray)
     if options.report:
         check_installed("sweep.report")
-    is_array = slurm_array.is_wanted(draft.master)
+    is_array = arrays.is_wanted(draft.master)
     background = detached() if draft.master.detach and not is_array else None
     hydra_versions.configure_log(settings.hydra_logging, settings.verbose)
     prepare_handlers()
@@ -94,8 +81,8 @@ def run(draft: SweepDraft, starter: RunStarter, name: str, task: Task | None = N
         trackers.share_senders()
     source = _source(directory, axes, draft)
     if is_array and task is None:
-        _submit(directory, draft, shares.workers)
-    kind = Controller if task is None else partial(ArrayTask, task=task, limit=_limit(draft))
+        submitted_sweep.submit(directory, draft, shares.workers)
+    kind = Controller if task is None else partial(ArrayTask, task=task, limit=submitted_sweep.limit(draft))
     controller = kind(
         directory,
         _executor(draft, directory, starter, cluster, is_task=task is not None),
@@ -120,26 +107,8 @@ def run(draft: SweepDraft, starter: RunStarter, name: str, task: Task | None = N
     if options.report and not controller.left:
         write_report(directory.path)
     if task is not None and not controller.left:
-        slurm_tasks.cancel_waiting(directory.path)
+        submissions.cancel_waiting(directory.path)
     sys.exit(controller.code)
-
-
-def _submit(directory: SweepDirectory, draft: SweepDraft, at_a_time: int) -> NoReturn:
-    """Submit arrays that run the sweep, print what to type next, and exit."""
-    retries = ("failed",) if draft.options.retry_failed else ()
-    left = sum(not state.is_over or state.state in retries for state in directory.states())
-    tasks = left if draft.search is None else min(left, at_a_time)
-    arrays = slurm_array.submit(directory.path, draft.overrides, draft.options.submitit, tasks, at_a_time)
-    how = f"has {left:,} jobs to run, submitted to Slurm as array {', '.join(arrays)}"
-    print_commands(directory.path, how, "status", "attach", "stop")
-    if json_answers.asked():
-        json_answers.write("detach", {"directory": directory.path, "arrays": arrays})
-    sys.exit(0)
-
-
-def _limit(draft: SweepDraft) -> float:
-    """Return the seconds of a task in which jobs begin. A search has no task for each job: a job may begin late."""
-    return slurm_array.seconds(draft.options.submitit) if draft.search is None else math.inf
 
 
 def _source(directory: SweepDirectory, axes: Axes | Trials, draft: SweepDraft) -> Source:
@@ -150,38 +119,6 @@ def _source(directory: SweepDirectory, axes: Axes | Trials, draft: SweepDraft) -
     assert draft.search is not None, "it is planned"
     assert isinstance(directory.description.axes, Trials), "the directory has the same jobs"
     return begin(directory, replace(axes, log=directory.description.axes.log), draft.search, draft.options)
-
-
-def run_received(composer: Composer, starter: RunStarter) -> NoReturn:
-    """Run the job for which this process was started, and exit. A composer has to be open."""
-    path, overrides, request = spawned.received()
-    remember_overrides([*overrides, *request.lines])
-    typed = typed_keys(overrides)
-    compose = partial(
-        GridComposer(composer, command.compose_sweep(overrides, composer, typed)).compose, number=request.number
-    )
-    cfg = command.compose_job(request.lines, composer, typed, trains=True, compose=compose)
-    directory = SweepDirectory.load(path)
-    spawned.refuse_withdrawn(request)
-    code = SweepJob(directory, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request)
-    if code != REQUEUE:  # Slurm starts the job again with the same request
-        Path(request.folder, REQUEST).unlink(missing_ok=True)
-    sys.exit(code)
-
-
-def serve_jobs(composer: Composer, starter: RunStarter) -> NoReturn:
-    """Fork the jobs of a sweep that a worker of Ray asks for, until it has ended. A composer has to be open."""
-    connection = Connection(int(os.environ.pop(environment.SWEEP_SERVER)))
-    begin = fork_server.receive(connection)
-    overrides, lines = begin["overrides"], begin["lines"]
-    remember_overrides([*overrides, *lines])
-    typed = typed_keys(overrides)
-    grid = GridComposer(composer, command.compose_sweep(overrides, composer, typed))
-    draft = Draft(overrides=lines, cfg=grid.compose(lines), typed=typed)
-    remember_config(draft.cfg)
-    worker = SweepJob(SweepDirectory.load(Path(begin["sweep"])), draft, starter, grid)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks Ctrl-C
-    os._exit(fork_server.Server(worker, connection, grace=ray_executor.GRACE).serve())
 
 
 def _executor(

@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 
 import hydraloop
 from hydraloop import repairs
-from hydraloop.app import check_command
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
 from hydraloop.processes import checks as launch_checks
+from hydraloop.sweeps.planning import check_command
 from tests.config.composed import REPOSITORY
 from tests.marks import nightly, slow
 

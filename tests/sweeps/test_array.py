@@ -13,7 +13,7 @@ from hydraloop.commands.dispatch import run as main
 from hydraloop.run_files import lock
 from hydraloop.sweeps.search.log import LOCK
 from hydraloop.sweeps.search_replay import replay
-from hydraloop.sweeps.slurm_tasks import arrays, counts
+from hydraloop.sweeps.slurm.submissions import arrays, counts
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.processes import running_in, until

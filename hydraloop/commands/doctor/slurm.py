@@ -14,7 +14,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.commands.check.findings import Finding
-from hydraloop.sweeps.executors import gpus, slurm_array
+from hydraloop.sweeps.executors import gpus
+from hydraloop.sweeps.slurm import arrays
 
 _IMMEDIATE = 10
 """Seconds after which a node that is not free is not waited for."""
@@ -56,7 +57,7 @@ def _partitions(options: Mapping[str, Any]) -> Finding:
         return Finding("problem", f"{name} permits at most {limit:g} minutes", key, f"Use {key}={limit:g}.")
     workers = options.get("max_workers") or gpus.SUBMITTED
     asks = ", ".join(f"{key}={value}" for key, value in wanted.items()) or "sweep.submitit.timeout_min must be set"
-    most = slurm_array.most_tasks()
+    most = arrays.most_tasks()
     return Finding("ok", f"{shown}. A sweep asks for {workers} jobs at a time ({asks}), in arrays of at most {most:,}")
 
 

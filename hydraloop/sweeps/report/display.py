@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from hydraloop.engine.report.formats import brief, clock, number
-from hydraloop.sweeps import slurm_tasks
 from hydraloop.sweeps.report.progress import Progress, RunningJob
 from hydraloop.sweeps.report.results import swept_values
 from hydraloop.sweeps.report.results_table import line, new_console, new_table
 from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.tracking.run_description import short_keys
 
@@ -132,7 +132,7 @@ def watch(lines: Lines) -> None:
         while True:
             if (began := time.monotonic()) >= due:
                 is_over = not directory.controllers()
-                is_left = is_over and bool(slurm_tasks.counts(directory.path))  # in Slurm's queue
+                is_left = is_over and bool(submissions.counts(directory.path))  # in Slurm's queue
                 states = directory.current_states()
                 for state in states:
                     before = known.get(state.number)

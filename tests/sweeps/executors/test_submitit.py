@@ -12,9 +12,9 @@ import pytest
 from hydraloop.errors import UserError
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files import environment
-from hydraloop.sweeps.executors import submitit_executor
 from hydraloop.sweeps.executors.executor import Ended, Request
-from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor, auto_executor
+from hydraloop.sweeps.slurm import submitit_executor
+from hydraloop.sweeps.slurm.submitit_executor import SubmititExecutor, auto_executor
 from tests.processes import until
 from tests.slurm import Slurm
 from tests.sweeps.executors import program

@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from omegaconf import DictConfig
 from hydraloop.errors import UserError
 from hydraloop.processes import slurm
 from hydraloop.run_files import environment
-from hydraloop.sweeps import slurm_tasks
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
-from hydraloop.sweeps.executors.submitit_executor import auto_executor, is_local
+from hydraloop.sweeps.slurm import submissions
+from hydraloop.sweeps.slurm.submitit_executor import auto_executor, is_local
 
 _TASKS = 1001
 """`MaxArraySize` by default: the most tasks of an array."""
@@ -49,13 +50,13 @@ def submit(sweep: Path, overrides: Sequence[str], options: DictConfig, tasks: in
     executor.parameters["array_parallelism"] = at_a_time
     slurm.start_again(executor.parameters, executor.folder)
     lines = [line for line in overrides if not line.startswith(("sweep.resume=", "hydra.sweep.dir="))]
-    file = sweep / slurm_tasks.FOLDER / f"{time.time_ns()}.json"
+    file = sweep / submissions.FOLDER / f"{time.time_ns()}.json"
     for folder in (file.parent, executor.folder):
         folder.mkdir(exist_ok=True)
     content: dict[str, Any] = {"sweep": str(sweep), "submitted": time.time(), "arrays": []}
     variables = write_masked(file, content, overrides=lines)
     script = shlex.join(["env", f"{environment.SWEEP_TASK}={file}", *command()])
-    slurm_tasks.cancel_waiting(sweep)  # of earlier submissions
+    submissions.cancel_waiting(sweep)  # of earlier submissions
     most = most_tasks()
     for first in range(0, tasks, most):
         executor.parameters["map_count"] = min(most, tasks - first)
@@ -77,7 +78,7 @@ def submit(sweep: Path, overrides: Sequence[str], options: DictConfig, tasks: in
 
 def most_tasks() -> int:
     """Return the most tasks of an array."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", slurm_tasks.run("scontrol", "show", "config") or "", re.MULTILINE)
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", submissions.run("scontrol", "show", "config") or "", re.MULTILINE)
     return _TASKS if found is None else int(found[1])
 
 
@@ -93,14 +94,18 @@ class Task:
     """How often Slurm has started it again."""
 
 
-def received() -> Task:
-    """Return the task that this process is.
+@cache
+def received() -> Task | None:
+    """Return the task that this process is; None if it is none.
 
     Raises:
         UserError: the secrets of the sweep are missing.
         OSError: the file of the submission cannot be read.
     """
-    content = read_masked(Path(os.environ.pop(environment.SWEEP_TASK)))  # not for processes of jobs
+    path = os.environ.pop(environment.SWEEP_TASK, None)  # not for processes of jobs
+    if path is None:
+        return None
+    content = read_masked(Path(path))
     overrides = (*content["overrides"], f"sweep.resume={content['sweep']}")
     return Task(overrides, content["submitted"], int(os.environ.get("SLURM_RESTART_COUNT", "0")))
 

@@ -15,7 +15,7 @@ from hydraloop.run_files.lock import HELD
 from hydraloop.sweeps import queue
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.executors.executor import Ended
-from hydraloop.sweeps.executors.slurm_array import Task
+from hydraloop.sweeps.slurm.arrays import Task
 from hydraloop.sweeps.states import JobState
 
 _PATIENCE = HELD + 10.0

@@ -16,9 +16,9 @@ from hydraloop.plan import Draft, plan_run
 from hydraloop.processes import slurm
 from hydraloop.processes.detach import RUN_LOG, print_commands
 from hydraloop.run_files import environment
-from hydraloop.sweeps import slurm_tasks
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
-from hydraloop.sweeps.executors.submitit_executor import KEY, auto_executor, is_local, submit_script
+from hydraloop.sweeps.slurm import submissions
+from hydraloop.sweeps.slurm.submitit_executor import KEY, auto_executor, is_local, submit_script
 from hydraloop.validate.config import hydra_config
 
 
@@ -44,7 +44,7 @@ def submit(draft: Draft) -> None:
         run_dir = plan_run(draft, locks).run_dir
     executor.folder = run_dir / executor.folder.name
     slurm.start_again(executor.parameters, executor.folder)
-    file = run_dir / slurm_tasks.FOLDER / f"{time.time_ns()}.json"
+    file = run_dir / submissions.FOLDER / f"{time.time_ns()}.json"
     file.parent.mkdir(exist_ok=True)
     ours = ("detach=", "sweep.executor=", "sweep.submitit")
     lines = [line for line in draft.overrides if not line.lstrip("+").startswith(ours)]
