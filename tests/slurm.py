@@ -79,8 +79,6 @@ class Slurm:
         plugins = libraries / "slurm-wlm"
         self.folder, self.nodes, self._conf = folder, tuple(nodes), folder / "slurm.conf"
         (folder / "state").mkdir()
-        for name in nodes:
-            (folder / f"spool-{name}").mkdir()
         text = _CONF.format(host=socket.gethostname(), ports=[first, *ports], plugins=plugins, folder=folder)
         text += "".join(f"{line}\n" for line in lines)
         text += "".join(_NODE.format(name=name, port=port, cpus=CPUS) for name, port in zip(nodes, ports, strict=True))
@@ -116,6 +114,9 @@ class Slurm:
                 self.kill_node(name)
             if name not in self._alive:
                 words = ("unshare", "--uts", "--pid", "--mount-proc", "--fork", "--kill-child", "sh", "-c", _INIT, "sh")
+                spool = self.folder / f"spool-{name}"  # with its earlier contents, Slurm holds the jobs of a dead node
+                shutil.rmtree(spool, ignore_errors=True)
+                spool.mkdir()
                 self._alive[name] = self._started(*words, name, str(self._conf))
         until(self._is_ready, f"Slurm is not ready, see {self.folder}/*.log")
 
