@@ -55,7 +55,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=2
 ReturnToService=2
-KillWait=5
+KillWait=30
 """
 _NODE = "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=2000 State=UNKNOWN\n"
 _INIT = 'hostname "$1"; slurmd-wlm -D -f "$2" -N "$1" -d "$(command -v slurmstepd-wlm)" & sleep infinity & wait'
