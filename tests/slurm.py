@@ -128,8 +128,14 @@ class Slurm:
 
     def _started(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.folder / "started.log").open("ab") as log:
-            environment = {**os.environ, **self.environment}
-            return subprocess.Popen([*_TIED, *words], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(
+                [*_TIED, *words],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # at its end, slurmctld ends its process group
+            )
 
     def _slurmd(self, name: str) -> psutil.Process | None:
         for process in self.processes(name):
