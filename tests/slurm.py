@@ -55,7 +55,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=2
 ReturnToService=2
-KillWait=5
+KillWait=30
 """
 _NODE = (
     "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.{number} Port={port} CPUs={cpus} RealMemory=2000 "
@@ -82,8 +82,6 @@ class Slurm:
         plugins = libraries / "slurm-wlm"
         self.folder, self.nodes, self._conf = folder, tuple(nodes), folder / "slurm.conf"
         (folder / "state").mkdir()
-        for name in nodes:
-            (folder / f"spool-{name}").mkdir()
         text = _CONF.format(host=socket.gethostname(), ports=[first, *ports], plugins=plugins, folder=folder)
         text += "".join(f"{line}\n" for line in lines)
         text += "".join(
@@ -122,6 +120,9 @@ class Slurm:
                 self.kill_node(name)
             if name not in self._alive:
                 words = ("unshare", "--uts", "--pid", "--mount-proc", "--fork", "--kill-child", "sh", "-c", _INIT, "sh")
+                spool = self.folder / f"spool-{name}"  # with its earlier contents, Slurm holds the jobs of a dead node
+                shutil.rmtree(spool, ignore_errors=True)
+                spool.mkdir()
                 self._alive[name] = self._started(*words, name, str(self._conf))
         until(self._is_ready, f"Slurm is not ready, see {self.folder}/*.log")
 
@@ -133,8 +134,14 @@ class Slurm:
 
     def _started(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.folder / "started.log").open("ab") as log:
-            environment = {**os.environ, **self.environment}
-            return subprocess.Popen([*_TIED, *words], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(
+                [*_TIED, *words],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # at its end, slurmctld ends its process group
+            )
 
     def _slurmd(self, name: str) -> psutil.Process | None:
         for process in self.processes(name):

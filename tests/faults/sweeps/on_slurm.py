@@ -6,7 +6,6 @@ Each job has one run in MLflow, with each of its records once. Takes about ten m
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
@@ -14,11 +13,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from hydra.core.utils import env_override
 
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
@@ -142,8 +142,10 @@ def problems_in_mlflow(project: Project, sweep: Sweep) -> Iterator[tuple[str, st
 def main(count: int = 20, seed: int = 0) -> int:
     """Return the exit code: 0 if nothing is wrong."""
     began, draws, wrong, total = time.monotonic(), random.Random(seed), [], Counter[str]()
-    with tempfile.TemporaryDirectory() as folder, running(_made(Path(folder, "slurm"))) as slurm:
-        os.environ.update(slurm.environment)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        slurm = stack.enter_context(running(_made(Path(folder, "slurm"))))
+        stack.enter_context(env_override(slurm.environment))
         for place, (name, line) in enumerate(KINDS.items()):
             own = count * (place + 1) // len(KINDS) - count * place // len(KINDS)
             project = harness.make(Path(folder) / f"project_{place}")

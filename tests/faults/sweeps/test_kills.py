@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.sweeps import suite
+from tests.faults.sweeps import on_slurm, suite
 from tests.faults.sweeps.harness import Kill, make, train
 from tests.faults.sweeps.judge import problems
 
@@ -55,3 +55,8 @@ def test_jobs_that_run_twice_at_a_time_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_twenty_sweeps_with_random_kills() -> None:
     assert suite.main(sweeps=20, seed=1) == 0
+
+
+@pytest.mark.nightly
+def test_kills_of_jobs_nodes_and_controllers_on_slurm() -> None:
+    assert on_slurm.main(count=20, seed=1) == 0
