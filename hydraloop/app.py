@@ -125,6 +125,10 @@ class _App:
 
             task = slurm_array.received()
             argv = [*argv, "--multirun", *task.overrides]
+        elif environment.SUBMITTED_RUN in os.environ:
+            from hydraloop.sweeps.executors import submitted_run
+
+            argv = [*argv, *submitted_run.received()]
         args = arguments.read(argv)
         environment.set_command([*environment.script(), *args.config_flags])
         if args.overrides[:1] == [resume_command.NAME]:
@@ -152,7 +156,7 @@ class _App:
                     if args.pdb:
                         self._use_debugger(draft)
                     if not isinstance(draft, SweepDraft):
-                        return self._starter().run(draft, name)
+                        return self._train(draft, name)
                     if draft.is_ours:
                         from hydraloop.sweeps import run_sweep
 
@@ -168,6 +172,15 @@ class _App:
 
         trackers = SweepTrackers(sweep.swept, sweep.axes.count)
         return other_launchers.run_sweep(self._starter(), sweep, trackers, flags, folder, name)
+
+    def _train(self, draft: Draft, name: str) -> None:
+        """Train once, here or in a job of Slurm."""
+        if draft.cfg.sweep.executor == "submitit":
+            from hydraloop.sweeps.executors import submitted_run
+
+            if submitted_run.is_wanted(draft):
+                return submitted_run.submit(draft)
+        return self._starter().run(draft, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""

@@ -165,6 +165,13 @@ def _wandbs_rows_and_inputs() -> None:
     assert "use_after_commit" in inspect.signature(Run._log_artifact).parameters
 
 
+def _submitits_command() -> None:
+    from submitit import AutoExecutor, SlurmExecutor
+
+    assert list(inspect.signature(SlurmExecutor._submit_command).parameters) == ["self", "command"]
+    assert isinstance(AutoExecutor(".", cluster="debug")._executor.parameters, dict)
+
+
 def _children_of_multiprocessing() -> None:
     assert isinstance(multiprocessing.process._children, set)  # type: ignore[attr-defined]
     assert "_children.add(self)" in inspect.getsource(multiprocessing.process.BaseProcess.start)
@@ -200,6 +207,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _trees: ["torch.utils._pytree"],
     _wandbs_rows_and_inputs: ["_interface", "_log_artifact"],
     _children_of_multiprocessing: ["_children"],
+    _submitits_command: ["_submit_command"],
     _raw_environment: ["_data"],
     _optimizers_without_dynamo: ["torch._dynamo", "torch._compile", "_use_grad"],
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +66,18 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     """
     if (path / sweep_description.FILENAME).exists():
         return SweepDirectory.load(path)
-    if not holds_run(path):
+    if not holds_run(path) and not slurm_tasks.arrays(path):
         remedy = missing_path(path, "Name one: ls -d multirun/*/* outputs/*/*")
         raise UserError(f"{path} holds no sweep and no run", key="directory", remedy=remedy)
     return None
 
 
 def _state_of_run(path: Path) -> JobState:
-    return states.current(path, states.read(path) or JobState(0, "running"), path)
+    state = states.current(path, states.read(path) or JobState(0, "running"), path)
+    waits = state.state == "interrupted" and bool(slurm_tasks.counts(path))  # for Slurm, which starts it
+    return (
+        replace(state, state="queued", reason=f"job {', '.join(slurm_tasks.arrays(path))} of Slurm") if waits else state
+    )
 
 
 def _of_run(path: Path) -> list[str]:

@@ -21,6 +21,9 @@ SWEEP_JOB = "HYDRALOOP_SWEEP_JOB"
 SWEEP_TASK = "HYDRALOOP_SWEEP_TASK"
 """Variable with the path of a submission: this process is a task of its arrays, and runs jobs of a sweep."""
 
+SUBMITTED_RUN = "HYDRALOOP_SUBMITTED_RUN"
+"""Variable with the path of a submission: this process is that run."""
+
 _command: list[str] | None = None
 
 

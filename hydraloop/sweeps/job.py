@@ -23,10 +23,11 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from hydraloop.cli.command import explained
 from hydraloop.cli.hydra_job import as_job
-from hydraloop.errors import UserError
+from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import Draft, plan_job
 from hydraloop.processes import checks as launch_checks
 from hydraloop.processes import slurm
+from hydraloop.processes.failure import Requeue
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
@@ -186,8 +187,12 @@ def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobSt
 
 
 def _exit_code(error: BaseException | None) -> int:
-    """Return the exit code of a job whose state is written. `Requeue` and `Terminated` have one."""
-    return int(getattr(error, "code", 128 + SIGINT)) if isinstance(error, KeyboardInterrupt) else 0
+    """Return the exit code of a job whose state is written."""
+    if not isinstance(error, KeyboardInterrupt):
+        return 0
+    return (
+        error.code if isinstance(error, Requeue) else 128 + (error.number if isinstance(error, Terminated) else SIGINT)
+    )
 
 
 def _print_to(log: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from hydraloop.sweeps.executors.executor import LEFT, Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
 from hydraloop.sweeps.states import LOG
 
-_KEY = "sweep.submitit"
+KEY = "sweep.submitit"
 _FOLDER = ".submitit"
 """In the directory of the sweep: scripts and logs of submitit, and exit codes."""
 _LOOK = 0.5
@@ -68,15 +68,12 @@ class SubmititExecutor(Executor):
         """Submit a job, see `Executor`."""
         try:
             path, variables = self._spawn.write(request)
-            self._folder.mkdir(exist_ok=True)
-            words = [str(Path(request.folder, LOG)), f"{SWEEP_JOB}={path}", *command()]
-            with env_override(variables):  # which sbatch exports; submitit writes the words to files
-                script = shlex.join(["sh", "-c", _SCRIPT, "sh", *words])
-                self._jobs[request.number] = self._slurm._submit_command(script).job_id  # `submit` pickles a function
+            words = [f"{SWEEP_JOB}={path}", *command()]
+            self._jobs[request.number] = submit_script(self._slurm, Path(request.folder, LOG), words, variables)
         except Exception as error:  # of submitit, for any answer of sbatch
             raise UserError(
                 f"job {request.number} could not be submitted: {error}",
-                key=_KEY,
+                key=KEY,
                 remedy=f"Continue when Slurm accepts it: sweep.resume={self._spawn.sweep}",
             ) from error
 
@@ -111,10 +108,28 @@ class SubmititExecutor(Executor):
         """Let a job save and end, see `Executor`. Slurm kills it half a minute later."""
         if number in self._jobs:
             self._asked = float("-inf")
-            subprocess.run(["scancel", self._jobs[number]], check=False)
+            subprocess.run(["scancel", self._jobs[number]], capture_output=True, check=False)  # it may have ended
 
     def close(self) -> None:
         """Do nothing: submitted jobs continue."""
+
+
+def submit_script(executor: Any, log: Path, words: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Submit a command and return the id of the job.
+
+    Args:
+        executor: submitit's SlurmExecutor.
+        log: for what the command prints.
+        words: of the command. submitit writes them to files.
+        variables: for the environment of the job, which sbatch exports.
+
+    Raises:
+        Exception: of submitit, for any answer of sbatch.
+    """
+    executor.folder.mkdir(exist_ok=True)
+    with env_override(dict(variables)):
+        script = shlex.join(["sh", "-c", _SCRIPT, "sh", str(log), *words])
+        return str(executor._submit_command(script).job_id)  # `submit` would pickle a function
 
 
 def auto_executor(sweep: Path, options: Mapping[str, Any], **additional: Any) -> Any:
@@ -137,7 +152,7 @@ def auto_executor(sweep: Path, options: Mapping[str, Any], **additional: Any) ->
         with warnings.catch_warnings(action="error", category=UserWarning):  # an earlier name of a parameter
             found.update_parameters(**_parameters(options, additional, is_local=cluster == "local"))
     except (NameError, RuntimeError, TypeError, UserWarning, ValueError) as error:
-        raise UserError(" ".join(str(error).split()), key=_KEY, remedy="See submitit's documentation.") from error
+        raise UserError(" ".join(str(error).split()), key=KEY, remedy="See submitit's documentation.") from error
     return found
 
 
@@ -156,14 +171,14 @@ def check(options: Mapping[str, Any]) -> None:
         raise not_installed("submitit", key="sweep.executor")
     cluster = options.get("cluster", "slurm")
     if cluster not in ("slurm", "local"):
-        raise UserError(f"{cluster!r} is unknown", key=f"{_KEY}.cluster", remedy="Use slurm or local.")
+        raise UserError(f"{cluster!r} is unknown", key=f"{KEY}.cluster", remedy="Use slurm or local.")
     if cluster == "slurm" and shutil.which("srun") is None:
         remedy = "Run the command where sbatch works, or the jobs on this machine: sweep.submitit.cluster=local"
         raise UserError("this machine has no Slurm", key="sweep.executor", remedy=remedy)
     if "timeout_min" not in options:
         raise UserError(
             "submitit would end each job after a few minutes",
-            key=f"{_KEY}.timeout_min",
+            key=f"{KEY}.timeout_min",
             remedy="Set the time limit of a job, in minutes: sweep.submitit.timeout_min=240",
         )
 

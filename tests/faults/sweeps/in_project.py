@@ -14,6 +14,12 @@ import hydraloop
 from hydraloop.tracking import TrackerHook
 
 
+def _process() -> int:
+    """Identify this process. Two nodes of the Slurm of the tests may have the same ids."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    return int(f"{job}{os.environ.get('SLURM_RESTART_COUNT', '0')}{os.getpid():07}") if job else os.getpid()
+
+
 class Nowhere(TrackerHook):
     """The tracker in the other file."""
 
@@ -37,7 +43,7 @@ class Ledger(hydraloop.Hook):
 
     def _note(self, event: str) -> None:
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(file, f"{self.job} {os.getpid()} {event}\n".encode())
+        os.write(file, f"{self.job} {_process()} {event}\n".encode())
         os.close(file)
 
     def before_run(self, engine: hydraloop.Engine) -> None:

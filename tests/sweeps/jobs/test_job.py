@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.processes.failure import RankError
+from hydraloop.errors import Terminated
+from hydraloop.processes.failure import RankError, Requeue
 from hydraloop.run_files.result import Result
 from hydraloop.sweeps import job, states
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
@@ -219,3 +221,9 @@ def test_directories_with_names(module_project: Project) -> None:
     assert "out is outside the sweep's directory" in errors[3]
     assert (sweep / "held" / "result.json").read_text() == "{}"
     assert not (module_project.path / "out").exists()
+
+
+def test_the_exit_code_names_the_signal() -> None:
+    """The script of a job in Slurm repeats it after 75 only: before training has begun, nothing was saved."""
+    errors = [Requeue("SIGTERM"), Terminated(signal.SIGTERM), KeyboardInterrupt(), RuntimeError(), None]
+    assert [job._exit_code(error) for error in errors] == [75, 143, 130, 0, 0]

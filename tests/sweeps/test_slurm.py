@@ -1,0 +1,213 @@
+"""Sweeps and runs on a real Slurm: time limits, requeues, cancelled jobs, killed controllers, the death of a node."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+from tests.e2e.projects import Done, Project, Run
+from tests.e2e.warm import Script
+from tests.faults.sweeps.harness import Sweep, make
+from tests.faults.sweeps.judge import problems
+from tests.marks import nightly, slow
+from tests.processes import until
+from tests.slurm import Slurm
+
+ON_SLURM = ("sweep.executor=submitit", "sweep.submitit.timeout_min=60")
+LONG = "engine.max_iters=1500"
+"""Ten seconds without the start, on an idle machine: the ledger waits in each iteration."""
+PATIENCE = 600.0
+"""Seconds for a sweep on a busy machine. Slurm takes half a minute for a time limit and for the death of a node."""
+
+
+class OnSlurm:
+    """A sweep in a new project."""
+
+    def __init__(self, folder: Path, slurm: Slurm, *line: str) -> None:
+        self.project, self.slurm = make(folder / "project"), slurm
+        self.line = ("-m", "experiment=kills", "hydra.sweep.dir=all", *ON_SLURM, *line)
+        self.path = self.project.path / "all"
+        self._sweep = Sweep(self.project, self.path, (), random.Random(), 1)
+
+    def begin(self, *options: str) -> Script:
+        """Start a controller."""
+        return self.project.begin(*self.line, *options)
+
+    def run(self, *options: str) -> Done:
+        """Run a controller to its end."""
+        return self.project.train(*self.line, *options)
+
+    def state(self, number: int = 0) -> JobState:
+        """The state of a job."""
+        return SweepDirectory.load(self.path).state(number)
+
+    def states(self) -> set[str]:
+        """The states of all jobs."""
+        return {state.state for state in SweepDirectory.load(self.path).states()}
+
+    def wait_for_saves(self, attempts: int = 1, jobs: int = 1) -> None:
+        """Wait until so many processes of each job have saved a checkpoint and trained on."""
+
+        def have_saved() -> bool:
+            saves = {(job, pid) for job, pid, event in self._sweep.events() if event == "save"}
+            return all(sum(job == number for job, _ in saves) >= attempts for number in range(jobs))
+
+        until(have_saved, "the jobs do not save", seconds=PATIENCE)
+
+    def slurm_jobs(self) -> list[str]:
+        """The ids of the jobs in Slurm's queue, in the order of their submission."""
+        return sorted(self.slurm.run("squeue", "--noheader", "--format=%i").split(), key=int)
+
+    def finish(self, controller: Script) -> None:
+        """Wait for the end of the controller: each job has ended once, and nothing is lost or doubled."""
+        assert controller.wait(PATIENCE) == 0, controller.printed
+        self.check()
+
+    def check(self) -> None:
+        """Each job has ended once, and nothing is lost or doubled."""
+        assert self.states() == {"finished"}
+        assert list(problems(self._sweep, self._sweep)) == []
+
+
+@pytest.mark.slow
+def test_a_sweep(tmp_path: Path, slurm: Slurm) -> None:
+    """Slurm without accounting: sacct is not asked, and nothing warns of it."""
+    sweep = OnSlurm(tmp_path, slurm, "seed=0,1")
+    done = sweep.run()
+    assert done.code == 0, done.text
+    assert "sacct" not in done.text
+    sweep.check()
+
+
+@pytest.mark.nightly
+def test_a_failed_job_is_not_started_again(tmp_path: Path, slurm: Slurm) -> None:
+    sweep = OnSlurm(tmp_path, slurm, "seed=0", "optimizer.lr=1e-2,1e30")
+    done = sweep.run()
+    assert done.code == 1, done.text
+    assert [sweep.state(number).state for number in range(2)] == ["finished", "failed"]
+    assert sweep.state(1).attempts == 1
+
+
+@pytest.mark.nightly
+def test_a_time_limit_is_not_a_failure(tmp_path: Path, slurm: Slurm) -> None:
+    sweep = OnSlurm(tmp_path, slurm, "seed=0", "engine.max_iters=14000")
+    controller = sweep.begin("sweep.submitit.timeout_min=2", "sweep.submitit.slurm_signal_delay_s=60")
+    sweep.wait_for_saves()
+    (job,) = sweep.slurm_jobs()
+    sweep.wait_for_saves(attempts=2)
+    sweep.finish(controller)
+    assert sweep.state().attempts > 1
+    assert f" Restarts={sweep.state().attempts - 1} " in slurm.run("scontrol", "show", "job", job)
+
+
+@pytest.mark.parametrize("again", [slow("scancel"), nightly("scontrol requeue")])
+def test_an_administrator_ends_or_repeats_a_job(tmp_path: Path, slurm: Slurm, again: str) -> None:
+    """A job that was cancelled is not started again, although there are retries. A requeued one uses none."""
+    sweep = OnSlurm(tmp_path, slurm, "seed=0", LONG)
+    cancels = again == "scancel"
+    controller = sweep.begin(f"sweep.max_retries={int(cancels)}")
+    sweep.wait_for_saves()
+    slurm.run(*again.split(), *sweep.slurm_jobs())
+    if cancels:
+        assert controller.wait(PATIENCE) == 1, controller.printed
+        assert (sweep.state().state, sweep.state().attempts) == ("interrupted", 1)
+        assert sweep.state().preempted_by == "SIGTERM"
+    else:
+        sweep.finish(controller)
+        assert sweep.state().attempts == 2
+
+
+@pytest.mark.nightly
+def test_a_controller_that_was_killed_is_resumed(tmp_path: Path, slurm: Slurm) -> None:
+    sweep = OnSlurm(tmp_path, slurm, "seed=0,1", LONG)
+    controller = sweep.begin()
+    sweep.wait_for_saves(jobs=2)
+    controller.kill()
+    sweep.finish(sweep.begin("sweep.resume=all"))
+    assert {sweep.state(number).attempts for number in range(2)} == {1}
+
+
+@pytest.mark.nightly
+def test_two_controllers_share_the_jobs(tmp_path: Path, slurm: Slurm) -> None:
+    sweep = OnSlurm(tmp_path, slurm, "seed=range(6)", "sweep.max_workers=2")
+    first = sweep.begin()
+    until((sweep.path / "sweep.json").exists, "the sweep does not begin")
+    second = sweep.begin("sweep.resume=all")
+    assert second.wait(PATIENCE) == 0, second.printed
+    sweep.finish(first)
+
+
+@pytest.mark.nightly
+def test_stop_lets_the_jobs_save(tmp_path: Path, slurm: Slurm) -> None:
+    """The job that waits in Slurm's queue is withdrawn."""
+    sweep = OnSlurm(tmp_path, slurm, "seed=0,1", LONG, "sweep.submitit.slurm_nodelist=n1")
+    controller = sweep.begin("sweep.submitit.cpus_per_task=4")
+    sweep.wait_for_saves()
+    done = sweep.project.python("-m", "hydraloop", "stop", "all")
+    assert done.code == 0, done.text
+    controller.wait(PATIENCE)
+    assert sweep.state().preempted_by == "SIGTERM"
+    assert sweep.state(1).attempts <= 1
+    assert sweep.slurm_jobs() == []
+    sweep.finish(sweep.begin("sweep.resume=all"))
+
+
+@pytest.mark.nightly
+def test_fifty_jobs(tmp_path: Path, slurm: Slurm) -> None:
+    sweep = OnSlurm(tmp_path, slurm, "seed=range(50)", "engine.max_iters=12")
+    done = sweep.run()
+    assert done.code == 0, done.text
+    assert sweep.states() == {"finished"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dies", ["slurmd", "the whole node"])
+def test_a_node_dies(tmp_path: Path, slurm: Slurm, dies: str) -> None:
+    """Without its slurmd, a job keeps running, and Slurm starts a second copy on the other node, which leaves."""
+    sweep = OnSlurm(tmp_path, slurm, "seed=0", "engine.max_iters=9000" if dies == "slurmd" else LONG)
+    controller = sweep.begin()
+    sweep.wait_for_saves()
+    (job,) = sweep.slurm_jobs()
+    node = slurm.run("squeue", "--noheader", "--format=%N").strip()
+    if dies == "slurmd":
+        slurm.kill_slurmd(node)
+    else:
+        slurm.kill_node(node)
+    sweep.finish(controller)
+    assert " Restarts=1 " in slurm.run("scontrol", "show", "job", job)
+    assert sweep.state().attempts == (1 if dies == "slurmd" else 2)
+    assert (sweep.state().host == node) is (dies == "slurmd")
+
+
+@pytest.mark.slow
+def test_a_single_run_is_submitted_and_stopped(tmp_path: Path, slurm: Slurm) -> None:
+    project = make(tmp_path / "project")
+    named = ("experiment=kills", "hooks=[]", "~hooks.ledger", "~hooks.nowhere", "engine.max_iters=1000000")
+    line = (*named, *ON_SLURM, "hydra.run.dir=outputs/mine")
+    refused = project.train(*line)
+    assert (refused.code, "Add detach=true" in refused.err) == (2, True), refused.text
+    done = project.train(*line, "detach=true")
+    assert done.out.startswith("outputs/mine is job "), done.text
+    (job,) = slurm.run("squeue", "--noheader", "--format=%i").split()
+    run = Run(project.path / "outputs" / "mine")
+    until(lambda: (run.path / "checkpoints").exists(), "the run does not begin")
+    slurm.run("scontrol", "requeue", job)
+    until(lambda: (run.path / ".hydra" / "resume_1").exists(), "the run does not continue")
+    shown = project.python("-m", "hydraloop", "status", "outputs/mine")
+    assert shown.out.startswith("running: the run: process "), shown.text
+    stopped = project.python("-m", "hydraloop", "stop", "outputs/mine")
+    assert stopped.code == 0, stopped.text
+    assert run.result["reason"] == "preempted by SIGTERM"
+    assert slurm.run("squeue", "--noheader") == ""
+
+
+def test_a_file_does_not_move_a_run_to_slurm(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    project.write("conf/experiment/moved.yaml", "# @package _global_\nsweep: {executor: submitit}\n")
+    done = project.train("experiment=[spirals,moved]", "engine.max_iters=1")
+    assert done.code == 0, done.text
+    assert project.run.result["status"] == "finished"
