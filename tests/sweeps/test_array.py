@@ -146,7 +146,7 @@ def test_the_job_of_a_dead_node_continues_on_the_other_one(project: Project, slu
     assert saved(sweep, 0)
     slurm.kill_node(sweep.state(0).host)
     until(lambda: is_running(sweep, 0, attempt=2), "the job does not continue")
-    assert sweep.state(0).iterations > 0
+    until(lambda: "resumed from" in (sweep.folder(0) / "job.log").read_text(), "the job begins again")
     assert sweep.state(1).state == "queued"
 
 
