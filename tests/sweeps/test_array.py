@@ -52,6 +52,7 @@ def kill_asking(slurm: Slurm, sweep: SweepDirectory) -> None:
     """Kill the task that decides, while it has the lock of the search."""
     until(lambda: len(sweep.controllers()) == 2, "the tasks do not start")
     tasks = {(one.host, one.processes[0][0]) for one in sweep.controllers().values()}
+    assert {host for host, _ in tasks} == set(slurm.nodes)
     by_id = {(host, pid): one for host, pid in tasks for one in slurm.processes(host) if id_on_node(one) == pid}
     assert len(by_id) == 2
     for _ in range(1_000_000):
@@ -136,7 +137,6 @@ def test_another_task_decides_when_the_one_that_asks_is_killed(project: Project,
     wait(sweep)
     states = sweep.states()
     assert [state.state for state in states] == ["finished"] * 12
-    assert len({state.host for state in states}) == 2
     assert replay(sweep).differing == []
 
 
@@ -146,7 +146,7 @@ def test_the_job_of_a_dead_node_continues_on_the_other_one(project: Project, slu
     assert saved(sweep, 0)
     slurm.kill_node(sweep.state(0).host)
     until(lambda: is_running(sweep, 0, attempt=2), "the job does not continue")
-    assert sweep.state(0).iterations > 0
+    until(lambda: "resumed from" in (sweep.folder(0) / "job.log").read_text(), "the job begins again")
     assert sweep.state(1).state == "queued"
 
 

@@ -85,5 +85,5 @@ def _nodes(wanted: Mapping[str, Any]) -> Finding:
         remedy = "Put the environment of Python into a folder that all nodes share."
         return Finding("problem", f"a node cannot import hydraloop with {sys.executable}", None, remedy)
     if done.returncode:
-        return Finding("not judged", f"no node was free: {done.stderr.strip().splitlines()[-1:]}")
+        return Finding("not judged", f"no job has started on a node: {' '.join(done.stderr.split())}")
     return Finding("ok", f"{done.stdout.strip()} sees the project's folder and its Python")
