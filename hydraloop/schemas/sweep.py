@@ -43,8 +43,8 @@ class SweepConf:
     file may only set time, partition, account, constraint, memory, CPUs, GPUs and nodes. Empty: Slurm."""
     ray: Dict[str, Any] = field(default_factory=open_mapping)
     """What each job reserves in Ray: `num_cpus`, `num_gpus` (0.5: two jobs share a GPU) and `memory`, in bytes.
-    `address` and `runtime_env` must be typed. Empty: a CPU for each rank and, if the cluster has GPUs, a GPU; the
-    cluster in `RAY_ADDRESS` or on this machine; without one, Ray is started here."""
+    `address` (`auto`: the cluster of this machine) and `runtime_env` must be typed. Empty: a CPU for each rank and, if
+    the cluster has GPUs, a GPU; the cluster in `RAY_ADDRESS`, otherwise Ray is started on this machine."""
     zip: List[Any] = field(default_factory=list)
     """Keys whose axes advance together: `[[optimizer.lr,engine.max_epochs]]`. The axes have equal length. Empty: every
     combination is a job."""

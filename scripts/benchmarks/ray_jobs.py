@@ -90,15 +90,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tune", help="the interpreter of a virtual environment with Ray Tune")
     options = parser.parse_args()
-    gaps: list[float] = []
+    gaps: dict[str, list[float]] = {"ray": [], "pool": []}
     with tempfile.TemporaryDirectory() as folder, _ray(Path(folder), options.slots) as address:
 
-        def side(code: str | None, python: str = sys.executable) -> float:
+        def side(code: str, python: str = sys.executable) -> float:
             """Return the seconds from the first start to the last end."""
             with tempfile.TemporaryDirectory() as place:
                 stamps = Path(place, "stamps")
-                if code is None:
-                    gaps.extend(_sweep(Path(place), options, stamps, address))
+                if code in gaps:
+                    on_ray = ["sweep.executor=ray", f"sweep.ray.address='{address}'"]
+                    gaps[code].extend(_sweep(Path(place), options, stamps, on_ray if code == "ray" else []))
                 else:
                     figures = [options.jobs, options.slots, options.seconds, stamps]
                     _run([python, "-c", SLEEP + code, *map(str, figures)], place, RAY_ADDRESS=address)
@@ -106,7 +107,8 @@ def main() -> None:
                 assert len(times) == options.jobs
                 return max(end for _, end in times) - min(begin for begin, _ in times)
 
-        sides = {"a job of a sweep": lambda: side(None), "a bare actor": lambda: side(ACTOR)}
+        sides = {"a job of a sweep on Ray": lambda: side("ray"), "a job of a sweep on the pool": lambda: side("pool")}
+        sides["a bare actor"] = lambda: side(ACTOR)
         if options.tune:
             sides["Ray Tune"] = lambda: side(TUNE, options.tune)
         found = interleaved(sides, options.rounds, warm_up=0)
@@ -117,7 +119,9 @@ def main() -> None:
     row("ideal", f"{each * options.seconds:.1f}", "0")
     for name, spans in found.items():
         print(f"{name}, ratio to the ideal: {spread(ratios(spans, [each * options.seconds] * len(spans)), 3)}")
-    goal("\nfrom the end of a job to the next start in its slot, ms", [1000 * gap for gap in gaps], most=50, digits=1)
+    print("\nfrom the end of a job to the next start in its slot, ms:")
+    for name, found_gaps in gaps.items():
+        goal(name, [1000 * gap for gap in found_gaps], most=50, digits=1)
 
 
 @contextmanager
@@ -136,13 +140,13 @@ def _ray(folder: Path, slots: int) -> Iterator[str]:
             process.terminate()
 
 
-def _sweep(folder: Path, options: argparse.Namespace, stamps: Path, address: str) -> list[float]:
+def _sweep(folder: Path, options: argparse.Namespace, stamps: Path, executor: list[str]) -> list[float]:
     """Run a sweep. Return the seconds from the end of each job to the next start in its slot."""
     project(folder)
     (folder / "my_project" / "sleeping.py").write_text(SLEEP + HOOK)
     hook = f"+hooks.sleep={{_target_: my_project.sleeping.Sleep, seconds: {options.seconds}, file: '{stamps}'}}"
     line = [f"seed=range({options.jobs})", "engine.max_iters=1", "engine.test=false", "engine.val_interval=null", hook]
-    line += [f"sweep.max_workers={options.slots}", "sweep.executor=ray", f"sweep.ray.address='{address}'"]
+    line += [f"sweep.max_workers={options.slots}", *executor]
     _run([sys.executable, "train.py", "-m", "hydra.sweep.dir=all", *line], str(folder))
     states = [json.loads(file.read_text()) for file in folder.glob("all/*/job.json")]
     events = sorted([(state["began"], 1) for state in states] + [(state["ended"], 0) for state in states])

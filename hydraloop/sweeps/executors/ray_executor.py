@@ -64,7 +64,7 @@ def check(options: Mapping[str, Any]) -> None:
             example = 8 * 10**9 if name == "memory" else 1
             problem, remedy = f"{value!r} is not a positive number", f"For example: {_KEY}.{name}={example}"
             raise UserError(problem, key=f"{_KEY}.{name}", remedy=remedy)
-    if str(options.get("address")).startswith("ray://"):
+    if str(options.get("address") or os.environ.get("RAY_ADDRESS")).startswith("ray://"):
         raise UserError(
             "the command would not be a part of the cluster",
             key=f"{_KEY}.address",
@@ -139,12 +139,11 @@ def _nodes(address: str | None, runtime_env: Mapping[str, Any] | None) -> list[M
 
     quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": runtime_env}
     try:
-        try:
-            ray.init(address or "auto", **quiet)
-        except ConnectionError:
-            if address is not None or "RAY_ADDRESS" in os.environ:
-                raise
+        if address is None and "RAY_ADDRESS" not in os.environ:  # Ray would take any cluster of this machine
+            log.info("Ray is started on this machine; for a cluster: %s.address=auto, or an address", _KEY)
             ray.init("local", include_dashboard=False, object_store_memory=_OBJECTS, **quiet)
+        else:
+            ray.init(address, **quiet)
         nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
     except Exception as error:  # of Ray, for any answer of the cluster
         remedy = f"Start Ray (`ray start --head`), or name its address: {_KEY}.address=10.0.0.1:6379"
