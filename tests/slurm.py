@@ -57,7 +57,10 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2
 ReturnToService=2
 KillWait=5
 """
-_NODE = "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.{number} Port={port} CPUs={cpus} RealMemory=2000 State=UNKNOWN\n"
+_NODE = (
+    "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.{number} Port={port} CPUs={cpus} RealMemory=2000 "
+    "State=UNKNOWN\n"
+)
 _INIT = 'hostname "$1"; slurmd-wlm -D -f "$2" -N "$1" -d "$(command -v slurmstepd-wlm)" & sleep infinity & wait'
 """The first process of a node. It stays when slurmd is killed."""
 _TIED = ("setpriv", "--pdeathsig", "KILL")
