@@ -97,6 +97,7 @@ def test_after_the_death_of_a_node_the_job_starts_again_and_continues(tmp_path: 
     checkpoints = project.path / "two" / "checkpoints"
     until((checkpoints / "epoch_2.pth").exists, "the run has no checkpoint", seconds=PATIENCE)
     slurm.kill_node(node)
+    until(lambda: " Restarts=1 " in slurm.run("scontrol", "show", "job", job), "Slurm does not see the death")
     slurm.start()
     two = Run(project.path / "two")
     until(lambda: slurm.state(job) == "COMPLETED", "the job does not end", seconds=PATIENCE)

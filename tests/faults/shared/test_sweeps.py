@@ -117,7 +117,8 @@ def test_a_sweep_that_is_stopped_continues_at_once_on_the_other_machine(tmp_path
         whole = train(one.project, "whole", GRID, Random(0), [])
         sweep = one.sweep(*GRID)
         first = one.start(0, *GRID)
-        until(lambda: 2 in states(sweep) and states(sweep)[1] == "running", "the second job runs", process=first)
+        until((sweep.path / "sweep.json").exists, "the sweep has begun", process=first)
+        until(lambda: states(sweep)[1] == "running", "the second job runs", process=first)
         assert "1 running" in one.hydraloop(1, "status"), "and what it has seen is now in its caches"
         assert "run the command there, too" in one.hydraloop(1, "stop")
         assert "processes ended" in one.hydraloop(0, "stop")
