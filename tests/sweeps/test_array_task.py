@@ -8,10 +8,10 @@ import pytest
 
 from hydraloop.run_files.lock import RunLock
 from hydraloop.sweeps import queue, states
-from hydraloop.sweeps.array_task import ArrayTask
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares
-from hydraloop.sweeps.executors.slurm_array import Task
+from hydraloop.sweeps.slurm.array_task import ArrayTask
+from hydraloop.sweeps.slurm.arrays import Task
 from hydraloop.sweeps.source import Grid
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
