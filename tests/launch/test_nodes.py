@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.projects import Project, Run
-from tests.marks import nightly, slow
 from tests.processes import until
 from tests.slurm import Slurm
 
@@ -86,7 +85,8 @@ def test_a_run_on_two_nodes_equals_one_with_two_ranks_on_one(tmp_path: Path, slu
     assert_equal(two, alone(project, "engine.max_epochs=2"))
 
 
-@pytest.mark.parametrize("node", [slow("n2"), nightly("n1")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("node", ["n2", "n1"])
 def test_after_the_death_of_a_node_the_job_starts_again_and_continues(tmp_path: Path, slurm: Slurm, node: str) -> None:
     project = make(tmp_path)
     line = ("engine.max_epochs=12", SLOWLY)
