@@ -98,6 +98,8 @@ def _run(app: _App) -> int:
 
 def _exit_code(error: BaseException, reports: Reports) -> int:
     if isinstance(error, Requeue):
+        if torchrun.is_ours():
+            torchrun.note_preempted()
         return 0 if torchrun.is_launched() else error.code  # torchrun would restart the ranks
     if isinstance(error, KeyboardInterrupt):
         return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
@@ -140,6 +142,10 @@ class _App:
                 from hydraloop.sweeps import run_sweep
 
                 run_sweep.run_received(composer, self._starter())
+            if environment.SWEEP_SERVER in os.environ:
+                from hydraloop.sweeps import run_sweep
+
+                run_sweep.serve_jobs(composer, self._starter())
             if args.help:
                 text = listing() if args.overrides == ["all"] else listed_names()
                 return show_help(args, composer, self.project, summaries(), text)
@@ -156,7 +162,7 @@ class _App:
                     if args.pdb:
                         self._use_debugger(draft)
                     if not isinstance(draft, SweepDraft):
-                        return self._train(draft, name)
+                        return self._train(draft, name, argv[len(sys.argv) - 1 :])
                     if draft.is_ours:
                         from hydraloop.sweeps import run_sweep
 
@@ -173,13 +179,21 @@ class _App:
         trackers = SweepTrackers(sweep.swept, sweep.axes.count)
         return other_launchers.run_sweep(self._starter(), sweep, trackers, flags, folder, name)
 
-    def _train(self, draft: Draft, name: str) -> None:
-        """Train once, here or in a job of Slurm."""
+    def _train(self, draft: Draft, name: str, added: Sequence[str]) -> None:
+        """Train once, here, on several nodes, or in a job of Slurm.
+
+        Args:
+            added: overrides that the command line of this process does not have.
+        """
         if draft.cfg.sweep.executor == "submitit":
             from hydraloop.sweeps.executors import submitted_run
 
             if submitted_run.is_wanted(draft):
                 return submitted_run.submit(draft)
+        if draft.cfg.distributed.nnodes > 1 and not torchrun.is_several():
+            from hydraloop.processes import nodes
+
+            sys.exit(nodes.launch(draft.cfg.distributed, added))
         return self._starter().run(draft, name)
 
     def _resume(self, args: argparse.Namespace) -> None:

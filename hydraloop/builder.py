@@ -35,7 +35,7 @@ from hydraloop.run_files.record_log import FILENAME
 from hydraloop.settings_from_config import settings_from_config
 from hydraloop.tasks.building import build_task, prepare_model
 from hydraloop.tracking.cursor import wait_for_followers
-from hydraloop.validate import check_typed
+from hydraloop.validate.typed_only import check_typed
 
 
 def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock: RunLock | None = None) -> Engine:

@@ -2,7 +2,7 @@
 
 `scripts/hook_docs.py` writes it into `hydraloop/schemas/config.json`; `hydraloop schema` adds a project's own options.
 Types, defaults and texts come from the dataclasses in `hydraloop/schemas`, ranges and choices from the checks in
-`hydraloop/validate.py`, in the constructors of hooks and in the functions of schedules. Does not import torch.
+`hydraloop/validate/values.py`, in the constructors of hooks and in the functions of schedules. Does not import torch.
 
 Nothing is required. Each value may also be `${…}` or `???`. A section that `_target_` may change to another class takes
 any key beside `_target_`.
@@ -21,15 +21,16 @@ from typing import Any
 from omegaconf import OmegaConf
 
 import hydraloop  # stores the options
-from hydraloop import validate
 from hydraloop.engine.mount_points import ON_ERROR, Priority
 from hydraloop.errors import any_of
+from hydraloop.hooks import CLASSES
 from hydraloop.schemas import stored
 from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.docs import field_docs
 from hydraloop.schemas.hook import HookConf
 from hydraloop.schemas.root import Config
 from hydraloop.schemas.scheduler import _Schedule
+from hydraloop.validate import values
 
 ROOT = Path(hydraloop.__file__).parent
 LATER = r"\$\{|^\?\?\?$"
@@ -64,9 +65,9 @@ def text() -> str:
 
 def document() -> dict[str, Any]:
     """Return the schema of a whole config."""
-    limits = {key: {"minimum": least} for key, (least, _) in validate._AT_LEAST.items()}
-    limits |= {key: {"exclusiveMinimum": 0} for key in validate._ABOVE_0}
-    limits |= {key: {"enum": list(choices)} for key, choices in validate._CHOICES.items()}
+    limits = {key: {"minimum": least} for key, (least, _) in values.AT_LEAST.items()}
+    limits |= {key: {"exclusiveMinimum": 0} for key in values.ABOVE_0}
+    limits |= {key: {"enum": list(choices)} for key, choices in values.CHOICES.items()}
     limits |= {f"data.loader.{name}": {"minimum": least} for name, least in _loader_limits()}
     properties = _fields(Config, "", limits)
     schedules = {name: section(_scheduler(schema), null=True) for name, schema in stored("scheduler")}
@@ -203,7 +204,7 @@ def _loader_limits() -> Iterator[tuple[str, int]]:
 def _hook_limits(schema: Any) -> dict[str, Any]:
     """Return what the constructor of a hook checks with the functions of `hydraloop.option_checks`."""
     limits: dict[str, Any] = {"on_error": {"enum": [*ON_ERROR]}}
-    module = validate.CLASSES.get(str(schema._target_).rpartition(".")[2], {}).get("module")
+    module = CLASSES.get(str(schema._target_).rpartition(".")[2], {}).get("module")
     for source in () if module is None else _sources(module):
         for node in ast.walk(source):
             check = ast.unparse(node.func) if isinstance(node, ast.Call) else ""

@@ -57,7 +57,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2
 ReturnToService=2
 KillWait=5
 """
-_NODE = "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=2000 State=UNKNOWN\n"
+_NODE = "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.{number} Port={port} CPUs={cpus} RealMemory=2000 State=UNKNOWN\n"
 _INIT = 'hostname "$1"; slurmd-wlm -D -f "$2" -N "$1" -d "$(command -v slurmstepd-wlm)" & sleep infinity & wait'
 """The first process of a node. It stays when slurmd is killed."""
 _TIED = ("setpriv", "--pdeathsig", "KILL")
@@ -83,7 +83,10 @@ class Slurm:
             (folder / f"spool-{name}").mkdir()
         text = _CONF.format(host=socket.gethostname(), ports=[first, *ports], plugins=plugins, folder=folder)
         text += "".join(f"{line}\n" for line in lines)
-        text += "".join(_NODE.format(name=name, port=port, cpus=CPUS) for name, port in zip(nodes, ports, strict=True))
+        text += "".join(
+            _NODE.format(name=name, port=port, cpus=CPUS, number=number)
+            for number, (name, port) in enumerate(zip(nodes, ports, strict=True), start=1)
+        )
         text += "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
         self._conf.write_text(text)
         self.environment = {

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, open_dict
 
 import hydraloop
 from hydraloop.errors import UserError
-from hydraloop.validate import validate
+from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY
 
 

@@ -17,9 +17,9 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException, OverrideParseException
 
 from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK, remember_overrides
-from hydraloop.validate import HOOK_GROUPS
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected. `{}` means none; Hydra would merge it, without effect."""
@@ -164,7 +164,9 @@ def typed(overrides: Sequence[str]) -> Typed:
 
 def _corrected(line: str, parser: OverridesParser) -> str | None:
     """Return the override that is meant, if one character is wrong; None if it cannot be told."""
-    for right in (line.rstrip(","), line.replace("==", "=", 1), line.replace(":", "=", 1), f"{line}]", f"{line}}}"):
+    separators = [line.replace("==", "=", 1), line.replace(":", "=", 1)]
+    brackets = [f"{line}]", f"{line}}}", line.replace("=", "=[", 1), line.replace("=", "={", 1)]
+    for right in (line.rstrip(","), *separators, *brackets):
         with suppress(HydraException):
             parser.parse_override(right)
             if _BEGINS_OVERRIDE.match(right):

@@ -13,13 +13,15 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.explain import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
+from hydraloop.cli.composing_errors.explain import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
 from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import Remedy, UserError
 from hydraloop.plan import Draft
 from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
-from hydraloop.validate import check_alerts, check_interpolations, validate
+from hydraloop.validate.config import validate
+from hydraloop.validate.keys import check_interpolations
+from hydraloop.validate.typed_only import check_alerts
 
 T = TypeVar("T")
 
@@ -131,7 +133,10 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         if override.is_delete() and value is None:
             continue
         remedy = f"Options: {', '.join(composer.options(group))}."
-        if group not in _REQUIRED:
+        if group in _REQUIRED:
+            text = f"{remedy} For the option of your config file, leave {group}= out."
+            remedy = Remedy(text, leave_out=[group])
+        else:
             none = f"{group}=[]" if group in arguments.LIST_GROUPS else f"~{group}"
             text = f"To select none, use {none}. {remedy}"
             word = (

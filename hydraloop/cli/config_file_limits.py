@@ -60,6 +60,9 @@ commands or send mail."""
 _SUBMITIT_VALUE = re.compile(r"[\w.,:=+@*&|()\[\]/-]+")
 """Without line breaks, which submitit would write into the job's shell script, and without interpolations."""
 
+_RAY = ("num_cpus", "num_gpus", "memory")
+"""What a config may give Ray."""
+
 _FREE = ("mode", "run.dir", "sweep.dir", "sweep.subdir", "job.name", "searchpath")
 """Options of Hydra that a config file may set to any value here; `check_search_path` and `check_sweep_subdir` look at
 some."""
@@ -118,6 +121,24 @@ def check_overrides(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """
     if len(cfg.hydra.overrides.hydra) + len(cfg.hydra.overrides.task) != len(overrides):
         raise UserError("a config file may not set this", key="hydra.overrides", remedy="Remove it from the file.")
+
+
+def check_ray(cfg: DictConfig, typed: Collection[str]) -> None:
+    """Refuse what a config file may not tell Ray: where the cluster is, and what its workers run.
+
+    Args:
+        cfg: of a sweep.
+        typed: keys that the command line sets.
+    """
+    section, sweep = "sweep.ray", written(cfg, "sweep")
+    for key, value in leaves(sweep.get("ray") if isinstance(sweep, dict) else sweep, section):
+        is_harmless = key.removeprefix(f"{section}.") in _RAY and isinstance(value, int | float)
+        if "[" not in key and key not in typed and not (value is None or is_harmless):
+            raise UserError(
+                f"a config file may only set {', '.join(f'{section}.{name}' for name in _RAY)}, as numbers",
+                key=key,
+                remedy=f"Type it on the command line: {key}=…",
+            )
 
 
 def check_submitit(cfg: DictConfig, typed: Collection[str]) -> None:

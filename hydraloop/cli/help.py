@@ -27,7 +27,7 @@ from hydraloop.schemas.optimizer import _Optimizer
 from hydraloop.schemas.root import Config, InitConf
 from hydraloop.schemas.scheduler import _Schedule
 from hydraloop.schemas.sweep import SweepConf
-from hydraloop.validate import slots_of
+from hydraloop.validate.hooks import slots_of
 
 _OTHER_GROUPS = {
     "experiment": "Whole runs",

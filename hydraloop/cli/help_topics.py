@@ -20,11 +20,11 @@ from hydraloop.cli.command import explained
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
 from hydraloop.errors import Remedy, UserError, any_of, close_names
+from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.safety.secrets import masked
 from hydraloop.schemas.docs import Argument, arguments_of_schema, typed, value_schema
 from hydraloop.schemas.hook import HookConf
 from hydraloop.schemas.root import Config
-from hydraloop.validate import HOOK_GROUPS
 
 _SELECTION = re.compile(r"`?\w+=\S+?`?(?:: |, (?=the default))")
 """Begins the text about an option: `data=digits`. The help shows it without."""

@@ -23,7 +23,8 @@ from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.run_files.record_log import read_rows
 from hydraloop.run_files.run_directory import check_holds_run
 from hydraloop.safety.allowlist import ALLOWLIST, Advice, from_python
-from hydraloop.validate import check_strategy, validate
+from hydraloop.validate.config import validate
+from hydraloop.validate.values import check_strategy
 
 if TYPE_CHECKING:
     from torch import nn

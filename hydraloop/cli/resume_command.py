@@ -25,7 +25,8 @@ from hydraloop.run_files.run_directory import checkpoint_folders, config_file, h
 from hydraloop.safety import working_directory
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
-from hydraloop.validate import hook_nodes, validate
+from hydraloop.validate.config import validate
+from hydraloop.validate.hooks import hook_nodes
 
 NAME = "resume"
 BASE = "hydraloop"

@@ -44,7 +44,8 @@ from hydraloop.run_files.environment import versions
 from hydraloop.run_files.record_log import FILENAME, read_all
 from hydraloop.run_files.run_directory import check_holds_run, checkpoint_folders
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.validate import check_strategy, validate
+from hydraloop.validate.config import validate
+from hydraloop.validate.values import check_strategy
 
 
 class Replay(RankCommand):

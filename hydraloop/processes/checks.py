@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.processes import torchrun
 from hydraloop.run_files.config_yaml import check_no_secret
-from hydraloop.validate import check_strategy
+from hydraloop.validate.values import check_strategy
 
 
 def check(cfg: DictConfig) -> None:
@@ -38,7 +38,7 @@ def check_options(cfg: DictConfig) -> None:
 
 def several(cfg: Any) -> bool:
     """Whether several processes train, started by hydraloop or by torchrun."""
-    return torchrun.is_several() or cfg.distributed.nproc_per_node > 1
+    return torchrun.is_several() or cfg.distributed.nproc_per_node * cfg.distributed.nnodes > 1
 
 
 def check_single_run() -> None:
@@ -77,7 +77,7 @@ def _processes(options: DictConfig) -> int:
             key="distributed.nproc_per_node",
             remedy=f"Leave it out, or use torchrun --nproc-per-node={wanted}.",
         )
-    if options.max_restarts:
+    if options.max_restarts and not torchrun.is_ours():
         raise UserError(
             "torchrun starts the processes, so it has to restart them",
             key="distributed.max_restarts",

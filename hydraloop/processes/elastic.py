@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 from hydra.core.utils import env_override
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _SIGNALS = signals("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """The signals that torch's launcher handles. It does not restore the handlers."""
-_PREEMPTING = signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+PREEMPTING = signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 """The signals that preempt a job. They are passed on to its ranks: torch's launcher would kill these after 30 s."""
 
 
@@ -68,8 +69,8 @@ def _launch(plan: RunPlan, private: Private) -> Ended:
         exit_codes: dict[int, int] = {}
         try:
             worker = str(Path(__file__).with_name("worker.py"))
-            with env_override(private.variables()), _passing_on(name) as passed_on:
-                exit_codes, number = _run(processes, name, "-P", worker, name, str(os.getpid()), passed_on=_PREEMPTING)
+            with env_override(private.variables()), passing_on(name) as passed_on:
+                exit_codes, number = run(processes, name, "-P", worker, name, str(os.getpid()), passed_on=PREEMPTING)
             error = interrupt(number) if number else None
         except KeyboardInterrupt as told:  # before there were ranks
             error = told
@@ -84,7 +85,7 @@ def _launch(plan: RunPlan, private: Private) -> Ended:
 def run_module(arguments: Sequence[str], processes: int) -> int:
     """Run `python -m …` on several ranks, which print their errors themselves. Returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
-        exit_codes, number = _run(processes, name, "-m", *arguments)
+        exit_codes, number = run(processes, name, "-m", *arguments)
     for rank, code in exit_codes.items():
         if code < 0 and code != -signal.SIGTERM:  # which the launcher sends after another failure
             print(f"error: rank {rank} was ended by signal {-code}", file=sys.stderr)
@@ -92,16 +93,16 @@ def run_module(arguments: Sequence[str], processes: int) -> int:
 
 
 @contextlib.contextmanager
-def _passing_on(folder: str) -> Iterator[list[int]]:
+def passing_on(argument: str) -> Iterator[list[int]]:
     """In the body, pass on the signals that preempt a job to its ranks. Yields the numbers of those that have come.
 
     Args:
-        folder: an argument in the command line of each rank.
+        argument: in the command line of each rank.
     """
     passed_on: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        ranks = [child for child in psutil.Process().children() if folder in _command_line(child)]
+        ranks = [child for child in psutil.Process().children() if argument in _command_line(child)]
         if not ranks:
             raise interrupt(number)
         passed_on.append(number)
@@ -110,7 +111,7 @@ def _passing_on(folder: str) -> Iterator[list[int]]:
                 rank.send_signal(number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in _PREEMPTING if is_main}
+    handlers = {number: signal.getsignal(number) for number in PREEMPTING if is_main}
     earlier = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in earlier:
         signal.signal(number, handle)
@@ -128,27 +129,34 @@ def _command_line(process: psutil.Process) -> list[str]:
         return []
 
 
-def _run(processes: int, folder: str, *arguments: str, passed_on: Sequence[int] = ()) -> tuple[dict[int, int], int]:
+def run(
+    processes: int, folder: str, *arguments: str, passed_on: Sequence[int] = (), **rendezvous: Any
+) -> tuple[dict[int, int], int]:
     """Run Python on several ranks. Returns the exit codes other than 0 by rank, and the signal that ended them or 0.
 
     Args:
+        folder: for the logs of torch's launcher.
         passed_on: the signals that the caller handles.
+        rendezvous: options of `LaunchConfig` for several nodes.
     """
     with uncollected():
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher import api
 
+    alone = {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "run_id": secrets.token_hex(8),
+        "rdzv_endpoint": "localhost:0",  # a free port
+        "local_addr": "127.0.0.1",  # the machine's name may not resolve
+        "max_restarts": 0,
+    }
     config = api.LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
         nproc_per_node=processes,
-        run_id=secrets.token_hex(8),
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # a free port
-        local_addr="127.0.0.1",  # the machine's name may not resolve
-        max_restarts=0,
         monitor_interval=0.1,
+        **(rendezvous or alone),
         logs_specs=DefaultLogsSpecs(log_dir=folder),
         # A signal that is ignored (nohup) stays ignored.
         signals_to_handle=",".join(

@@ -21,7 +21,7 @@ from hydraloop.run_files.run_directory import holds_run
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.tracking.sweep_trackers import SweepTrackers
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 ACCEPT_NAN = ("hydra_plugins.hydra_nevergrad_sweeper.nevergrad_sweeper.NevergradSweeper",)
 """Sweepers of Hydra to which a diverged job returns NaN. For others it raises its error: Optuna's ends at a NaN."""

@@ -16,7 +16,7 @@ from hydraloop.processes.termination_signals import TerminationHandler
 from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.run_files.result import describe
 from hydraloop.run_files.uncollected import uncollected
-from hydraloop.validate import validate
+from hydraloop.validate.config import validate
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.result import Result, ResultFile
 from hydraloop.run_files.run_directory import checkpoint_folders
 from hydraloop.run_files.uncollected import uncollected
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 
 @dataclass

@@ -23,7 +23,7 @@ from typing import Any
 from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import RunPlan
 from hydraloop.processes import rank_log
-from hydraloop.processes.failure import Ended, Failure
+from hydraloop.processes.failure import REQUEUE, Ended, Failure
 from hydraloop.processes.rank_training import train
 from hydraloop.processes.termination_signals import TerminationHandler, leave
 from hydraloop.processes.unloading import leave_before_unloading
@@ -31,6 +31,8 @@ from hydraloop.run_files.checkpoint_to_resume import Find, newest_checkpoint
 from hydraloop.run_files.processes import is_alive, started
 from hydraloop.run_files.uncollected import uncollected
 
+NODE = "HYDRALOOP_NODE"
+"""Variable of ranks: the folder of the process that has started the ranks of this node, see `nodes`."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WAIT = timedelta(minutes=30)
 """Timeout for rank 0's job, torch's own default: composing on a slow disk may take minutes."""
@@ -48,6 +50,16 @@ def is_several() -> bool:
 def is_launched() -> bool:
     """Whether a launcher has started this process, even if it is the only one."""
     return is_several() or "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_ours() -> bool:
+    """Whether `nodes.launch` has started this process as a rank."""
+    return NODE in os.environ
+
+
+def note_preempted() -> None:
+    """Let the process that has started this rank exit with `REQUEUE`: no rank has failed."""
+    Path(os.environ[NODE], str(REQUEUE)).touch()
 
 
 def rank() -> int:

@@ -22,7 +22,7 @@ from hydraloop.report.run_data import RunData
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import shown
 from hydraloop.run_files.run_directory import checkpoint_folders
-from hydraloop.validate import slots_of
+from hydraloop.validate.hooks import slots_of
 
 _PICTURES, _BYTES = 12, 4_000_000
 """Pictures of one name, and the bytes of all pictures. The page leaves others out, and says so."""

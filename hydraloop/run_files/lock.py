@@ -6,8 +6,9 @@ when its modification time is 60 s old. The holder renews that time every 10 s. 
 the file system, so the clocks of two machines need not agree. A holder that has lost the lock, because its machine
 stalled, is killed: only one process may train in the directory.
 
-Acquiring is guarded by flock on the same file. On a file system without flock, two starts within milliseconds can both
-acquire the lock. The file names one of them, and the other one is killed at its next renewal.
+Processes of one machine read and write the file under flock, which machines need not share. Between machines, the file
+`.lock.acquiring` guards the acquisition: only one process can create it. Both files are read from the server, since a
+network file system may show a machine what a file was some seconds ago.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from types import TracebackType
 from typing import Self
 
 from hydraloop.errors import UserError
+from hydraloop.run_files import uncached
 from hydraloop.run_files.processes import is_alive, kill_tree, machine, started
 
 log = logging.getLogger(__name__)
@@ -41,11 +43,17 @@ BEAT = 10.0
 """Seconds between two renewals."""
 HELD = 60.0
 """Seconds without a renewal after which a lock from another machine is free."""
+_GUARD = ".lock.acquiring"
+"""Beside the lock, while a process acquires it."""
+_TRIES = 100
+"""Attempts to open a lock that processes of other machines remove."""
 _TOLD = b"\ntold to end\n"
 _MARGIN = 5.0
 """Seconds that a waiting start adds to that."""
 _POLL = 0.5
 """Seconds between two attempts while a start waits."""
+_SHORT_POLL = 0.002
+"""Seconds between two attempts while another process reads or writes the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +158,8 @@ class RunLock:
         )
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with _opened(self._path, os.O_RDWR | os.O_CREAT) as handle:
-                found = _read(handle)
-                if found is not None and found.holds(self._path, handle):
-                    return found
-                _write(handle, own)
+            if (found := self._written(own)) is not None:
+                return found
         except OSError as error:
             problem = f"{self._path.parent} cannot be written: {error.strerror}"
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -166,6 +171,21 @@ class RunLock:
             self._thread = threading.Thread(target=self._renew, name="hydraloop-lock", daemon=True)
             self._thread.start()
         return None
+
+    def _written(self, own: Holder) -> Holder | None:
+        """Write the file, or return the holder that it names."""
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                with _alone(self._path.with_name(_GUARD), own), _opened(self._path, os.O_RDWR | os.O_CREAT) as handle:
+                    found = _read(handle)
+                    if found is not None and found.holds(self._path, handle):
+                        return found
+                    _write(handle, own)
+                    return None
+            except OSError as error:  # the holder on another machine has removed the open file
+                if error.errno not in (errno.ENOENT, errno.ESTALE) or not tries_left:
+                    raise
+        raise AssertionError
 
     def release(self) -> None:
         """Remove the lock, if this process has it."""
@@ -277,10 +297,34 @@ def join(folder: Path) -> None:
 
 
 @contextmanager
+def _alone(guard: Path, own: Holder) -> Iterator[None]:
+    """In the body, be the only process of all machines that acquires a lock: the one that could create a file.
+
+    If that process has ended, the file is removed by the rules of a lock.
+    """
+    while True:
+        try:
+            handle = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            break
+        except FileExistsError:
+            with suppress(OSError), _opened_to_read(guard) as found:
+                maker = _read(found)
+                if not (_is_renewed(guard.parent, found) if maker is None else maker.holds(guard, found)):
+                    guard.unlink()
+            time.sleep(_SHORT_POLL)
+    try:
+        _write(handle, own)
+        yield
+    finally:
+        os.close(handle)
+        guard.unlink(missing_ok=True)
+
+
+@contextmanager
 def _opened(path: Path, flags: int = os.O_RDWR, operation: str = "LOCK_EX") -> Iterator[int]:
     """Open the file and lock it with flock. Repeat if it was removed while this process waited for it."""
     while True:
-        handle = os.open(path, flags, 0o666)
+        handle = uncached.opened(path, flags)
         try:
             _flock(handle, operation)
             try:
@@ -303,8 +347,13 @@ def _opened_to_read(path: Path) -> AbstractContextManager[int]:
 def _flock(handle: int, operation: str) -> None:
     import fcntl  # not on Windows
 
-    with suppress(OSError):  # a file system without flock
-        fcntl.flock(handle, getattr(fcntl, operation))
+    while True:
+        try:
+            return fcntl.flock(handle, getattr(fcntl, operation) | fcntl.LOCK_NB)
+        except BlockingIOError:  # NFS asks again after up to 30 s, and FUSE would let nobody remove the file meanwhile
+            time.sleep(_SHORT_POLL)
+        except OSError:  # a file system without flock
+            return None
 
 
 def _read(handle: int) -> Holder | None:

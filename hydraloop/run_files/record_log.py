@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast, get_args
 
+from hydraloop.run_files import uncached
+
 log = logging.getLogger(__name__)
 
 FILENAME = "metrics.jsonl"
@@ -110,7 +112,7 @@ class Reader:
         records: list[Record] = []
         offset, index = self.position.offset, self.position.index
         try:
-            file = self._path.open("rb")
+            file = uncached.reader(self._path)
         except FileNotFoundError:
             return [], self.position
         with file:

@@ -15,7 +15,7 @@ from signal import SIGINT, Signals
 from typing import Any, Literal, Self, TypeVar, get_args
 
 from hydraloop.errors import Terminated
-from hydraloop.run_files import atomic
+from hydraloop.run_files import atomic, uncached
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_text
 
@@ -96,7 +96,7 @@ class Result:
             earlier: the `digest` of a file that an earlier attempt has written. That file is not read.
         """
         try:
-            content = (run_dir / FILENAME).read_bytes()
+            content = uncached.read(run_dir / FILENAME)
             found = {name: value for name, value in json.loads(content).items() if name in cls.__slots__}
             if earlier in _digests(content) or found["status"] not in get_args(Status):
                 return None
@@ -190,7 +190,7 @@ class ResultFile:
 def digest(run_dir: Path) -> str | None:
     """Return a checksum of the file, which tells later whether it was replaced; None if there is no file."""
     try:
-        return _digests((run_dir / FILENAME).read_bytes())[0]
+        return _digests(uncached.read(run_dir / FILENAME))[0]
     except OSError:
         return None
 

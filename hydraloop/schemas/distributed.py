@@ -34,6 +34,9 @@ class DistributedConf:
     nothing with one."""
     nproc_per_node: int = 1
     """Processes to start on this machine. 1 trains in this process. Under torchrun, its number of processes is used."""
+    nnodes: int = 1
+    """Nodes of a cluster on which Slurm's `srun` has started this command, one process on each. Each process starts
+    `nproc_per_node` ranks on its node. 1: this machine alone, or what torchrun has started."""
     backend: str = "auto"
     """Backend of torch.distributed. `auto`: nccl for GPUs, gloo for CPUs."""
     max_restarts: int = 0

@@ -28,18 +28,23 @@ class SweepConf:
     errors would repeat. A job whose loss was NaN is not started again. A job that was preempted by a time limit or by
     Slurm continues without a retry, if it has made progress."""
     max_workers: Optional[int] = None
-    """Jobs that run at a time. Null: as many as the GPUs allow; without GPUs, 1; 32 in Slurm's queue."""
+    """Jobs that run at a time. Null: as many as the GPUs allow; without GPUs, 1; 32 in Slurm's queue; with Ray, as
+    many as the cluster has room for."""
     gpus: Optional[List[int]] = None
     """Numbers of the GPUs that jobs may use, as in `cuda:0`. Null: all that are visible."""
     gpus_per_job: float = 1.0
     """GPUs of each job: a whole number, or a fraction (0.5: two jobs share a GPU). Without GPUs, only 1 is accepted.
     1: a run uses one unless it has several ranks."""
     executor: str = "pool"
-    """What runs the jobs: `pool`, processes on this machine; or `submitit`, jobs of Slurm."""
+    """What runs the jobs: `pool`, processes on this machine; `submitit`, jobs of Slurm; or `ray`, actors of Ray."""
     submitit: Dict[str, Any] = field(default_factory=open_mapping)
     """Parameters of submitit's AutoExecutor: `timeout_min`, the time limit of a job in minutes, is required;
     `slurm_partition`, `gpus_per_node`, `mem_gb`, … are not. `cluster: local` needs no Slurm. A config
     file may only set time, partition, account, constraint, memory, CPUs, GPUs and nodes. Empty: Slurm."""
+    ray: Dict[str, Any] = field(default_factory=open_mapping)
+    """What each job reserves in Ray: `num_cpus`, `num_gpus` (0.5: two jobs share a GPU) and `memory`, in bytes.
+    `address` and `runtime_env` must be typed. Empty: a CPU for each rank and, if the cluster has GPUs, a GPU; the
+    cluster in `RAY_ADDRESS` or on this machine; without one, Ray is started here."""
     zip: List[Any] = field(default_factory=list)
     """Keys whose axes advance together: `[[optimizer.lr,engine.max_epochs]]`. The axes have equal length. Empty: every
     combination is a job."""

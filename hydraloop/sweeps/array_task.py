@@ -14,6 +14,7 @@ from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files.lock import HELD
 from hydraloop.sweeps import queue
 from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.executors.executor import Ended
 from hydraloop.sweeps.executors.slurm_array import Task
 from hydraloop.sweeps.states import JobState
 
@@ -77,8 +78,8 @@ class ArrayTask(Controller):
         is_ours = any(state.controller == self.directory.controller for state in self.failed)
         return int(is_ours or self.problem is not None)
 
-    def _starts_again(self, state: JobState, iterations: int, by_scheduler: bool) -> bool:
+    def _starts_again(self, state: JobState, iterations: int, ended: Ended) -> bool:
         # Not by the exit code: Slurm sends the signal to the job, too, and a second one may change that.
         has_saved = state.preempted_by is not None and state.iterations > iterations
         self._is_stuck = state.state == "interrupted" and not has_saved
-        return super()._starts_again(state, iterations, by_scheduler)
+        return super()._starts_again(state, iterations, ended)

@@ -36,6 +36,8 @@ _POLL = 0.2
 """Seconds between two looks at signals and two updates of the display."""
 _LOOK = 1.0
 """Seconds between two looks at jobs that other controllers have started, and two renewals of this one's lock."""
+_LOSSES = 10
+"""How often a job whose machine was lost starts again without a retry. More often, the job may be the cause."""
 _SECOND = 0.5
 """Seconds after which a signal is a second one. A terminal that is closed sends SIGHUP several times."""
 
@@ -92,6 +94,8 @@ class Controller:
     """Running jobs that were told to end, and why."""
     _elsewhere: set[int] = field(default_factory=set)
     _retries: Counter[int] = field(default_factory=Counter)
+    _losses: Counter[int] = field(default_factory=Counter)
+    """How often the machine of each job was lost."""
     _codes: set[int | None] = field(default_factory=set)
     """Exit codes of jobs after a signal."""
     _has_failed: bool = False
@@ -184,7 +188,8 @@ class Controller:
         others = self.directory.controllers().keys() - {self.directory.controller}
         for state in found:
             is_running = state.state == "running"
-            if is_running and (state.machine != machine() or state.controller in others or self._gives_up):
+            is_adoptable = state.machine == machine() and state.controller not in others and not self._gives_up
+            if is_running and not (is_adoptable and self.executor.jobs_outlive_it):
                 continue
             self._elsewhere.remove(state.number)
             if is_running:
@@ -305,23 +310,26 @@ class Controller:
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")
-        elif not ended.is_cancelled and self._starts_again(state, begun.iterations, ended.by_scheduler):
+        elif not ended.is_cancelled and self._starts_again(state, begun.iterations, ended):
             self._start_again(state)
             self.watcher.ended(state)
         else:
             self._leave(state)
 
-    def _starts_again(self, state: JobState, iterations: int, by_scheduler: bool) -> bool:
-        """Return whether a job is queued again. Count it as a retry unless the job was preempted.
+    def _starts_again(self, state: JobState, iterations: int, ended: Ended) -> bool:
+        """Return whether a job is queued again. Count it as a retry unless the job was preempted or lost.
 
         Args:
             iterations: of the job before the attempt. An attempt without progress is a retry: it might repeat forever.
-            by_scheduler: whether a scheduler has ended the attempt.
+            ended: how its process has ended.
         """
         if state.state not in ("failed", "interrupted") or state.has_diverged or self.stops:
             return False
         cause = state.preempted_by
-        is_preempted = cause is not None and (by_scheduler or cause not in signal.Signals.__members__)
+        is_preempted = cause is not None and (ended.by_scheduler or cause not in signal.Signals.__members__)
+        if ended.is_lost and state.state == "interrupted" and self._losses[state.number] < _LOSSES:
+            self._losses[state.number] += 1
+            return True
         if is_preempted and state.iterations > iterations:
             return True
         self._retries[state.number] += 1

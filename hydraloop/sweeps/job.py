@@ -40,7 +40,7 @@ from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request, Wor
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 _FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")
 """In errors that are not the job's, or a rank's: it continues when there is space again."""

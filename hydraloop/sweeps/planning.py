@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli import arguments
 from hydraloop.cli import command as command_line
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.config_file_limits import check_submitit
-from hydraloop.cli.explain import COMPOSING_ERRORS
+from hydraloop.cli.composing_errors.explain import COMPOSING_ERRORS
+from hydraloop.cli.config_file_limits import check_ray, check_submitit
 from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.plan import Draft
 from hydraloop.processes.checks import check_options
@@ -32,7 +32,8 @@ from hydraloop.sweeps.search.conditions import with_conditions
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.selection import select
-from hydraloop.validate import check_sweep_options, hydra_config
+from hydraloop.validate.config import hydra_config
+from hydraloop.validate.values import check_sweep_options
 
 ALL_CHECKED = 100
 """Values of an axis that are all validated, which takes about 35 ms each. Of a longer axis, the first and the last are,
@@ -146,6 +147,7 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     master = command_line.compose_sweep(lines, composer, typed)
     check_sweep_options(master)
     check_submitit(master, typed)
+    check_ray(master, typed)
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
     words: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
     axes = select(
@@ -166,6 +168,11 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
         with _in_job(job, axes):
             cfg = command_line.compose_job(job, composer, typed, trains=args.cfg is None, compose=grid.compose)
             check_options(cfg)
+        if cfg.distributed.nnodes > 1:
+            problem = "each job of a sweep trains on one node"
+            raise UserError(
+                problem, key="distributed.nnodes", remedy=Remedy("Leave it out.", leave_out=["distributed.nnodes"])
+            )
         if cfg.resume is not None:
             raise UserError(
                 "the jobs of a sweep would continue in one directory",

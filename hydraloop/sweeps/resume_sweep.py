@@ -19,7 +19,7 @@ from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 MULTIRUN = Path("multirun")
 """Sweeps, as `multirun/<date>/<time>-<id>`."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,13 +30,14 @@ from hydraloop.processes.detach import CONTROLLER_LOG, detached, print_commands
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import code_patch, environment
+from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps import resume_sweep, slurm_tasks
 from hydraloop.sweeps.array_task import ArrayTask
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.controller import Controller
-from hydraloop.sweeps.executors import gpus, slurm_array, spawned, submitit_executor
+from hydraloop.sweeps.executors import fork_server, gpus, ray_executor, slurm_array, spawned, submitit_executor
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.executors.slurm_array import Task
@@ -69,18 +73,24 @@ def run(draft: SweepDraft, starter: RunStarter, name: str, task: Task | None = N
     shares = gpus.shares(options, ranks=draft.ranks, device=draft.device)
     if options.executor == "submitit":
         submitit_executor.auto_executor(Path(), options.submitit)  # its parameters are right
+    if options.executor == "ray":
+        ray_executor.check(options.ray)
     if options.report:
         check_installed("sweep.report")
     is_array = slurm_array.is_wanted(draft.master)
     background = detached() if draft.master.detach and not is_array else None
     hydra_versions.configure_log(settings.hydra_logging, settings.verbose)
     prepare_handlers()
+    cluster = None
+    if options.executor == "ray":
+        cluster = ray_executor.connect(options, ranks=draft.ranks, device=draft.device)
+        shares = cluster.shares
     directory, axes = (resume_sweep.settle if task is None else resume_sweep.join)(_description(draft), draft)
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     lines = Lines(directory)
     trackers = SweepTrackers(axes=draft.swept, jobs=directory.description.axes.count)
-    if options.executor != "submitit":  # Slurm ends what a job has started
+    if options.executor == "pool":  # Slurm ends what a job has started, and other machines have other folders
         trackers.share_senders()
     source = _source(directory, axes, draft)
     if is_array and task is None:
@@ -88,7 +98,7 @@ def run(draft: SweepDraft, starter: RunStarter, name: str, task: Task | None = N
     kind = Controller if task is None else partial(ArrayTask, task=task, limit=_limit(draft))
     controller = kind(
         directory,
-        _executor(draft, directory, starter, is_task=task is not None),
+        _executor(draft, directory, starter, cluster, is_task=task is not None),
         source,
         shares if task is None else replace(shares, workers=1),
         lines,
@@ -159,7 +169,39 @@ def run_received(composer: Composer, starter: RunStarter) -> NoReturn:
     sys.exit(code)
 
 
-def _executor(draft: SweepDraft, directory: SweepDirectory, starter: RunStarter, *, is_task: bool) -> Executor:
+def serve_jobs(composer: Composer, starter: RunStarter) -> NoReturn:
+    """Fork the jobs of a sweep that a worker of Ray asks for, until it has ended. A composer has to be open."""
+    connection = Connection(int(os.environ.pop(environment.SWEEP_SERVER)))
+    begin = fork_server.receive(connection)
+    overrides, lines = begin["overrides"], begin["lines"]
+    remember_overrides([*overrides, *lines])
+    typed = typed_keys(overrides)
+    grid = GridComposer(composer, command.compose_sweep(overrides, composer, typed))
+    draft = Draft(overrides=lines, cfg=grid.compose(lines), typed=typed)
+    remember_config(draft.cfg)
+    worker = SweepJob(SweepDirectory.load(Path(begin["sweep"])), draft, starter, grid)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks Ctrl-C
+    os._exit(fork_server.Server(worker, connection, grace=ray_executor.GRACE).serve())
+
+
+def _executor(
+    draft: SweepDraft,
+    directory: SweepDirectory,
+    starter: RunStarter,
+    cluster: ray_executor.Cluster | None,
+    *,
+    is_task: bool,
+) -> Executor:
+    if cluster is not None:
+        begin = {"sweep": str(directory.path), "overrides": draft.overrides, "lines": draft.cfg.hydra.overrides.task}
+        has_own_folder = "working_dir" in (draft.options.ray.get("runtime_env") or {})
+        setup = {
+            "command": environment.command()[1:],
+            "folder": None if has_own_folder else os.getcwd(),
+            "begin": {**begin, "lines": list(begin["lines"])},
+        }
+        sets_variables = draft.sets_variables(directory.description.configs)
+        return ray_executor.RayExecutor(cluster, setup, draft.environment if sets_variables else None)
     spawn = spawned.Spawn(directory.path, draft.overrides, draft.environment)
     is_submitit = draft.options.executor == "submitit" and not is_task
     if is_submitit and not submitit_executor.is_local(draft.options.submitit):

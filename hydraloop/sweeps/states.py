@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hydraloop.run_files import atomic, lock
+from hydraloop.run_files import atomic, lock, uncached
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.run_files.result import FILENAME as RESULT
@@ -97,7 +97,7 @@ class JobState:
 def read(folder: Path) -> JobState | None:
     """Return the state in a folder; None if the file does not exist, is damaged, or belongs to another program."""
     try:
-        found = json.loads((folder / FILENAME).read_bytes())
+        found = json.loads(uncached.read(folder / FILENAME))
         value = found["value"]
         lists = {name: tuple(found[name]) for name in ("overrides", "gpus")}
         return JobState(**{**found, **lists, "value": None if value is None else float(value)})

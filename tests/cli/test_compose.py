@@ -9,7 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydraloop.cli import command
 from hydraloop.cli import compose as composing
 from hydraloop.errors import UserError
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 from tests.config.composed import composer
 
 

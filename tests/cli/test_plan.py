@@ -9,7 +9,7 @@ import hydraloop
 from hydraloop.cli import command
 from hydraloop.cli.help import format_plan
 from hydraloop.engine.report.hook_table import by_mount_point
-from hydraloop.validate import slots_of
+from hydraloop.validate.hooks import slots_of
 from tests.config.composed import REPOSITORY, composer
 
 SELECTIONS = [

@@ -16,7 +16,7 @@ from hydraloop.data.map_style_loader import MapStyleLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.validate import validate
+from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY
 from tests.data import loader_parts
 

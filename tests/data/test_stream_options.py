@@ -18,7 +18,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.validate import validate
+from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY
 
 STREAMS, TENSORS = "tests.data.streams", "torch.utils.data.TensorDataset"

@@ -119,16 +119,23 @@ class Project:
         return SERVER.start([script, *arguments], self.path, _environment())
 
     def start(
-        self, *arguments: str, environment: Mapping[str, str] | None = None, **options: Any
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+        module: str | None = None,
+        **options: Any,
     ) -> subprocess.Popen[str]:
         """Start `python train.py …` in a new interpreter, without waiting for it.
 
         Args:
             environment: variables to add.
+            before: begins the command line.
+            module: started instead of the script.
             options: of `Popen`.
         """
         return subprocess.Popen(
-            [sys.executable, "train.py", *arguments],
+            [*before, sys.executable, *(["train.py"] if module is None else ["-m", module]), *arguments],
             cwd=self.path,
             env=_environment() | (environment or {}),
             stdin=subprocess.DEVNULL,

@@ -24,7 +24,7 @@ from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.hook import TrackerError
 from hydraloop.tracking.tracker import Finish, Run, UnusableError
-from hydraloop.validate import check_alerts
+from hydraloop.validate.typed_only import check_alerts
 from tests.e2e.projects import Project
 from tests.helpers import batches, make_engine
 from tests.tracking import runs

@@ -44,6 +44,9 @@ class Played:
     """Jobs that were running at a time."""
     by_scheduler: bool = False
     """Whether jobs are ended by a scheduler."""
+    is_lost: bool = False
+    """Whether the machines of jobs are lost."""
+    jobs_outlive_it: bool = True
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)
@@ -52,7 +55,7 @@ class Played:
 
     def poll(self, seconds: float) -> list[Ended]:
         ended = [(number, self.play(self, request)) for number, request in list(self.running.items())]
-        found = [Ended(number, code, self.by_scheduler) for number, code in ended if code is not None]
+        found = [Ended(number, code, self.by_scheduler, self.is_lost) for number, code in ended if code is not None]
         for one in found:
             del self.running[one.number]
         return found
@@ -248,6 +251,41 @@ def test_a_preempted_job_is_queued_again_and_an_attempt_without_progress_is_a_re
     loop.run()
     assert played.started.count(1) == attempts
     assert (loop.ended[1].state, loop.code) == (("finished", 0) if attempts == 4 else ("interrupted", 1))
+
+
+def test_a_job_whose_machine_is_lost_starts_again_without_a_retry_but_not_for_ever(make: Make) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number == 0:
+            return finish(played, request)
+        played.write(request, "running")
+        return -signal.SIGKILL if request.number == 2 or request.attempts < 3 else finish(played, request)
+
+    loop, played = make(play)
+    played.is_lost = True
+    loop.run()
+    assert (played.started.count(1), loop.ended[1].state) == (4, "finished")
+    assert (played.started.count(2), loop.ended[2].state) == (11, "interrupted")
+
+
+def test_a_job_that_ends_with_its_controller_is_not_adopted_and_starts_again(
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adopted, it would be left as interrupted: the controller would have no retry for it."""
+    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    state = JobState(3, "running", attempts=1, machine=machine(), controller="killed")
+    lock = RunLock(directory.folder(3), key="").acquire()
+    states.write(directory.folder(3), state, flush=False)
+
+    def play(played: Played, request: Request) -> int | None:
+        if request.number == 5:
+            lock.release()
+        return finish(played, request)
+
+    loop, played = make(play, workers=1)
+    played.jobs_outlive_it = False
+    loop.run()
+    assert played.started == [0, 1, 2, 4, 5, 3]
+    assert loop.ended[3].state == "finished"
 
 
 def test_a_paused_job_starts_again_in_the_next_sweep_only(make: Make) -> None:

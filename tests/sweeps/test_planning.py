@@ -234,6 +234,22 @@ def test_a_config_file_chooses_harmless_parameters_of_submitit(tmp_path: Path) -
         planned("-m seed=1,2", composing)
 
 
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [
+        ("address: 'evil.example.com:6379'", "address"),
+        ("runtime_env: {env_vars: {LD_PRELOAD: evil.so}}", "runtime_env.env_vars.LD_PRELOAD"),
+        ("num_cpus: '${oc.env:HOME}'", "num_cpus"),
+    ],
+)
+def test_a_config_file_tells_ray_only_what_a_job_reserves(written: str, key: str, tmp_path: Path) -> None:
+    with sweep_in_a_file(tmp_path, f"executor: ray, ray: {{num_gpus: 0.5, memory: 8e9, {written}}}") as file:
+        with pytest.raises(UserError) as caught:
+            planned("-m seed=1,2", file)
+        assert caught.value.key == f"sweep.ray.{key}"
+        planned(f"-m seed=1,2 sweep.ray.{key}=1", file)
+
+
 def test_main_can_trust_all_parameters_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ALLOWLIST, "_trusted", {"submitit"})
     with submitit_in_a_file(tmp_path, "slurm_setup: ['module load cuda']") as composing:
@@ -243,9 +259,16 @@ def test_main_can_trust_all_parameters_of_submitit(tmp_path: Path, monkeypatch: 
 @contextmanager
 def submitit_in_a_file(folder: Path, parameters: str) -> Iterator[Composer]:
     """Open a project whose config sets parameters of submitit."""
+    with sweep_in_a_file(folder, f"executor: submitit, submitit: {{{parameters}}}") as composing:
+        yield composing
+
+
+@contextmanager
+def sweep_in_a_file(folder: Path, options: str) -> Iterator[Composer]:
+    """Open a project whose config sets options of sweeps."""
     (folder / "config.yaml").write_text(
         "defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw, precision: fp32, _self_]\n"
-        f"sweep: {{executor: submitit, submitit: {{{parameters}}}}}\n"
+        f"sweep: {{{options}}}\n"
     )
     with opened(folder, "config") as composing:
         yield composing

@@ -7,7 +7,7 @@ import argparse
 from hydraloop.commands.check.project import composed
 from hydraloop.errors import UserError
 from hydraloop.processes.termination_signals import terminable
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from hydraloop.engine.progress import Progress
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.parts import Parts
 from hydraloop.plan import Draft
-from hydraloop.validate import validate
+from hydraloop.validate.config import validate
 
 ON_CPU = {"engine.device": "cpu", "precision": {"name": "fp32"}}
 """Changes of a run that computes in fp32 on the CPU."""

@@ -9,7 +9,7 @@ from functools import partial
 from hydraloop.commands.check.findings import Finding, end, judge
 from hydraloop.commands.check.project import composed
 from hydraloop.plan import Draft
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,9 +28,10 @@ def run(args: argparse.Namespace) -> int:
             return Finding("ok", f"{draft.cfg.experiment_name}: it composes, and its keys and types are right")
 
         findings = [judge("config", config)]
-        from hydraloop.commands.doctor import machine, slurm, trackers  # imports torch
+        from hydraloop.commands.doctor import machine, ray, slurm, trackers  # imports torch
 
         cfg = drafts[0].cfg if drafts else None
         tests = {test.__name__: partial(test, cfg) for test in machine.TESTS} | trackers.tests(cfg) | slurm.tests(cfg)
+        tests |= ray.tests(cfg, drafts[0].typed if drafts else ())
         findings += [judge(name, test) for name, test in tests.items()]
     return end("doctor", findings)

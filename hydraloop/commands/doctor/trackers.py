@@ -11,10 +11,10 @@ from urllib.request import urlopen
 from omegaconf import DictConfig
 
 from hydraloop.commands.check.findings import Finding
+from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.tracking.mlflow.address import address_of, shown, sqlite_path
 from hydraloop.tracking.tracker import UnusableError
 from hydraloop.tracking.wandb import mode_of
-from hydraloop.validate import HOOK_GROUPS
 
 _SECONDS = 4.0
 """How long a service may take to answer."""

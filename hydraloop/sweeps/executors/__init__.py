@@ -1,1 +1,1 @@
-"""What runs the processes of jobs: the pool on this machine, or submitit."""
+"""What runs the processes of jobs: the pool on this machine, submitit, or Ray."""

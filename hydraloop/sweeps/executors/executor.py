@@ -55,12 +55,17 @@ class Ended:
     that signal. None: not known, as the process was not a child."""
     by_scheduler: bool = False
     """Whether a scheduler has preempted the job, or has ended it because of its time limit."""
+    is_lost: bool = False
+    """Whether the machine of the job was lost, or the process that had started it."""
     is_cancelled: bool = False
     """Whether a user or an administrator has told the scheduler to end the job. Then it is not retried."""
 
 
 class Executor(Protocol):
     """Runs the processes of jobs."""
+
+    jobs_outlive_it: bool = True
+    """Whether jobs continue when their controller has ended, so that another one adopts them."""
 
     def wait_ready(self) -> None:
         """Wait until jobs can start without delay.

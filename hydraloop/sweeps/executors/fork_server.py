@@ -10,11 +10,14 @@ The controller sends JSON, and gets one answer to each message:
 - `{}`: `{}`, when what jobs need is imported.
 
 In addition, it gets `{"ended": 3, "code": 0}` when the process of job 3 has ended.
+
+On Ray, the controller is an actor, and jobs do not outlive it (`grace`). The server is a new process, not a fork.
 """
 
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import gc
 import json
 import multiprocessing
@@ -39,6 +42,8 @@ from hydraloop.sweeps.executors.executor import Request, Worker
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 1.0
 """Seconds between two looks for jobs whose own processes live on, which keep `sentinel` open."""
+_PR_SET_PDEATHSIG = 1
+"""Of Linux: the signal that a process gets when its parent ends."""
 
 
 def start(worker: Worker) -> tuple[BaseProcess, Connection]:
@@ -57,7 +62,7 @@ def start(worker: Worker) -> tuple[BaseProcess, Connection]:
     def serve() -> None:
         ours.close()
         multiprocessing.current_process().daemon = False  # it starts processes, which a daemon may not
-        _end_with(_Server(worker, theirs).serve, os._exit)
+        _end_with(Server(worker, theirs).serve, os._exit)
 
     server = _process(serve, daemon=True)
 
@@ -92,9 +97,18 @@ def receive(connection: Connection) -> dict[str, Any]:
     return message
 
 
-class _Server:
-    def __init__(self, worker: Worker, controller: Connection) -> None:
-        self._worker, self._controller = worker, controller
+class Server:
+    """The server, in its own process.
+
+    Args:
+        worker: what the jobs run.
+        controller: the connection to the controller.
+        grace: seconds from the end of the controller, after which its jobs are killed. Until then, they can save. If
+            the server is killed, they are killed at once. None: jobs continue.
+    """
+
+    def __init__(self, worker: Worker, controller: Connection, *, grace: float | None = None) -> None:
+        self._worker, self._controller, self._grace = worker, controller, grace
         self._jobs: dict[int, BaseProcess] = {}
 
     def serve(self) -> int:
@@ -113,6 +127,11 @@ class _Server:
                 self._report_ends()
                 if self._controller in ready:
                     send(self._controller, self._answer(receive(self._controller)))
+        if self._grace is not None:
+            for process in self._jobs.values():
+                process.terminate()
+            for process in self._jobs.values():
+                process.join(self._grace)
         return 0
 
     def _report_ends(self) -> None:
@@ -125,7 +144,8 @@ class _Server:
         if "job" not in message:
             return {}
         request = Request.from_json(message["job"])
-        process = _process(lambda: _end_with(lambda: self._run(request), leave))
+        server = os.getpid()
+        process = _process(lambda: _end_with(lambda: self._run(request, server), leave))
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the job handles them
         try:
             process.start()
@@ -137,9 +157,13 @@ class _Server:
         self._jobs[request.number] = process
         return {"pid": process.pid, "since": started(process.pid)}
 
-    def _run(self, request: Request) -> int:
+    def _run(self, request: Request, server: int) -> int:
         """Run a job in its own process."""
         os.setsid()
+        if self._grace is not None:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:  # it has ended before
+                os.kill(os.getpid(), signal.SIGKILL)
         self._controller.close()
         _handle_signals(signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -15,6 +15,8 @@ from typing import Any
 from hydraloop.errors import UserError, not_installed
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_OTHERS = {"submitit": ("Slurm", "+sweep.submitit.gpus_per_node"), "ray": ("Ray", "sweep.ray.num_gpus")}
+"""What else chooses the GPUs of a job, and its option for them, by executor."""
 SUBMITTED = 32
 """Jobs that are given to Slurm at a time, by default. Slurm decides which of them run."""
 
@@ -92,13 +94,15 @@ def shares(options: Any, *, ranks: int = 1, device: str = "auto") -> Shares:
         device: `cpu` if no job uses a GPU.
 
     Raises:
-        UserError: there are not so many GPUs, or Slurm chooses them.
+        UserError: there are not so many GPUs, or Slurm or Ray chooses them.
     """
     if options.executor != "pool":
         for name, value, default in (("gpus", options.gpus, None), ("gpus_per_job", options.gpus_per_job, 1)):
             if value != default:
-                remedy = f"Leave it out, and use +sweep.submitit.gpus_per_node={max(1, int(options.gpus_per_job))}."
-                raise UserError("Slurm chooses the GPUs of a job", key=f"sweep.{name}", remedy=remedy)
+                scheduler, other = _OTHERS[options.executor]
+                wanted = options.gpus_per_job if scheduler == "Ray" else max(1, int(options.gpus_per_job))
+                remedy = f"Leave it out, and use {other}={wanted:g}."
+                raise UserError(f"{scheduler} chooses the GPUs of a job", key=f"sweep.{name}", remedy=remedy)
         return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else SUBMITTED))
     slots = _slots(options, ranks, device)
     workers = int(options.max_workers or (1 if slots is None else slots.most))

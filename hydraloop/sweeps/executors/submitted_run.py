@@ -19,7 +19,7 @@ from hydraloop.run_files import environment
 from hydraloop.sweeps import slurm_tasks
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
 from hydraloop.sweeps.executors.submitit_executor import KEY, auto_executor, is_local, submit_script
-from hydraloop.validate import hydra_config
+from hydraloop.validate.config import hydra_config
 
 
 def is_wanted(draft: Draft) -> bool:
@@ -37,7 +37,9 @@ def submit(draft: Draft) -> None:
     if not draft.cfg.detach:
         problem = "a run that is submitted to Slurm does not stay in the terminal"
         raise UserError(problem, key="sweep.executor", remedy="Add detach=true, or leave out sweep.executor.")
-    executor = auto_executor(Path(), draft.cfg.sweep.submitit, requeue=True)._executor  # its parameters are right
+    executor = auto_executor(
+        Path(), {"nodes": draft.cfg.distributed.nnodes, **draft.cfg.sweep.submitit}, requeue=True
+    )._executor  # its parameters are right
     with ExitStack() as locks, hydra_config(draft.cfg):
         run_dir = plan_run(draft, locks).run_dir
     executor.folder = run_dir / executor.folder.name

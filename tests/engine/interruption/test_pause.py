@@ -19,7 +19,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, LoggerHook, RuntimeInfoHook
 from hydraloop.run_files.changes import resumed
 from hydraloop.tasks import Regression
-from hydraloop.validate import validate
+from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY
 from tests.engine.distributed.test_equality import dataset
 from tests.helpers import at, batches, differences, logged, make_engine

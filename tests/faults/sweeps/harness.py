@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +41,8 @@ PHASES = ("begin", "iteration", "save", "trained", "done")
 """When a process is killed: events of the ledger. A random delay follows."""
 VICTIMS = ("controller", "fork server", "job", "follower", "everything")
 """What is killed. After `everything`, as after a power failure, a file may be torn."""
+ON_RAY = ("controller", "server", "actor", "node", "job")
+"""The same for jobs on Ray: the parents of a job are its fork server, the worker of an actor, and the raylet."""
 PATIENCE = 300
 """Seconds for a sweep on a busy machine."""
 _ROUNDS = 10
@@ -60,9 +62,9 @@ class Kill:
     """The file that is cut at a random byte: `job.json` of any job, `.lock`, or `sweep.json`."""
 
     @classmethod
-    def draw(cls, draws: random.Random) -> Kill:
+    def draw(cls, draws: random.Random, victims: Sequence[str] = (*VICTIMS, "job", "job")) -> Kill:
         """Return a random one."""
-        victim = draws.choice((*VICTIMS, "job", "job"))
+        victim = draws.choice(victims)
         torn = draws.choice((None, states.FILENAME, lock.FILENAME, FILENAME)) if victim == "everything" else None
         phase = draws.choice(PHASES)
         return cls(victim, phase, draws.randint(1, 6) if phase == "iteration" else 1, draws.random() * 0.05, torn)
@@ -159,6 +161,11 @@ class Sweep:
             trees = [_tree(pid) for number, pid in self.alive() if number == event[0]]
             pids = [pid for tree in trees for pid in tree if pid in (tree[0], event[1])]  # it has several with ranks
             yield from self.draws.sample(pids, min(1, len(pids)))
+        if kill.victim in ("server", "actor", "node"):
+            roots = [pid for number, pid in self.alive() if number == event[0]]
+            with contextlib.suppress(psutil.Error, IndexError):
+                parents = [psutil.Process(pid).parents() for pid in roots[:1]]
+                yield from (found[("server", "actor", "node").index(kill.victim)].pid for found in parents)
         if kill.victim == "controller" and controllers:
             yield self.draws.choice(controllers).pid
         if kill.victim == "fork server" and controllers:

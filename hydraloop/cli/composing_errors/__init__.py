@@ -1,0 +1,1 @@
+"""Errors of composing a config, as one message with the key, the problem and the fix."""

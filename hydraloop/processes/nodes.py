@@ -1,0 +1,90 @@
+"""Ranks on several nodes. Slurm's `srun` starts the command on each node, and each of these processes starts ranks.
+
+torch's elastic launcher starts them. They train as under torchrun: rank 0 makes the plan, and has the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import env_override
+
+from hydraloop.errors import UserError
+from hydraloop.processes import elastic, torchrun
+from hydraloop.processes.failure import REQUEUE
+
+_KEY = "distributed.nnodes"
+_TIMEOUT = 900
+"""Seconds to wait for the processes of the other nodes, whose Python may come from a slow disk."""
+
+
+def launch(options: Any, overrides: Sequence[str]) -> int:
+    """Start the ranks of this node with this command line, and wait for them. Returns the exit code.
+
+    Args:
+        options: `distributed`.
+        overrides: that the command line of this process does not have.
+
+    Raises:
+        UserError: Slurm has not started one process on each of the nodes.
+        KeyboardInterrupt: a signal came before there were ranks.
+    """
+    nodes, processes = int(options.nnodes), int(options.nproc_per_node)
+    _check(nodes)
+    first, own = _addresses()
+    job, step = (int(os.environ[name]) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    rendezvous = {
+        "min_nodes": nodes,
+        "max_nodes": nodes,
+        "run_id": f"{job}.{step}",
+        "rdzv_endpoint": f"{first}:{10_000 + (job * 100 + step) % 20_000}",  # below the ports that Linux gives
+        "rdzv_configs": {"is_host": os.environ["SLURM_NODEID"] == "0", "join_timeout": _TIMEOUT},
+        "local_addr": own,
+        "max_restarts": int(options.max_restarts),
+    }
+    threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    command = [*sys.orig_argv[1:], *overrides]
+    with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as folder:
+        variables = {torchrun.NODE: folder, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+        with env_override(variables), elastic.passing_on(command[-1]):
+            codes, number = elastic.run(processes, folder, *command, passed_on=elastic.PREEMPTING, **rendezvous)
+        if Path(folder, str(REQUEUE)).exists():
+            return REQUEUE
+    return 128 + number if number else max((code if code > 0 else 128 - code for code in codes.values()), default=0)
+
+
+def _check(nodes: int) -> None:
+    started = tuple(os.environ.get(f"SLURM_STEP_NUM_{what}") for what in ("NODES", "TASKS"))
+    if started != (str(nodes), str(nodes)):
+        found = "srun has not started this process"
+        if None not in started:
+            found = f"srun has started {started[1]} processes on {started[0]} nodes"
+        raise UserError(
+            f"{nodes} nodes need one process on each, and {found}",
+            key=_KEY,
+            remedy=f"Put this before the command: srun --nodes={nodes} --ntasks-per-node=1",
+        )
+
+
+def _addresses() -> tuple[str, str]:
+    """Return the addresses of the first node and of this one, as Slurm knows them: their names may not resolve."""
+    names = _scontrol("hostnames", os.environ["SLURM_STEP_NODELIST"]).split()
+    described = [_scontrol("node", name) for name in (names[0], os.environ["SLURMD_NODENAME"])]
+    first, own = (re.search(r"NodeAddr=(\S+)", text) for text in described)
+    assert first is not None
+    assert own is not None
+    return first[1], own[1]
+
+
+def _scontrol(*what: str) -> str:
+    done = subprocess.run(["scontrol", "show", *what], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"scontrol does not know the nodes: {done.stderr.strip()}", key=_KEY)
+    return done.stdout

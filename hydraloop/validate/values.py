@@ -1,0 +1,107 @@
+"""Numbers out of range, unknown choices, and options that contradict each other."""
+
+from __future__ import annotations
+
+import re
+
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.engine.settings import seconds_of
+from hydraloop.errors import Remedy, UserError, use_one_of
+from hydraloop.option_checks import check_above, check_at_least
+
+STRATEGIES = ("auto", "ddp", "fsdp2")
+AT_LEAST = {
+    "engine.max_epochs": (1, "Use 1 or more."),
+    "engine.max_iters": (1, "Use 1 or more, or null for max_epochs."),
+    "engine.accumulate": (1, "Use 1 or more."),
+    "engine.val_interval": (1, "Use 1 or more, or null for never."),
+    "engine.val_begin": (0, "Use 0 for the start."),
+    "engine.pause_after": (1, "Use 1 or more, or null for never."),
+    "engine.sanity_val_steps": (0, "Use 0 for none."),
+    "engine.threads": (1, "Use 1 or more, or null for all cores."),
+    "distributed.nproc_per_node": (1, "Use 1 or more."),
+    "distributed.nnodes": (1, "Use 1 or more."),
+    "distributed.max_restarts": (0, "Use 0 (no restart) or more."),
+    "distributed.agree_interval": (1, "Use 1 or more."),
+    "data.loader.eval_batch_size": (1, "Use 1 or more."),
+    "sweep.max_workers": (1, "Use 1 or more, or null for one per GPU."),
+    "sweep.max_retries": (0, "Use 0 (no retry) or more."),
+    "sweep.trials": (1, "Use 1 or more, or null for a grid."),
+    "sweep.rung": (1, "Use 1 or more validations."),
+}
+"""By key: the lowest value, and the fix. Null is always accepted."""
+ABOVE_0 = ("engine.peak_tflops", "distributed.timeout", "distributed.train_timeout", "distributed.bucket_cap_mb")
+"""Null is accepted, except for `distributed.timeout`."""
+CHOICES = {
+    "distributed.strategy": STRATEGIES,
+    "weights": ("averaged", "raw"),
+    "init.mismatched": ("error", "skip"),
+    "sweep.on_failure": ("continue", "stop"),
+    "sweep.executor": ("pool", "submitit", "ray"),
+    "sweep.prune": ("median", "hyperband"),
+    "sweep.promote": ("asha",),
+}
+_SECRET = re.compile(r"\w*[A-Za-z][\w-]*")
+
+
+def check_values(cfg: DictConfig) -> None:
+    """Refuse numbers out of range, unknown choices, and options that contradict each other."""
+    _check_options(cfg)
+    for key in ABOVE_0:
+        check_above(0, "" if key == "distributed.timeout" else "null", **{key: OmegaConf.select(cfg, key)})
+    for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
+        limit = OmegaConf.select(cfg, f"engine.{name}")
+        if limit is not None and not (0 < limit <= 1 if isinstance(limit, float) else limit >= 1):
+            text = "Use a whole number from 1 (100), a share up to 1.0 (0.1), or null for all batches."
+            raise UserError(
+                f"{limit} is neither a number of batches nor a share of them",
+                key=f"engine.{name}",
+                remedy=Remedy(text, (str(limit), "null")),
+            )
+    for name in ("max_time", "requeue_after"):
+        seconds_of(cfg.engine[name], f"engine.{name}")
+    if cfg.engine.deterministic and cfg.engine.benchmark:
+        raise UserError(
+            "it selects algorithms by their time, so runs differ, which engine.deterministic=true shall prevent",
+            key="engine.benchmark",
+            remedy=Remedy("Leave one of the two out.", leave_out=["engine.benchmark"]),
+        )
+    for name in cfg.secrets:
+        if not _SECRET.fullmatch(str(name)):
+            text = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."
+            remedy = Remedy(text, (str(name), str(name).rpartition(".")[2]) if "." in str(name) else None)
+            raise UserError(f"{name!r} is not the name of a key", key="secrets", remedy=remedy)
+    if not (isinstance(cfg.seed, int) and 0 <= cfg.seed < 2**63):  # `~seed ++seed=[]` takes its type away
+        raise UserError(
+            f"{cfg.seed} is out of range", key="seed", remedy=Remedy("Use 0 .. 2^63 - 1.", (str(cfg.seed), "0"))
+        )
+    if cfg.resume is not None and cfg.load_from is not None:
+        remedy = Remedy("Leave one of the two out.", leave_out=["load_from"])
+        raise UserError("resume takes the weights of the run that it continues", key="load_from", remedy=remedy)
+
+
+def _check_options(cfg: DictConfig, section: str = "") -> None:
+    """Refuse numbers that are too low, and unknown choices."""
+    for key, (lowest, remedy) in AT_LEAST.items():
+        if key.startswith(section):
+            check_at_least(lowest, remedy, **{key: OmegaConf.select(cfg, key)})
+    for key, choices in CHOICES.items():
+        value = OmegaConf.select(cfg, key)
+        if key.startswith(section) and value is not None and value not in choices:
+            raise UserError(f"{value!r} is unknown", key=key, remedy=use_one_of(choices, value))
+
+
+def check_sweep_options(master: DictConfig) -> None:
+    """Refuse options `sweep.*` that are out of range. The configs of jobs do not have them."""
+    _check_options(master, "sweep.")
+
+
+def check_strategy(strategy: str, *, several: bool) -> None:
+    """Refuse a strategy for several processes if there is one."""
+    if strategy != "auto" and not several:
+        raise UserError(
+            f"{strategy} shares the work of several processes, and there is one",
+            key="distributed.strategy",
+            remedy=Remedy("Use auto, or start several: distributed.nproc_per_node=2, or torchrun.", (strategy, "auto")),
+        )
