@@ -230,10 +230,13 @@ def test_the_exit_code_names_the_signal() -> None:
 
 
 def test_a_signal_that_breaks_the_cleanup_of_a_library_interrupts_the_job() -> None:
-    with pytest.raises(AttributeError) as caught:
+    def compose() -> None:
         try:
             raise Terminated(15)
         finally:
             raise AttributeError("of the library")
+
+    with pytest.raises(AttributeError) as caught:
+        compose()
     assert isinstance(job.first_signal(caught.value), Terminated)
     assert isinstance(job.first_signal(ValueError()), ValueError)
