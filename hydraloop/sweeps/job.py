@@ -155,7 +155,7 @@ class SweepJob(Worker):
                 with as_job(cfg, plan) as job:
                     job.return_value = self._starter.train(plan)
         except BaseException as raised:
-            error = raised
+            error = first_signal(raised)
             self._starter.reports.show(error)
         if not lock.is_held:  # this machine stalled, and another one continues the job
             return LEFT
@@ -168,6 +168,14 @@ class SweepJob(Worker):
         if self._grid is None:
             return deepcopy(self._draft.cfg)
         return explained(partial(self._grid.compose, number=request.number), request.lines, self._grid.composer)
+
+
+def first_signal(error: BaseException) -> BaseException:
+    """Return the signal after which an error was raised, as in OmegaConf while it composes; otherwise the error."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, KeyboardInterrupt):
+        found = found.__context__
+    return found or error
 
 
 def _ended(state: JobState, run_dir: Path, error: BaseException | None) -> JobState:

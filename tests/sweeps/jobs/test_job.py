@@ -227,3 +227,16 @@ def test_the_exit_code_names_the_signal() -> None:
     """The script of a job in Slurm repeats it after 75 only: before training has begun, nothing was saved."""
     errors = [Requeue("SIGTERM"), Terminated(signal.SIGTERM), KeyboardInterrupt(), RuntimeError(), None]
     assert [job._exit_code(error) for error in errors] == [75, 143, 130, 0, 0]
+
+
+def test_a_signal_that_breaks_the_cleanup_of_a_library_interrupts_the_job() -> None:
+    def compose() -> None:
+        try:
+            raise Terminated(15)
+        finally:
+            raise AttributeError("of the library")
+
+    with pytest.raises(AttributeError) as caught:
+        compose()
+    assert isinstance(job.first_signal(caught.value), Terminated)
+    assert isinstance(job.first_signal(ValueError()), ValueError)
