@@ -10,6 +10,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
+from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files.lock import HELD
 from hydraloop.sweeps import queue
 from hydraloop.sweeps.controller import Controller
@@ -29,6 +30,9 @@ class ArrayTask(Controller):
     """How a job had ended before its submission does not count."""
     limit: float = math.inf
     """Seconds within which the task begins a job only if the longest job that it has run would end."""
+
+    _is_stuck: bool = False
+    """Whether the last job was interrupted without progress: it would repeat forever."""
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -58,7 +62,23 @@ class ArrayTask(Controller):
         return super().stops or time.monotonic() - self._began + max(own, default=0.0) > self.limit
 
     @property
+    def left(self) -> list[int]:
+        """The numbers of jobs that are not over, with the ends of other tasks, for which this one has not waited."""
+        for state in map(self.directory.state, super().left):
+            if state.is_over:
+                self.ended[state.number] = state
+        return super().left
+
+    @property
     def code(self) -> int:
-        """The exit code: 1 only if a job of this task has failed."""
+        """The exit code: 75 if Slurm is to start the task again, as its time is over; 1 if a job of it has failed."""
+        if self.signals:
+            return 128 + self.signals[0] if self._is_stuck else REQUEUE
         is_ours = any(state.controller == self.directory.controller for state in self.failed)
-        return super().code if self.signals else int(is_ours or self.problem is not None)
+        return int(is_ours or self.problem is not None)
+
+    def _starts_again(self, state: JobState, iterations: int, by_scheduler: bool) -> bool:
+        # Not by the exit code: Slurm sends the signal to the job, too, and a second one may change that.
+        has_saved = state.preempted_by is not None and state.iterations > iterations
+        self._is_stuck = state.state == "interrupted" and not has_saved
+        return super()._starts_again(state, iterations, by_scheduler)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.projects import Project
+from tests.slurm import Slurm
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +66,15 @@ def test_a_service_that_is_silent_is_not_waited_for_and_no_secret_is_shown(proje
     assert f"no MLflow at http://localhost:{address.rpartition(':')[2]}/health" in lines(done.out)["mlflow"]
     assert "sesame" not in done.text
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+def test_slurm_and_what_its_nodes_see(project: Project, slurm: Slurm) -> None:
+    done = project.python("-m", "hydraloop", "doctor", "sweep.max_workers=4", "sweep.submitit.timeout_min=9")
+    assert done.code == 0, done.text
+    asked = "A sweep asks for 4 jobs at a time (timeout_min=9), in arrays of at most 1,001"
+    assert lines(done.out)["slurm"] == f"slurm       ok          main: up, 2 nodes, at most infinite. {asked}"
+    assert "sees the project's folder and its Python" in lines(done.out)["nodes"]
+    done = project.python("-m", "hydraloop", "doctor", "sweep.submitit.slurm_partition=gpu")
+    assert "slurm       problem     sweep.submitit.slurm_partition: there is no partition gpu, only main" in done.out
+    assert "not judged  no job has started on a node: srun: error: " in lines(done.out)["nodes"]

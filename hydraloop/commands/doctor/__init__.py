@@ -28,9 +28,9 @@ def run(args: argparse.Namespace) -> int:
             return Finding("ok", f"{draft.cfg.experiment_name}: it composes, and its keys and types are right")
 
         findings = [judge("config", config)]
-        from hydraloop.commands.doctor import machine, trackers  # imports torch
+        from hydraloop.commands.doctor import machine, slurm, trackers  # imports torch
 
         cfg = drafts[0].cfg if drafts else None
-        tests = {test.__name__: partial(test, cfg) for test in machine.TESTS} | trackers.tests(cfg)
+        tests = {test.__name__: partial(test, cfg) for test in machine.TESTS} | trackers.tests(cfg) | slurm.tests(cfg)
         findings += [judge(name, test) for name, test in tests.items()]
     return end("doctor", findings)

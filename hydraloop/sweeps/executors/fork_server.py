@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any, NoReturn
 
 from hydraloop import json_answers
@@ -35,6 +36,7 @@ from hydraloop.run_files.processes import started
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.sweeps.executors.executor import Request, Worker
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 1.0
 """Seconds between two looks for jobs whose own processes live on, which keep `sentinel` open."""
 
@@ -99,9 +101,7 @@ class _Server:
         """Answer messages until the controller has ended."""
         os.setsid()
         json_answers.forget()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, signal.SIG_DFL)
+        _handle_signals(lambda number, frame: None)  # Slurm sends them to all processes: it ends after the jobs
         with uncollected():
             self._worker.prepare()
         gc.collect()
@@ -126,10 +126,13 @@ class _Server:
             return {}
         request = Request.from_json(message["job"])
         process = _process(lambda: _end_with(lambda: self._run(request), leave))
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the job handles them
         try:
             process.start()
         except OSError as error:
             return {"error": error.strerror}
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         assert process.pid is not None
         self._jobs[request.number] = process
         return {"pid": process.pid, "since": started(process.pid)}
@@ -138,12 +141,20 @@ class _Server:
         """Run a job in its own process."""
         os.setsid()
         self._controller.close()
+        _handle_signals(signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(request.variables())
         if request.threads is not None and (torch := sys.modules.get("torch")):
             torch.set_num_threads(request.threads)
         return self._worker.run(request)
+
+
+def _handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, handler)
 
 
 def _process(target: Callable[[], None], *, daemon: bool = False) -> BaseProcess:

@@ -15,7 +15,7 @@ from typing import Any
 from hydraloop.errors import UserError, not_installed
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_SUBMITTED = 32
+SUBMITTED = 32
 """Jobs that are given to Slurm at a time, by default. Slurm decides which of them run."""
 
 
@@ -99,7 +99,7 @@ def shares(options: Any, *, ranks: int = 1, device: str = "auto") -> Shares:
             if value != default:
                 remedy = f"Leave it out, and use +sweep.submitit.gpus_per_node={max(1, int(options.gpus_per_job))}."
                 raise UserError("Slurm chooses the GPUs of a job", key=f"sweep.{name}", remedy=remedy)
-        return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else _SUBMITTED))
+        return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else SUBMITTED))
     slots = _slots(options, ranks, device)
     workers = int(options.max_workers or (1 if slots is None else slots.most))
     if slots is not None and workers > slots.most:

@@ -56,7 +56,7 @@ def submit(sweep: Path, overrides: Sequence[str], options: DictConfig, tasks: in
     variables = write_masked(file, content, overrides=lines)
     script = shlex.join(["env", f"{environment.SWEEP_TASK}={file}", *command()])
     slurm_tasks.cancel_waiting(sweep)  # of earlier submissions
-    most = _most_tasks()
+    most = most_tasks()
     for first in range(0, tasks, most):
         executor.parameters["map_count"] = min(most, tasks - first)
         try:
@@ -75,7 +75,8 @@ def submit(sweep: Path, overrides: Sequence[str], options: DictConfig, tasks: in
     return list(content["arrays"])
 
 
-def _most_tasks() -> int:
+def most_tasks() -> int:
+    """Return the most tasks of an array."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", slurm_tasks.run("scontrol", "show", "config") or "", re.MULTILINE)
     return _TASKS if found is None else int(found[1])
 

@@ -190,6 +190,21 @@ def a_killed_server_is_replaced_and_its_jobs_go_on() -> None:
     assert psutil.Process().children() == []
 
 
+def a_signal_to_all_processes_does_not_end_the_server() -> None:
+    """Slurm sends it so. The server still reports how the jobs have ended."""
+    with pool() as executor:
+        assert executor._server is not None
+        executor.wait_ready()
+        job = request(0, "sleep")
+        executor.submit(job)
+        processes(job)
+        for pid in (executor._server[0].pid, executor._jobs[0].pid):
+            assert pid is not None
+            os.kill(pid, signal.SIGTERM)
+        assert ended(executor, 1) == [Ended(0, -signal.SIGTERM)]
+        assert executor._server is not None
+
+
 def a_job_outlives_its_controller() -> None:
     job = request(0, "wait")
     controller = os.fork()
@@ -289,6 +304,7 @@ CHECKS = [
     the_end_of_a_job_is_reported_while_its_child_lives,
     a_job_looks_like_a_single_run,
     a_killed_server_is_replaced_and_its_jobs_go_on,
+    a_signal_to_all_processes_does_not_end_the_server,
     a_job_outlives_its_controller,
     a_closed_pool_leaves_its_jobs_alone,
     a_signal_ends_a_job_and_a_kill_its_whole_tree,
