@@ -94,14 +94,15 @@ def test_a_failed_job_is_not_started_again(tmp_path: Path, slurm: Slurm) -> None
 
 @pytest.mark.nightly
 def test_a_time_limit_is_not_a_failure(tmp_path: Path, slurm: Slurm) -> None:
-    sweep = OnSlurm(tmp_path, slurm, "seed=0", "engine.max_iters=14000")
+    """The run continues under its id in Slurm, with another limit each time, and without retries."""
+    sweep = OnSlurm(tmp_path, slurm, "seed=0", "engine.max_iters=1000000")
     controller = sweep.begin("sweep.submitit.timeout_min=2", "sweep.submitit.slurm_signal_delay_s=60")
-    sweep.wait_for_saves()
+    sweep.wait_for_saves(attempts=3)
     (job,) = sweep.slurm_jobs()
-    sweep.wait_for_saves(attempts=2)
-    sweep.finish(controller)
-    assert sweep.state().attempts > 1
-    assert f" Restarts={sweep.state().attempts - 1} " in slurm.run("scontrol", "show", "job", job)
+    assert " Restarts=2 " in slurm.run("scontrol", "show", "job", job)
+    assert (sweep.state().state, sweep.state().attempts) == ("running", 3)
+    slurm.run("scancel", job)
+    assert controller.wait(PATIENCE) == 1, controller.printed
 
 
 @pytest.mark.parametrize("again", [slow("scancel"), nightly("scontrol requeue")])
