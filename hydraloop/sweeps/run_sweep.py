@@ -146,7 +146,7 @@ def serve_jobs(composer: Composer, starter: RunStarter) -> NoReturn:
     remember_config(draft.cfg)
     worker = SweepJob(SweepDirectory.load(Path(begin["sweep"])), draft, starter, grid)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks Ctrl-C
-    os._exit(fork_server.Server(worker, connection, grace=ray_executor.GRACE).serve())
+    os._exit(fork_server.Server(worker, connection, ends_jobs=True).serve())
 
 
 def _executor(
