@@ -125,14 +125,10 @@ class _App:
         name = args.config_name or self.name
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         with opened(folder, name, args.config_dir) as composer:
-            if environment.SWEEP_JOB in os.environ:
+            if environment.SWEEP_JOB in os.environ or environment.SWEEP_SERVER in os.environ:
                 from hydraloop.sweeps import run_sweep
 
                 run_sweep.run_received(composer, self._starter())
-            if environment.SWEEP_SERVER in os.environ:
-                from hydraloop.sweeps import run_sweep
-
-                run_sweep.serve_jobs(composer, self._starter())
             if args.help:
                 text = listing() if args.overrides == ["all"] else listed_names()
                 return show_help(args, composer, self.project, summaries(), text)

@@ -121,7 +121,9 @@ def _source(directory: SweepDirectory, axes: Axes | Trials, draft: SweepDraft) -
 
 
 def run_received(composer: Composer, starter: RunStarter) -> NoReturn:
-    """Run the job for which this process was started, and exit. A composer has to be open."""
+    """Run the job or the jobs for which this process was started, and exit. A composer has to be open."""
+    if environment.SWEEP_SERVER in os.environ:
+        _serve_jobs(composer, starter)
     path, overrides, request = spawned.received()
     remember_overrides([*overrides, *request.lines])
     typed = typed_keys(overrides)
@@ -134,7 +136,7 @@ def run_received(composer: Composer, starter: RunStarter) -> NoReturn:
     sys.exit(SweepJob(directory, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request))
 
 
-def serve_jobs(composer: Composer, starter: RunStarter) -> NoReturn:
+def _serve_jobs(composer: Composer, starter: RunStarter) -> NoReturn:
     """Fork the jobs of a sweep that a worker of Ray asks for, until it has ended. A composer has to be open."""
     connection = Connection(int(os.environ.pop(environment.SWEEP_SERVER)))
     begin = fork_server.receive(connection)
