@@ -20,7 +20,7 @@ from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps.executors import fork_server, ray_executor, spawned
+from hydraloop.sweeps.executors import fork_server, spawned
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.slurm import arrays, submitted_run
@@ -78,4 +78,4 @@ def _serve_jobs(composer: Composer, starter: RunStarter) -> NoReturn:
     remember_config(draft.cfg)
     worker = SweepJob(SweepDirectory.load(Path(begin["sweep"])), draft, starter, grid)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks Ctrl-C
-    os._exit(fork_server.Server(worker, connection, grace=ray_executor.GRACE).serve())
+    os._exit(fork_server.Server(worker, connection, ends_jobs=True).serve())

@@ -11,7 +11,7 @@ The controller sends JSON, and gets one answer to each message:
 
 In addition, it gets `{"ended": 3, "code": 0}` when the process of job 3 has ended.
 
-On Ray, the controller is an actor, and jobs do not outlive it (`grace`). The server is a new process, not a fork.
+On Ray, the controller is an actor, and jobs save and end when it has ended. The server is a new process, not a fork.
 """
 
 from __future__ import annotations
@@ -103,12 +103,11 @@ class Server:
     Args:
         worker: what the jobs run.
         controller: the connection to the controller.
-        grace: seconds from the end of the controller, after which its jobs are killed. Until then, they can save. If
-            the server is killed, they are killed at once. None: jobs continue.
+        ends_jobs: whether jobs get SIGTERM when the server has ended, also if it is killed. Otherwise they continue.
     """
 
-    def __init__(self, worker: Worker, controller: Connection, *, grace: float | None = None) -> None:
-        self._worker, self._controller, self._grace = worker, controller, grace
+    def __init__(self, worker: Worker, controller: Connection, *, ends_jobs: bool = False) -> None:
+        self._worker, self._controller, self._ends_jobs = worker, controller, ends_jobs
         self._jobs: dict[int, BaseProcess] = {}
 
     def serve(self) -> int:
@@ -127,11 +126,6 @@ class Server:
                 self._report_ends()
                 if self._controller in ready:
                     send(self._controller, self._answer(receive(self._controller)))
-        if self._grace is not None:
-            for process in self._jobs.values():
-                process.terminate()
-            for process in self._jobs.values():
-                process.join(self._grace)
         return 0
 
     def _report_ends(self) -> None:
@@ -160,10 +154,10 @@ class Server:
     def _run(self, request: Request, server: int) -> int:
         """Run a job in its own process."""
         os.setsid()
-        if self._grace is not None:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if self._ends_jobs:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != server:  # it has ended before
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGTERM)
         self._controller.close()
         _handle_signals(signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

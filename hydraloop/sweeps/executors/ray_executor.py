@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 _KEY = "sweep.ray"
 _OPTIONS = ("num_cpus", "num_gpus", "memory", "address", "runtime_env")
-GRACE = 30.0
-"""Seconds that a job has to save, after its worker of Ray has ended."""
 _OBJECTS = 100 * 2**20
 """Bytes of shared memory of a Ray that is started here. Nothing large is sent."""
 _FIRST = 60.0

@@ -11,11 +11,13 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_gcs_server_port_wait_time_s": "120"}
+OPTIONS = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
 SLOTS = 2
 """Jobs for which each node has room."""
 
@@ -50,20 +52,41 @@ def start_fairly() -> None:
     services.ConsolePopen.__init__ = functools.partialmethod(start, start_new_session=True)
 
 
-def main(folder: str) -> None:
-    """Run a cluster until the input ends."""
+def retried(start: Callable[[], Any], times: int = 4) -> Any:
+    """Start something of Ray, which gives up after 30 s on a busy machine."""
+    for left in reversed(range(times)):
+        try:
+            return start()
+        except Exception:
+            if not left:
+                raise
+    return None
+
+
+def add_node(cluster: Any, slots: int) -> Any:
+    """Add a node to a cluster."""
+    return retried(lambda: cluster.add_node(num_cpus=slots, **OPTIONS))
+
+
+def new_cluster(folder: str) -> Any:
+    """Return a cluster whose head runs no jobs."""
     from ray.cluster_utils import Cluster
 
     start_fairly()
-    options = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "temp_dir": folder, **options})
-    nodes = [cluster.add_node(num_cpus=SLOTS, **options) for _ in range(2)]
+    head = {"num_cpus": 0, "temp_dir": folder, **OPTIONS}
+    return retried(lambda: Cluster(initialize_head=True, head_node_args=head))
+
+
+def main(folder: str) -> None:
+    """Run a cluster until the input ends."""
+    cluster = new_cluster(folder)
+    nodes = [add_node(cluster, SLOTS) for _ in range(2)]
     print("address", cluster.address, flush=True)
     while not select.select([sys.stdin], [], [], 0.2)[0]:
         for node in [node for node in nodes if node.dead_processes()]:
             nodes.remove(node)
             cluster.remove_node(node, allow_graceful=False)
-            nodes.append(cluster.add_node(num_cpus=SLOTS, **options))
+            nodes.append(add_node(cluster, SLOTS))
     cluster.shutdown()
 
 

@@ -19,13 +19,12 @@ from typing import Any
 import psutil
 import ray
 from omegaconf import OmegaConf
-from ray.cluster_utils import Cluster
 
 from hydraloop.run_files import environment
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.executors import fork_server, ray_executor
 from hydraloop.sweeps.executors.executor import LEFT, Ended, Request
-from tests.faults.sweeps.ray_cluster import QUIET, start_fairly
+from tests.faults.sweeps.ray_cluster import QUIET, add_node, new_cluster
 from tests.sweeps.executors.pool_program import Worker, processes, refused, until
 
 FOLDER = Path(sys.argv[1])
@@ -34,14 +33,26 @@ PATIENCE = 90.0
 """Seconds for a worker of Ray to start, on a busy machine."""
 
 
+class Saving(Worker):
+    """In addition, a job that saves when it is told to end."""
+
+    def save(self, request: Request) -> None:
+        def handle(number: int, frame: object) -> None:
+            Path(request.folder + ".saved").touch()
+            os._exit(75)
+
+        signal.signal(signal.SIGTERM, handle)
+        self.sleep(request)
+
+
 def serve() -> None:
-    """Fork jobs, as `run_sweep.serve_jobs` does."""
+    """Fork jobs, as `run_sweep._serve_jobs` does."""
     connection = Connection(int(os.environ.pop(environment.SWEEP_SERVER)))
     begin = fork_server.receive(connection)
     if begin.get("fails"):
         sys.exit("no module named torch")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os._exit(fork_server.Server(Worker(), connection, grace=1.0).serve())
+    os._exit(fork_server.Server(Saving(), connection, ends_jobs=True).serve())
 
 
 def executor(variables: ray_executor.Variables | None = None, **begin: object) -> ray_executor.RayExecutor:
@@ -141,7 +152,7 @@ def a_job_that_waits_for_room_stays_queued_when_it_is_cancelled() -> None:
 def the_job_of_a_killed_worker_or_server_dies_and_is_lost() -> None:
     made = executor()
     for number, server in enumerate((False, True)):
-        request = job(number, "sleep")
+        request = job(number, "save")
         made.submit(request)
         worker = worker_of(request, made)
         (task, *_) = processes(request)
@@ -150,6 +161,7 @@ def the_job_of_a_killed_worker_or_server_dies_and_is_lost() -> None:
         victim.kill()
         assert until_ended(made, 1) == [Ended(number, None, is_lost=True)]
         until(lambda task=task: not task())
+        assert Path(request.folder + ".saved").exists()
     made.submit(job(2, "code", "5"))
     assert until_ended(made, 1) == [Ended(2, 5)]
     made.close()
@@ -193,13 +205,14 @@ def no_secret_is_in_a_file_of_ray() -> None:
 
 
 def the_end_of_the_command_ends_its_jobs() -> None:
-    request = job(0, "sleep")
+    request = job(0, "save")
     made = executor()
     made.submit(request)
     worker_of(request, made)
     alive = processes(request)[0]
     ray.shutdown()
     until(lambda: not alive())
+    assert Path(request.folder + ".saved").exists()
 
 
 CHECKS = [
@@ -218,13 +231,9 @@ if __name__ == "__main__":
     if sys.argv[2] == "serve":
         serve()
     os.environ |= QUIET
-    start_fairly()
     began = time.monotonic()
-    options = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
-    CLUSTER_OF_RAY = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "temp_dir": str(FOLDER / "ray"), **options}
-    )
-    NODES = [CLUSTER_OF_RAY.add_node(num_cpus=1, **options) for _ in range(2)]
+    CLUSTER_OF_RAY = new_cluster(str(FOLDER / "ray"))
+    NODES = [add_node(CLUSTER_OF_RAY, 1) for _ in range(2)]
     CLUSTER = ray_executor.connect(OmegaConf.structured(SweepConf(ray={"address": CLUSTER_OF_RAY.address})))
     assert CLUSTER.shares.workers == 2
     print("cluster", round(time.monotonic() - began, 2), file=sys.stderr)
