@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from hydraloop.app import check_command
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps import planning
 from hydraloop.sweeps.executors.executor import Request
+from hydraloop.sweeps.planning import check_command
 from tests.config.composed import composer
 
 OURS = "hydra/launcher=pool hydra/sweeper=hydraloop"
