@@ -118,7 +118,7 @@ def test_a_signal_lets_the_run_save_and_srun_exit_with_75(tmp_path: Path, slurm:
     assert (result["status"], result["reason"]) == ("interrupted", "preempted by SIGTERM")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_mistakes_are_told(tmp_path: Path, slurm: Slurm) -> None:
     project = make(tmp_path)
     done = project.train(*LINE)

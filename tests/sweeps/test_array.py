@@ -102,7 +102,7 @@ def test_no_process_stays_and_each_job_runs_once(project: Project, slurm: Slurm)
     assert not any(b"hunter2" in text for text in texts)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_task_continues_after_its_time_limit_and_ends_after_scancel(project: Project, slurm: Slurm) -> None:
     """The signal before the time limit is that of `scancel --signal`. Without it, `scancel` stops a job for good."""
     sweep = submitted(project, *LONG, "seed=0")
@@ -115,7 +115,7 @@ def test_a_task_continues_after_its_time_limit_and_ends_after_scancel(project: P
     assert (sweep.state(0).state, sweep.state(0).attempts) == ("interrupted", 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_is_stopped_and_submitted_again(project: Project, slurm: Slurm) -> None:
     sweep = submitted(project, *LONG, "seed=0,1", "sweep.max_workers=1")
     assert saved(sweep, 0)

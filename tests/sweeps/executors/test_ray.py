@@ -62,7 +62,7 @@ def test_two_hundred_short_jobs() -> None:
     assert run(200) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_ray
 def test_a_sweep_has_the_results_of_the_pool_and_no_file_has_a_secret(tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
