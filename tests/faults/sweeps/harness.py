@@ -282,7 +282,11 @@ def train(
             break
         sweep.start()
     assert _is_over(sweep), f"the jobs have not ended:\n{sweep.printed()}"
-    until(lambda: not any(is_alive(*one) for one in sweep.processes), "no process is left", seconds=PATIENCE)
+    try:
+        until(lambda: not any(is_alive(*one) for one in sweep.processes), "no process is left", seconds=PATIENCE)
+    except AssertionError as error:
+        left = [psutil.Process(pid).cmdline() for pid, since in sweep.processes if is_alive(pid, since)]
+        raise AssertionError(f"processes are left: {left}") from error
     return sweep
 
 

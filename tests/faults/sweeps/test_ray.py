@@ -58,6 +58,7 @@ def killed(project: Project, name: str, overrides: tuple[str, ...]) -> Sweep:
 
 def problems_of_mlflow(project: Project, sweep: Sweep) -> Iterator[str]:
     """Yield which jobs have no run in MLflow, or several, and which values are lost or doubled."""
+    project.python("-m", "hydraloop", "sync", sweep.path.name)  # what a dead node had not sent yet
     directory = SweepDirectory.load(sweep.path)
     found = {one.uid: one for one in mlflow_runs(project.path)}
     runs = [Run(directory.run_dir(state)) for state in directory.states()]
