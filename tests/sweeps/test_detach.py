@@ -24,6 +24,7 @@ from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import SERVER, environment_of_python
+from tests.processes import PATIENCE
 
 SCRIPT = """
 import os, sys, time
@@ -151,7 +152,8 @@ def test_a_run_continues_without_its_terminal_until_it_is_stopped(
 
 def stopped_job(sweep: SweepDirectory) -> JobState:
     """Wait for a job that runs, and stop its process. The first jobs are left alone."""
-    while True:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
         for state in sweep.states()[2:]:
             if state.state == "running" and lock.holder(sweep.folder(state.number)):
                 os.kill(state.pid, signal.SIGSTOP)
@@ -159,6 +161,7 @@ def stopped_job(sweep: SweepDirectory) -> JobState:
                     return state
                 os.kill(state.pid, signal.SIGCONT)
         time.sleep(0.001)
+    raise AssertionError(f"no job was seen while it ran: {sweep.states()}")
 
 
 @pytest.mark.slow
@@ -166,7 +169,7 @@ def test_a_sweep_without_its_terminal_whose_controller_and_job_are_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = Project.make(tmp_path / "project")
-    short = "engine.max_iters=2 engine.limit_val_batches=1 engine.test=false"
+    short = "engine.max_iters=100 engine.limit_val_batches=1 engine.test=false"
     line = f"-m optimizer.lr=1e-4,3e-4 'hooks=[],[ema]' seed=0,1 {short}"
     with closed_terminal(project.path, f"python train.py {line} detach=true") as printed:
         assert " continues in the background, as process " in printed, printed
