@@ -138,7 +138,7 @@ def weights(run: Run) -> dict[str, Any]:
     return {**found, "ema": checkpoint["hooks"].get("ema")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_gan_on_two_ranks_that_is_killed_twice_ends_with_the_same_weights(tmp_path: Path) -> None:
     example = Project(Path(shutil.copytree(REPOSITORY / "examples" / "gan", tmp_path / "gan")))
     example.write("dying.py", DYING)

@@ -51,7 +51,7 @@ def test_norms_biases_and_embeddings_of_a_vit_do_not_decay(tmp_path: Path) -> No
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_lr_of_a_bert_decays_from_layer_to_layer_on_two_ranks_and_after_a_resume(tmp_path: Path) -> None:
     """With bf16, accumulation and an average of the weights."""
     project = copied("text", tmp_path, "transformers")

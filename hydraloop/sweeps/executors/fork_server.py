@@ -34,12 +34,13 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hydraloop import json_answers
+from hydraloop.platforms import signals
 from hydraloop.processes.termination_signals import leave
 from hydraloop.run_files.processes import started
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.sweeps.executors.executor import Request, Worker
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = signals("SIGINT", "SIGTERM", "SIGHUP")
 _LOOK = 1.0
 """Seconds between two looks for jobs whose own processes live on, which keep `sentinel` open."""
 _PR_SET_PDEATHSIG = 1

@@ -36,11 +36,8 @@ _ASK_ABOUT_END = 2.0
 _SCRIPT = 'log=$1; shift; exec env "$@" >>"$log" 2>&1 </dev/null'
 _ENDINGS = signals("SIGHUP", "SIGINT", "SIGTERM")
 """Signals after which a job exits by itself, with 128 and their number."""
-_KILLED: dict[str | None, int] = {
-    "OUT_OF_MEMORY": -signal.SIGKILL,
-    **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT"), -signal.SIGTERM),
-}
-"""Exit codes of jobs whose script was killed, by their state in Slurm."""
+_ENDED_BY_SLURM = ("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT")
+"""States of jobs in which Slurm has ended the script with SIGTERM."""
 
 
 class SubmititExecutor(Executor):
@@ -200,7 +197,8 @@ def _end(number: int, code: int | None, state: str | None) -> Ended:
         state: in Slurm; None if Slurm does not know the job any more.
     """
     if code is None:
-        code = _KILLED.get(state)
+        killed = {"OUT_OF_MEMORY": -signal.SIGKILL, **dict.fromkeys(_ENDED_BY_SLURM, -signal.SIGTERM)}
+        code = killed.get(str(state))
     elif code > 128 and code - 128 not in _ENDINGS:
         code = 128 - code
     is_cancelled = state == "CANCELLED"

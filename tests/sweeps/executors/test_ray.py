@@ -74,7 +74,9 @@ def test_a_sweep_has_the_results_of_the_pool_and_no_file_has_a_secret(tmp_path: 
         doctor = project.python("-m", "hydraloop", "doctor", *on_ray)
         done = [project.train(*line, f"hydra.sweep.dir={name}", *on_ray[:count]) for name, count in TWICE.items()]
         files = [
-            path for path in (*tmp_path.rglob("*"), *folder.rglob("*")) if path.is_file() and path.name != "mine.py"
+            path
+            for path in (*tmp_path.rglob("*"), *folder.rglob("*"))
+            if path.is_file() and not path.name.startswith("mine.")
         ]
         assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     assert [one.code for one in done] == [0, 0], done[0].text + done[1].text

@@ -75,7 +75,7 @@ def command(line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_database_that_is_gone(folder: Path, run_dir: Path) -> None:
     (folder / "mlflow.db").unlink()
     done = command("python -m hydraloop sync outputs")
