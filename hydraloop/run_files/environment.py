@@ -29,7 +29,7 @@ _command: list[str] | None = None
 
 
 def is_received() -> bool:
-    """Return whether hydraloop has started this process itself, with its work in a file or behind a socket."""
+    """Return whether hydraloop has started this process for a given work, which a variable names."""
     return any(name in os.environ for name in (SWEEP_JOB, SWEEP_SERVER, SWEEP_TASK, SUBMITTED_RUN))
 
 

@@ -300,7 +300,7 @@ def join(folder: Path) -> None:
 def _alone(guard: Path, own: Holder) -> Iterator[None]:
     """In the body, be the only process of all machines that acquires a lock: the one that could create a file.
 
-    If that process has ended, the file is removed by the rules of a lock.
+    When the process that has created the file has ended, another process removes the file, as it would a lock.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a process does that hydraloop has started itself, with its work in a file or behind a socket."""
+"""Processes that hydraloop has started for a given work: a job, the jobs of an actor, a task of an array, a run."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def looks(folder: str, token: str) -> list[dict[str, Any]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's has no types
     task: Any = ray.remote(look)
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes if node["Alive"]]
     try:
@@ -142,7 +142,7 @@ def _nodes(address: str | None, runtime_env: Mapping[str, Any] | None) -> list[M
             ray.init("local", include_dashboard=False, object_store_memory=_OBJECTS, **quiet)
         else:
             ray.init(address, **quiet)
-        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's has no types
     except Exception as error:  # of Ray, for any answer of the cluster
         remedy = f"Start Ray (`ray start --head`), or name its address: {_KEY}.address=10.0.0.1:6379"
         raise UserError(_line(error), key=f"{_KEY}.address", remedy=remedy) from error

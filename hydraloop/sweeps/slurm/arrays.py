@@ -87,7 +87,7 @@ class Task:
     """What this process knows, if it is a task of an array."""
 
     overrides: tuple[str, ...]
-    """Of the sweep, as typed, and `sweep.resume`."""
+    """The overrides of the sweep as typed, and `sweep.resume` with its directory."""
     submitted: float
     """When, in seconds since 1970."""
     restarts: int
@@ -96,7 +96,7 @@ class Task:
 
 @cache
 def received() -> Task | None:
-    """Return the task that this process is; None if it is none.
+    """Return what this process knows as a task of an array; None in any other process.
 
     Raises:
         UserError: the secrets of the sweep are missing.
