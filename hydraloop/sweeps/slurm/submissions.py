@@ -30,11 +30,14 @@ def arrays(sweep: Path) -> list[str]:
 
 
 def counts(sweep: Path) -> Counter[str] | None:
-    """Return the tasks in Slurm's queue by their state, such as `PENDING`; None if this machine has no Slurm."""
+    """Return the tasks in Slurm's queue by their state; None if this machine has no Slurm.
+
+    A state is as squeue prints it, with the reason of a task that waits: `RUNNING`, `PENDING (Resources)`.
+    """
     if not (found := arrays(sweep)):
         return Counter()
-    listed = run("squeue", "--noheader", "--array", "--format=%T", f"--jobs={','.join(found)}")
-    return None if listed is None else Counter(listed.split())
+    listed = run("squeue", "--noheader", "--array", "--format=%T (%r)", f"--jobs={','.join(found)}")
+    return None if listed is None else Counter(line.removesuffix(" (None)") for line in listed.splitlines())
 
 
 def cancel(sweep: Path) -> bool:
@@ -58,7 +61,7 @@ def lines(sweep: Path) -> Iterator[str]:
     """Yield the line of `status` about the tasks."""
     if found := arrays(sweep):
         left = counts(sweep)
-        by_state = ", ".join(f"{count} {state.lower()}" for state, count in sorted((left or {}).items()))
+        by_state = ", ".join(f"{count} {state}" for state, count in sorted((left or {}).items()))
         tasks = "unknown, because this machine has no squeue" if left is None else by_state or "none in the queue"
         yield f"Slurm: array {', '.join(found)}; tasks: {tasks}"
 

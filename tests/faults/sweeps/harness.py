@@ -165,7 +165,8 @@ class Sweep:
             roots = [pid for number, pid in self.alive() if number == event[0]]
             with contextlib.suppress(psutil.Error, IndexError):
                 parents = [psutil.Process(pid).parents() for pid in roots[:1]]
-                yield from (found[("server", "actor", "node").index(kill.victim)].pid for found in parents)
+                found = [parent.pid for each in parents for parent in each if parent.pid > 1]  # 1 adopts orphans
+                yield found[("server", "actor", "node").index(kill.victim)]
         if kill.victim == "controller" and controllers:
             yield self.draws.choice(controllers).pid
         if kill.victim == "fork server" and controllers:
