@@ -20,7 +20,7 @@ def test_the_job_of_a_dead_node_starts_on_the_other_one(slurm: Slurm, tmp_path: 
     began = tmp_path / "began"
     words = ("--parsable", "--requeue", f"--output={tmp_path}/log", f"--wrap=hostname >>{began}; sleep 300")
     job = slurm.run("sbatch", *words).strip()
-    until(began.exists, "the job does not start")
+    until(lambda: began.exists() and began.read_text(), "the job does not start")
     (first,) = began.read_text().split()
     slurm.kill_node(first)
     until(lambda: began.read_text().count("\n") == 2, slurm.run("scontrol", "show", "job", job))
