@@ -29,16 +29,22 @@ from tests.slurm import Slurm, running
 
 VICTIMS = ("job", "job", "node", "slurmd", "controller")
 """`slurmd`: the jobs of the node keep running, and Slurm starts them on the other node."""
-_SEARCH = ("optimizer.lr=tag(log,interval(1e-4,1e-1))", "engine.val_interval=6")
+_SEARCH = ("optimizer.lr=tag(log,interval(1e-4,1e-1))",)
 KINDS = {
     "a grid": ("seed=0,1,2", "optimizer.lr=1e-2,3e-2"),
     "a random search": (*_SEARCH, "sweep.sampler=random", "sweep.trials=6"),
-    "TPE and ASHA": (*_SEARCH, "sweep.promote=asha", "sweep.trials=12"),
+    "TPE and ASHA": (
+        *_SEARCH,
+        "sweep.promote=asha",
+        "sweep.trials=12",
+        "engine.max_iters=480",
+        "engine.val_interval=120",
+    ),
 }
 _TRACKED = ("hooks=[ema,mlflow]", "hooks.mlflow.flush_timeout=60")
 _ON_SLURM = ("sweep.executor=submitit", "sweep.submitit.timeout_min=60")
 _ROUNDS = 10
-PATIENCE = 900.0
+PATIENCE = 1500.0
 """Seconds for a sweep: a node's death is seen after half a minute, and its job's lock is free after another one."""
 
 
