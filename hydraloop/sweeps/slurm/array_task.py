@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from hydraloop.processes.failure import REQUEUE
-from hydraloop.run_files.lock import HELD
+from hydraloop.run_files.lock_file.holder import HELD
 from hydraloop.sweeps import queue
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Ended
