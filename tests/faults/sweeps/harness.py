@@ -269,7 +269,7 @@ def train(
         sweep.start()
     for kill in kills:
         if not sweep.running():
-            if _is_over(sweep):
+            if is_over(sweep):
                 break
             sweep.start()
         if len(sweep.running()) == 1 and (sweep.path / FILENAME).exists() and draws.random() < 0.2:
@@ -279,10 +279,10 @@ def train(
         for script in sweep.running():
             sweep.note()
             script.wait(PATIENCE)
-        if _is_over(sweep):
+        if is_over(sweep):
             break
         sweep.start()
-    assert _is_over(sweep), f"the jobs have not ended:\n{sweep.printed()}"
+    assert is_over(sweep), f"the jobs have not ended:\n{sweep.printed()}"
     try:
         until(lambda: not any(is_alive(*one) for one in sweep.processes), "no process is left", seconds=PATIENCE)
     except AssertionError as error:
@@ -291,7 +291,8 @@ def train(
     return sweep
 
 
-def _is_over(sweep: Sweep) -> bool:
+def is_over(sweep: Sweep) -> bool:
+    """Return whether all jobs have an outcome."""
     if not (sweep.path / FILENAME).exists():
         return False
     return all(state.is_over for state in SweepDirectory.load(sweep.path).states())

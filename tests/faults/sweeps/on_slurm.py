@@ -94,7 +94,7 @@ def train(sweep: OnSlurm, kills: Iterator[Kill], count: int) -> Counter[str]:
     done = Counter[str]()
     deadline = time.monotonic() + PATIENCE
     sweep.start()
-    while not _is_over(sweep) or sweep.running():
+    while not harness.is_over(sweep) or sweep.running():
         assert time.monotonic() < deadline, sweep.printed()
         if not sweep.running():
             assert len(sweep.controllers) < count + _ROUNDS, sweep.printed()
@@ -111,12 +111,6 @@ def train(sweep: OnSlurm, kills: Iterator[Kill], count: int) -> Counter[str]:
                 break
             time.sleep(0.01)
     return done
-
-
-def _is_over(sweep: Sweep) -> bool:
-    if not (sweep.path / harness.FILENAME).exists():
-        return False
-    return all(state.is_over for state in SweepDirectory.load(sweep.path).states())
 
 
 def _drawn(draws: random.Random) -> Iterator[Kill]:
