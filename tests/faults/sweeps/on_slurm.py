@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,10 +113,10 @@ def train(sweep: OnSlurm, kills: Iterator[Kill], count: int) -> Counter[str]:
     return done
 
 
-def _drawn(draws: random.Random) -> Iterator[Kill]:
+def _drawn(draws: random.Random, phases: Sequence[str]) -> Iterator[Kill]:
     while True:
         for victim in draws.sample(VICTIMS, len(VICTIMS)):
-            phase = draws.choice(PHASES)
+            phase = draws.choice(phases)
             yield Kill(victim, phase, draws.randint(1, 6) if phase == "iteration" else 1, draws.random() * 0.3)
 
 
@@ -132,7 +132,7 @@ def main(count: int = 20, seed: int = 0) -> int:
             project = harness.make(Path(folder) / f"project_{place}")
             whole = harness.train(project, "whole", line, draws, []) if "promote" not in str(line) else None
             sweep = OnSlurm(project, project.path / "killed", (*line, *_TRACKED, *_ON_SLURM), draws, 4, slurm=slurm)
-            kills = train(sweep, _drawn(draws), own)
+            kills = train(sweep, _drawn(draws, PHASES[:-1] if whole is None else PHASES), own)
             found = list(problems_of_search(sweep) if whole is None else problems(sweep, whole))
             found += problems_in_mlflow(sweep)
             attempts = sum(state.attempts for state in SweepDirectory.load(sweep.path).states())
