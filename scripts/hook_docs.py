@@ -1,8 +1,8 @@
 """Write the generated parts of `docs/reference/`: tables of hooks, options and schedules, and of the engine's names.
 
 Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows;
-`hydraloop/commands/completion/options.json`, what the Tab key completes without a project; and
-`hydraloop/schemas/config.json`, the JSON Schema of a config (`json_schema.py`).
+`hydraloop/commands/completion/options.json`, what the Tab key completes without a project (`completion_options.py`);
+and `hydraloop/schemas/config.json`, the JSON Schema of a config (`json_schema.py`).
 
     python scripts/hook_docs.py            # write the tables and the file
     python scripts/hook_docs.py --check    # write nothing; exit code 1 if a page is out of date
@@ -22,26 +22,19 @@ import re
 import runpy
 import sys
 from collections.abc import Collection, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 import hydraloop  # stores the options
-from hydraloop.cli.arguments import parser as parser_of_runs
-from hydraloop.commands.parser import COMMANDS
-from hydraloop.commands.parser import of as parser_of
-from hydraloop.engine.deprecated_names import NEW_NAMES
 from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.engine.mount_points import Priority
 from hydraloop.schemas import stored
 from hydraloop.schemas.docs import field_docs, summary, typed
 from hydraloop.schemas.hook import HookConf
-from hydraloop.schemas.root import DEFAULT_HOOKS, HYDRA_SETTINGS, Config
+from hydraloop.schemas.root import DEFAULT_HOOKS, Config
 
 ROOT = Path(hydraloop.__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -51,33 +44,11 @@ GROUPS = ("task", "model", "data", "optimizer", "precision")
 """Config groups on the page of options; hooks and schedules have their own pages."""
 COMMON = ("priority", "on_error")
 """Options of all hooks. The page describes them once."""
-PARTS = {
-    "run": ("run.py", "Run", "The task and what trains it"),
-    "batches": ("batches.py", "Batches", "The task and what trains it"),
-    "progress": ("progress.py", "Progress", "Progress"),
-    "stepper": ("steps/stepper.py", "Stepper", "Progress"),
-    "evaluator": ("evaluation/evaluator.py", "Evaluator", "Evaluation"),
-    "requests": ("requests.py", "Requests", "Requests and checkpoints"),
-    "checkpoints": ("checkpoints.py", "Checkpoints", "Requests and checkpoints"),
-    "messages": ("records/messages.py", "Messages", "Records"),
-    "records": ("records/records.py", "Records", "Records"),
-    "loss_check": ("loss_check.py", "LossCheck", "The end"),
-    "outcome": ("outcome.py", "Outcome", "The end"),
-    "calls": ("call_table.py", "CallTable", "Hooks"),
-}
-"""{part of the engine: (file in `hydraloop/engine`, class, group of its names in the table of the engine)}"""
-METHODS = {
-    "progress": ("leave_out",),
-    "batches": ("on_device",),
-    "stepper": ("rewrap",),
-    "evaluator": ("is_due", "report_best", "higher_is_better", "without_data_set"),
-    "checkpoints": ("settle",),
-    "messages": ("add", "provide", "read", "facts"),
-    "records": ("log_object",),
-    "loss_check": ("end_diverged",),
-    "calls": ("build",),
-}
-"""Methods of parts that hooks call. The others are for the engine."""
+
+
+def _script(name: str) -> dict[str, Any]:
+    """Return the names in another file of `scripts/`."""
+    return runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
 
 
 @dataclass(frozen=True)
@@ -179,51 +150,6 @@ def _with_bases(module: str, name: str) -> Iterator[tuple[str, ast.ClassDef]]:
                     yield from _with_bases(module, ast.unparse(base))
 
 
-def completion_options() -> str:
-    """Return the JSON of `options.json`: flags, commands and options of hydraloop, for the Tab key.
-
-    An option is [its package, its content]. Its values are null, because only keys are completed.
-    """
-    found = {
-        "flags": _flags(parser_of_runs().format_usage()),
-        "commands": {name: _command(name) for name in COMMANDS},
-        "runs": [re.sub(r"\$\{[^}]*\}", "*", HYDRA_SETTINGS[mode]["dir"]) for mode in ("run", "sweep")],
-        "options": dict(_stored_options(ConfigStore.instance().repo, "")),
-    }
-    return json.dumps(found, indent=1) + "\n"
-
-
-def _command(name: str) -> dict[str, Any]:
-    values = {key: [one for one in text.split("|") if one.islower()] for key, text in COMMANDS[name].keys.items()}
-    return {"flags": _flags(parser_of(name).format_help()), "values": values}
-
-
-def _flags(text: str) -> list[str]:
-    refused = ("--experimental-rerun", "--shell-completion")
-    return [flag for flag in re.findall(r"(?<![\w-])--[a-z-]+", text) if flag not in refused]
-
-
-def _stored_options(entries: dict[str, Any], folder: str) -> Iterator[tuple[str, Any]]:
-    for name, entry in sorted(entries.items()):
-        if name in ("hydra", "_dummy_empty_config_.yaml"):  # Hydra's own
-            continue
-        if isinstance(entry, dict):
-            yield from _stored_options(entry, f"{folder}{name}/")
-        else:
-            plain = OmegaConf.to_container(deepcopy(entry.node), resolve=False)
-            is_file = isinstance(plain, dict) and "defaults" in plain
-            yield (
-                folder + name.removesuffix(".yaml"),
-                (f"_global_.{entry.package}" if entry.package else None, plain if is_file else _keys(plain)),
-            )
-
-
-def _keys(node: Any) -> Any:
-    if not isinstance(node, dict):
-        return None
-    return {name: _keys(value) for name, value in node.items() if not name.startswith("_")}
-
-
 def hook_table() -> str:
     """Return the table of hooks, with one row for each hook."""
     rows = ["| option | priority | what it does |", "|---|---|---|"]
@@ -253,96 +179,6 @@ def _hook_section(option: Option) -> str:
         lines += [f"`on_error` is `{option.schema.on_error}` by default.", ""]
     rows = _table(option.schema, skip=COMMON)
     return "\n".join([*lines, *rows, ""] if len(rows) > 2 else lines)
-
-
-def engine_tables() -> str:
-    """Return the tables of the engine's public names, by group."""
-    source = _class("engine.py", "Engine")
-    groups: dict[str, list[str]] = {title: [] for _, _, title in PARTS.values()}
-    for name, (part, attribute) in _names_of_parts(source).items():
-        arguments, text = _documented(_class(*PARTS[part][:2]))[attribute]
-        groups[PARTS[part][2]].append(_name_row(name, arguments, text))
-    groups["For scripts, not for hooks"] = [_name_row(name, *found) for name, found in _documented(source).items()]
-    tables = [[f"**{title}**", "", "| name | meaning |", "|---|---|", *rows] for title, rows in groups.items() if rows]
-    return "\n\n".join("\n".join(table) for table in tables)
-
-
-def part_table() -> str:
-    """Return the table of the engine's parts."""
-    rows = ["| part | what it is | file in `hydraloop/engine/` |", "|---|---|---|"]
-    for part, (file, cls, _) in PARTS.items():
-        text = _first_paragraph(ast.get_docstring(_class(file, cls)) or "")
-        rows.append(f"| `engine.{part}` | {_cell(text)} | `{file}` |")
-    return "\n".join(rows)
-
-
-def part_names() -> str:
-    """Return the table of the parts' attributes, and of the methods that hooks call, without the engine's own names."""
-    rows, on_engine = ["| name | meaning |", "|---|---|"], _names_of_parts(_class("engine.py", "Engine")).values()
-    for part, (file, cls, _) in PARTS.items():
-        for name, (arguments, text) in _documented(_class(file, cls)).items():
-            if (part, name) not in on_engine and (not arguments or name in METHODS.get(part, ())):
-                rows.append(_name_row(f"{part}.{name}", arguments, text))
-    return "\n".join(rows)
-
-
-def deprecated_table() -> str:
-    """Return the table of the engine's earlier names."""
-    rows = [f"| `engine.{old}` | `engine.{new}` |" for old, new in NEW_NAMES.items()]
-    return "\n".join(["| earlier | now |", "|---|---|", *rows])
-
-
-def _name_row(name: str, arguments: str, text: str) -> str:
-    return f"| `engine.{name}{arguments}` | {_cell(text)} |"
-
-
-def _class(file: str, name: str) -> ast.ClassDef:
-    """Return the source of a class in a file of `hydraloop/engine`."""
-    source = (ROOT / "hydraloop" / "engine" / file).read_text(encoding="utf-8")
-    (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name]
-    return found
-
-
-def _names_of_parts(engine: ast.ClassDef) -> dict[str, tuple[str, str]]:
-    """Return {name of the engine: (part, name in it)} of the names that are declared with `_of`."""
-    found = {}
-    for node in engine.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
-            part, _, attribute = ast.literal_eval(node.value.args[0]).partition(".")
-            found[ast.unparse(node.target)] = (part, attribute)
-    return found
-
-
-def _documented(cls: ast.ClassDef) -> dict[str, tuple[str, str]]:
-    """Return {public name: (arguments, text)} of a class: attributes with a docstring, properties and methods."""
-    constructors = [node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
-    found = {}
-    for statements in (cls.body, *(constructor.body for constructor in constructors)):
-        for statement, following in pairwise(statements):
-            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                targets = (
-                    statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-                )
-                name = ast.unparse(targets[0]).removeprefix("self.") if targets[0] is not None else "_"
-                found[name] = ("", _first_paragraph(str(following.value.value)))
-    for node in cls.body:
-        if isinstance(node, ast.FunctionDef):
-            is_property = any(ast.unparse(decorator) == "property" for decorator in node.decorator_list)
-            text = _first_paragraph(ast.get_docstring(node) or "")
-            found[node.name] = ("" if is_property else f"({_without_types(node.args)})", text)
-    return {name: described for name, described in found.items() if not name.startswith("_")}
-
-
-def _without_types(arguments: ast.arguments) -> str:
-    """Return the arguments of a method as they are written in a call, without `self`."""
-    for argument in (*arguments.args, *arguments.kwonlyargs):
-        argument.annotation = None
-    arguments.args = arguments.args[1:]
-    return ast.unparse(arguments)
-
-
-def _first_paragraph(text: str) -> str:
-    return " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
 
 
 def schedule_table() -> str:
@@ -436,12 +272,13 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+_ENGINE = _script("engine_docs")
 PAGES = {
     "hooks.md": {
-        "engine": engine_tables,
-        "parts": part_table,
-        "names of parts": part_names,
-        "deprecated": deprecated_table,
+        "engine": _ENGINE["engine_tables"],
+        "parts": _ENGINE["part_table"],
+        "names of parts": _ENGINE["part_names"],
+        "deprecated": _ENGINE["deprecated_table"],
         "table": hook_table,
         "hooks": hook_sections,
     },
@@ -458,11 +295,8 @@ def wanted() -> Iterator[tuple[Path, str]]:
         ValueError: a page has no marks.
     """
     yield ROOT / "hydraloop" / "hooks" / "classes.json", hook_classes()
-    yield ROOT / "hydraloop" / "commands" / "completion" / "options.json", completion_options()
-    yield (
-        ROOT / "hydraloop" / "schemas" / "config.json",
-        runpy.run_path(str(ROOT / "scripts" / "json_schema.py"))["text"](),
-    )
+    yield ROOT / "hydraloop" / "commands" / "completion" / "options.json", _script("completion_options")["text"]()
+    yield ROOT / "hydraloop" / "schemas" / "config.json", _script("json_schema")["text"]()
     for name, parts in PAGES.items():
         text = (REFERENCE / name).read_text(encoding="utf-8")
         for mark, written in parts.items():

@@ -12,6 +12,7 @@ from hydraloop.commands import status
 from hydraloop.commands.status import sweep_in
 from hydraloop.run_files import lock
 from hydraloop.run_files.environment import shown
+from hydraloop.run_files.lock_file.holder import Holder
 from hydraloop.sweeps import queue, states, stopping
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.states import JobState
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if others or left else status.run(args)
 
 
-def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, lock.Holder]:
+def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:
     """Return the processes that are to be told, by the folder that each of them has locked."""
     if sweep is None:
         holder = lock.holder(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -205,8 +205,7 @@ def build_loader(
         device: to which the batches will be copied.
         key: of the data set in the config (`data.train`), for errors.
         keys: of the options in the config, for errors; None: `data.loader.<option>`.
-        rank: this process's number, 0 .. world_size - 1.
-        world_size: number of processes that share the samples.
+        rank, world_size: this process's number, from 0, and the number of processes that share the samples.
         global_batch: samples of a global batch, or its batches with a `batch_sampler`; None: one batch for each rank.
         options: as in `data.loader`, with objects instead of nodes.
 
@@ -222,45 +221,31 @@ def build_loader(
     which = "sampler" if conf.batch_sampler is None else "batch_sampler"
     sampler = create_sampler(getattr(conf, which), dataset, rank, world_size, keys[which])
     splits = hasattr(sampler, "num_replicas")
-    order = _create_order(
-        conf,
-        sampler,
-        samples,
-        None if splits else global_batch,
-        shuffle=shuffle,
-        seed=seed,
-        key=keys[which],
-        rank=0 if splits else rank,
-        world_size=1 if splits else world_size,
-    )
+    ranks = _Ranks() if splits else _Ranks(rank, world_size, global_batch)
+    order = _create_order(conf, sampler, ranks, samples, shuffle, seed, keys[which])
     if isinstance(order, EpochSampler):
         order.check_size(key)
     of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
     seeded = SeededFetcher(dataset, Collate(conf.collate_fn, keys["collate_fn"]), of_draws, repeats=sampler is not None)
-    return (MapStyleLoader if splits else GlobalBatchLoader)(
-        seeded,
-        order,
-        seed=mix_seed(seed, rank),
-        key=key,
-        keys=keys,
-        persistent_workers=conf.persistent_workers and conf.num_workers > 0,
-        **dataloader_options(vars(conf), device),
-    )
+    loader_class = MapStyleLoader if splits else GlobalBatchLoader
+    of_torch = dataloader_options(vars(conf), device)
+    of_torch["persistent_workers"] = conf.persistent_workers and conf.num_workers > 0
+    return loader_class(seeded, order, seed=mix_seed(seed, rank), key=key, keys=keys, **of_torch)
+
+
+class _Ranks(NamedTuple):
+    """The ranks that an order is split for. A sampler that splits an epoch itself has an order of one rank."""
+
+    rank: int = 0
+    world_size: int = 1
+    global_batch: int | None = None
 
 
 def _create_order(
-    conf: LoaderConf,
-    sampler: Any,
-    samples: int,
-    global_batch: int | None,
-    *,
-    shuffle: bool,
-    seed: int,
-    key: str,
-    rank: int,
-    world_size: int,
+    conf: LoaderConf, sampler: Any, ranks: _Ranks, samples: int, shuffle: bool, seed: int, key: str
 ) -> EpochOrder:
-    """Return the order of the batches of this rank; `rank` and `world_size` are those that the order is split for."""
+    """Return the order of the batches of this rank."""
+    rank, world_size, global_batch = ranks
     custom = partial(CustomOrder, sampler, samples=samples, seed=seed, key=key)
     if conf.batch_sampler is not None:
         return EpochBatchSampler(custom(batched=True), batches=global_batch, rank=rank, world_size=world_size)

@@ -14,24 +14,22 @@ network file system may show a machine what a file was some seconds ago.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import secrets
 import socket
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import uncached
-from hydraloop.run_files.processes import is_alive, kill_tree, machine, started
+from hydraloop.run_files.lock_file.access import alone, opened, opened_to_read
+from hydraloop.run_files.lock_file.holder import HELD, Holder, read, write
+from hydraloop.run_files.processes import kill_tree, machine, started
 
 log = logging.getLogger(__name__)
 
@@ -41,63 +39,15 @@ CONTROLLERS = "controllers"
 """In the directory of a sweep: a folder with a lock for each controller."""
 BEAT = 10.0
 """Seconds between two renewals."""
-HELD = 60.0
-"""Seconds without a renewal after which a lock from another machine is free."""
 _GUARD = ".lock.acquiring"
 """Beside the lock, while a process acquires it."""
 _TRIES = 100
 """Attempts to open a lock that processes of other machines remove."""
 _TOLD = b"\ntold to end\n"
 _MARGIN = 5.0
-"""Seconds that a waiting start adds to that."""
+"""Seconds that a waiting start adds to `HELD`."""
 _POLL = 0.5
 """Seconds between two attempts while a start waits."""
-_SHORT_POLL = 0.002
-"""Seconds between two attempts while another process reads or writes the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The content of the file."""
-
-    token: str
-    """Random; identifies one acquisition."""
-    host: str
-    machine: str
-    """From `processes.machine`."""
-    folder: str
-    """The run directory, resolved. A copy of the directory still has the original's."""
-    since: str
-    """Local time of the acquisition, for messages."""
-    processes: tuple[tuple[int, float | None], ...]
-    """Ids and starts (from `processes.started`): the process that acquired the lock, and rank 0 if it is another."""
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the holder is on this machine."""
-        return self.machine == machine()
-
-    @property
-    def alive(self) -> list[tuple[int, float | None]]:
-        """The processes that have not ended, if they are on this machine."""
-        return [process for process in self.processes if self.is_here and is_alive(*process)]
-
-    def holds(self, path: Path, handle: int) -> bool:
-        """Whether the lock is not free."""
-        if not self.is_here:
-            return _is_renewed(path.parent, handle)
-        copied = os.path.isdir(self.folder) and not os.path.samefile(self.folder, path.parent)
-        return not copied and bool(self.alive)
-
-
-def _is_renewed(folder: Path, handle: int) -> bool:
-    """Return whether an open file in a folder was renewed in the last 60 s, by the clock of the file system."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as new:
-            now = os.fstat(new.fileno()).st_mtime
-    except OSError:  # this process may only read, or the disk is full
-        now = time.time()
-    return now - os.fstat(handle).st_mtime < HELD
 
 
 class RunLock:
@@ -176,11 +126,11 @@ class RunLock:
         """Write the file, or return the holder that it names."""
         for tries_left in reversed(range(_TRIES)):
             try:
-                with _alone(self._path.with_name(_GUARD), own), _opened(self._path, os.O_RDWR | os.O_CREAT) as handle:
-                    found = _read(handle)
+                with alone(self._path.with_name(_GUARD), own), opened(self._path, os.O_RDWR | os.O_CREAT) as handle:
+                    found = read(handle)
                     if found is not None and found.holds(self._path, handle):
                         return found
-                    _write(handle, own)
+                    write(handle, own)
                     return None
             except OSError as error:  # the holder on another machine has removed the open file
                 if error.errno not in (errno.ENOENT, errno.ESTALE) or not tries_left:
@@ -196,7 +146,7 @@ class RunLock:
             self._done.set()
             self._thread.join()
             self._thread = None
-        with suppress(OSError), _opened(self._path) as handle:
+        with suppress(OSError), opened(self._path) as handle:
             if self._is_ours(handle):
                 self._path.unlink()
 
@@ -208,7 +158,7 @@ class RunLock:
     @property
     def is_held(self) -> bool:
         """Whether this process still has the lock. Otherwise it must not write what the lock guards."""
-        with suppress(OSError), _opened_to_read(self._path) as handle:
+        with suppress(OSError), opened_to_read(self._path) as handle:
             return self._is_ours(handle)
         return False
 
@@ -236,8 +186,8 @@ class RunLock:
         while not self._done.wait(BEAT):
             is_lost = False
             try:
-                with _opened_to_read(self._path) as handle:
-                    found = _read(handle)
+                with opened_to_read(self._path) as handle:
+                    found = read(handle)
                 is_lost = found is not None and found.token != self._token
             except FileNotFoundError:  # if this machine was suspended, another one may have trained, and ended
                 is_lost = time.time() - renewed > HELD
@@ -250,14 +200,14 @@ class RunLock:
             renewed = time.time()
 
     def _is_ours(self, handle: int) -> bool:
-        found = _read(handle)
+        found = read(handle)
         return found is not None and found.token == self._token
 
 
 def holder(folder: Path) -> Holder | None:
     """Return what has the lock of a directory; None if the lock is free."""
-    with suppress(OSError), _opened_to_read(folder / FILENAME) as handle:
-        found = _read(handle)
+    with suppress(OSError), opened_to_read(folder / FILENAME) as handle:
+        found = read(handle)
         if found is not None and found.holds(folder / FILENAME, handle):
             return found
     return None
@@ -278,7 +228,7 @@ def note_stop(folder: Path) -> bool:
 
     The note is a second line of the file, so it is removed with the lock.
     """
-    with suppress(OSError), _opened(folder / FILENAME, os.O_RDWR | os.O_APPEND) as handle:
+    with suppress(OSError), opened(folder / FILENAME, os.O_RDWR | os.O_APPEND) as handle:
         was_told = os.pread(handle, 1 << 16, 0).endswith(_TOLD)
         os.write(handle, _TOLD)
         return was_told
@@ -290,83 +240,7 @@ def join(folder: Path) -> None:
 
     The lock is then held until both have ended, even if the parent is killed.
     """
-    with suppress(OSError), _opened(folder / FILENAME) as handle:
-        holder = _read(handle)
+    with suppress(OSError), opened(folder / FILENAME) as handle:
+        holder = read(handle)
         if holder is not None and holder.is_here:
-            _write(handle, replace(holder, processes=(*holder.alive, (os.getpid(), started(os.getpid())))))
-
-
-@contextmanager
-def _alone(guard: Path, own: Holder) -> Iterator[None]:
-    """In the body, be the only process of all machines that acquires a lock: the one that could create a file.
-
-    When the process that has created the file has ended, another process removes the file, as it would a lock.
-    """
-    while True:
-        try:
-            handle = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            break
-        except FileExistsError:
-            with suppress(OSError), _opened_to_read(guard) as found:
-                maker = _read(found)
-                if not (_is_renewed(guard.parent, found) if maker is None else maker.holds(guard, found)):
-                    guard.unlink()
-            time.sleep(_SHORT_POLL)
-    try:
-        _write(handle, own)
-        yield
-    finally:
-        os.close(handle)
-        guard.unlink(missing_ok=True)
-
-
-@contextmanager
-def _opened(path: Path, flags: int = os.O_RDWR, operation: str = "LOCK_EX") -> Iterator[int]:
-    """Open the file and lock it with flock. Repeat if it was removed while this process waited for it."""
-    while True:
-        handle = uncached.opened(path, flags)
-        try:
-            _flock(handle, operation)
-            try:
-                current = os.path.samestat(os.stat(path), os.fstat(handle))
-            except FileNotFoundError:
-                current = False
-            if current:
-                yield handle
-                return
-        finally:
-            _flock(handle, "LOCK_UN")  # a process that was forked meanwhile would keep the flock
-            os.close(handle)
-
-
-def _opened_to_read(path: Path) -> AbstractContextManager[int]:
-    """Open the file for a process that may not be permitted to write it."""
-    return _opened(path, os.O_RDONLY, "LOCK_SH")
-
-
-def _flock(handle: int, operation: str) -> None:
-    import fcntl  # not on Windows
-
-    while True:
-        try:
-            return fcntl.flock(handle, getattr(fcntl, operation) | fcntl.LOCK_NB)
-        except BlockingIOError:  # NFS asks again after up to 30 s, and FUSE would let nobody remove the file meanwhile
-            time.sleep(_SHORT_POLL)
-        except OSError:  # a file system without flock
-            return None
-
-
-def _read(handle: int) -> Holder | None:
-    """Return the holder; None if the file is empty or damaged."""
-    try:
-        found = json.loads(os.pread(handle, 1 << 16, 0).partition(b"\n")[0])
-        return Holder(**{**found, "processes": tuple((int(pid), since) for pid, since in found["processes"])})
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def _write(handle: int, holder: Holder) -> None:
-    """Write the first line in place: on a full disk and after a kill, the holder before is not lost."""
-    content = json.dumps(asdict(holder)).encode() + b"\n"
-    os.pwrite(handle, content, 0)
-    os.ftruncate(handle, len(content))
+            write(handle, replace(holder, processes=(*holder.alive, (os.getpid(), started(os.getpid())))))

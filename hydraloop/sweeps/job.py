@@ -31,7 +31,8 @@ from hydraloop.processes.failure import Requeue
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
-from hydraloop.run_files.lock import HELD, RunLock
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.lock_file.holder import HELD
 from hydraloop.run_files.processes import machine
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -24,7 +24,8 @@ from hydraloop.run_files.changes import differences
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_overrides, masked
 from hydraloop.schemas.sweep import SweepConf
-from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps import job_checks
+from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.search import optuna_sweeper, settings
@@ -34,10 +35,6 @@ from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.selection import select
 from hydraloop.validate.config import hydra_config
 from hydraloop.validate.values import check_sweep_options
-
-ALL_CHECKED = 100
-"""Values of an axis that are all validated, which takes about 35 ms each. Of a longer axis, the first and the last are,
-the smallest and the largest; of the others, only key and type are checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,51 +158,25 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     check_sweep_options(master)
     check_submitit(master, typed)
     check_ray(master, typed)
-    params = OmegaConf.select(master, "hydra.sweeper.params") or {}
-    words: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
-    axes = select(
-        arguments.parse(words),
-        arguments.parse([f"{key}={value}" for key, value in params.items()]),
-        master.get("sweep") or {},
-    )
     grid, choices = GridComposer(composer, master), master.hydra.runtime.choices
-    if isinstance(axes, Trials):
-        axes = _with_conditions(axes, grid)
+    axes = _axes(master, grid)
     is_ours = (choices["hydra/sweeper"], choices["hydra/launcher"]) == ("hydraloop", "pool")
     if not is_ours:
         _check_options(master)
     _check_average(axes, master, typed)
-    configs: list[DictConfig] = []
-    ranks, devices = 1, ["cpu"]
-    for job in _checked(axes):
-        with _in_job(job, axes):
-            cfg = command_line.compose_job(job, composer, typed, trains=args.cfg is None, compose=grid.compose)
-            check_options(cfg)
-        if cfg.distributed.nnodes > 1:
-            problem = "each job of a sweep trains on one node"
-            raise UserError(
-                problem, key="distributed.nnodes", remedy=Remedy("Leave it out.", leave_out=["distributed.nnodes"])
-            )
-        if cfg.resume is not None:
-            raise UserError(
-                "the jobs of a sweep would continue in one directory",
-                key="resume",
-                remedy=Remedy(
-                    "Leave resume out. To start from weights, use load_from=<checkpoint>.", leave_out=["resume"]
-                ),
-            )
-        configs += [cfg] if isinstance(axes, Trials) or not configs else []
-        ranks = max(ranks, int(cfg.distributed.nproc_per_node))
-        devices += [cfg.engine.device] if devices == ["cpu"] and cfg.engine.device != "cpu" else []
+    compose = partial(
+        command_line.compose_job, composer=composer, typed=typed, trains=args.cfg is None, compose=grid.compose
+    )
+    checked = job_checks.check(axes, compose)
     search: Settings | None = None
     if isinstance(axes, Trials):
-        search = settings.of(master.sweep, configs, repeats=axes.space.repeat_count)
+        search = settings.of(master.sweep, checked.configs, repeats=axes.space.repeat_count)
     else:
         settings.check_unused(master.sweep)
-        _check_types(axes, grid, composer)
+        job_checks.check_types(axes, grid, composer)
     return SweepDraft(
         overrides=lines,
-        cfg=configs[0],
+        cfg=checked.configs[0],
         typed=typed,
         follows_links=args.trusted_links,
         axes=axes,
@@ -213,9 +184,21 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
         master=master,
         grid=grid,
         is_ours=is_ours,
-        ranks=ranks,
-        device=devices[-1],
+        ranks=checked.ranks,
+        device=checked.device,
     )
+
+
+def _axes(master: DictConfig, grid: GridComposer) -> Axes | Trials:
+    """Return the axes of the command line and of `hydra.sweeper.params`, or the search that they describe."""
+    words: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
+    params = OmegaConf.select(master, "hydra.sweeper.params") or {}
+    axes = select(
+        arguments.parse(words),
+        arguments.parse([f"{key}={value}" for key, value in params.items()]),
+        master.get("sweep") or {},
+    )
+    return _with_conditions(axes, grid) if isinstance(axes, Trials) else axes
 
 
 def _check_options(master: DictConfig) -> None:
@@ -263,58 +246,3 @@ def _check_average(axes: Axes | Trials, master: DictConfig, typed: Sequence[str]
             key="sweep.average",
             remedy=Remedy(f"Sweep it: {name}=0,1,2", add=[f"{name}=0,1,2"]) if exists else suggestion(name, keys),
         )
-
-
-def _checked(axes: Axes | Trials) -> list[Sequence[str]]:
-    """Return the jobs that are validated, each the first one with a value of an axis, or an end of a dimension."""
-    if isinstance(axes, Trials):
-        return list(dict.fromkeys(axes.space.lines(corner) for corner in axes.space.corners()))
-    found = {0}
-    for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
-        found.update(jobs[value] for value in _validated(axis, sorted(jobs)))
-    return [axes.lines(number) for number in sorted(found)]
-
-
-def _validated(axis: Axis, values: list[int]) -> list[int]:
-    """Return which values of an axis are validated."""
-    if len(values) <= ALL_CHECKED:
-        return values
-
-    def number(value: int) -> float:
-        with suppress(ValueError):
-            return float(axis.values[value][0].partition("=")[2])
-        return 0.0
-
-    ends = [min(values, key=number), max(values, key=number)]
-    return [*values[: ALL_CHECKED // 2], *values[-ALL_CHECKED // 2 :], *ends]
-
-
-def _check_types(axes: Axes, grid: GridComposer, composer: Composer) -> None:
-    """Check that the values of long axes have a key, and its type."""
-    for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
-        others: tuple[str, ...] | None = None
-        left = set(jobs).difference(_validated(axis, sorted(jobs)))
-        for value in sorted(left, key=lambda value: (grid.choices(axis.values[value]), value)):
-            job, choices = axes.lines(jobs[value]), grid.choices(axis.values[value])
-            lines = [line for line in axis.values[value] if line not in choices]
-            # One config takes all values, so a key that is new to it may be there already.
-            again = [f"++{line.lstrip('+')}" if line.startswith("+") else line for line in lines]
-            with _in_job(job, axes):
-                if others != (others := tuple(line for line in job if line not in lines)):
-                    cfg = command_line.explained(grid.compose, others, composer)
-                command_line.explained(partial(grid.apply, cfg=cfg), again, composer)
-
-
-@contextmanager
-def _in_job(job: Sequence[str], axes: Axes | Trials) -> Iterator[None]:
-    """Name the job in an error."""
-    try:
-        yield
-    except UserError as error:
-        problem, remedy = f"{error.problem}, in the job {' '.join(job)}", error.remedy
-        dimensions = axes.space.searched if isinstance(axes, Trials) else ()
-        for one in dimensions:
-            if one.key == error.key and "to Integer" in problem:  # as OmegaConf says it
-                whole = str(replace(one, is_int=True))
-                remedy = Remedy(f"For whole numbers: '{whole}'", add=[whole])
-        raise UserError(problem, key=error.key, remedy=remedy) from error

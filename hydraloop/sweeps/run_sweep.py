@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
 from omegaconf import DictConfig
@@ -25,7 +24,7 @@ from hydraloop.run_files import code_patch, environment
 from hydraloop.safety import hydra_versions
 from hydraloop.sweeps import resume_sweep
 from hydraloop.sweeps.axes import Axes
-from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors import gpus, ray_executor, spawned
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
@@ -55,7 +54,44 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     Raises:
         UserError: the sweep cannot be started.
     """
-    options, settings, task = draft.options, draft.master.hydra, arrays.received()
+    task, is_array = arrays.received(), arrays.is_wanted(draft.master)
+    shares = _check(draft)
+    background = detached() if draft.master.detach and not is_array else None
+    hydra_versions.configure_log(draft.master.hydra.hydra_logging, draft.master.hydra.verbose)
+    prepare_handlers()
+    cluster = None
+    if draft.options.executor == "ray":
+        cluster = ray_executor.connect(draft.options, ranks=draft.ranks, device=draft.device)
+        shares = cluster.shares
+    if task is not None:  # one job at a time
+        shares = replace(shares, workers=1)
+    directory, axes = (resume_sweep.settle if task is None else resume_sweep.join)(_description(draft), draft)
+    if background is not None:
+        background.log_to(directory.path / CONTROLLER_LOG)
+    lines = Lines(directory)
+    trackers = SweepTrackers(axes=draft.swept, jobs=directory.description.axes.count)
+    if draft.options.executor == "pool":  # Slurm ends what a job has started, and other machines have other folders
+        trackers.share_senders()
+    source = _source(directory, axes, draft)
+    if is_array and task is None:
+        submitted_sweep.submit(directory, draft, shares.workers)
+    executor = _executor(draft, directory, starter, cluster, is_task=task is not None)
+    controller = _controller(
+        draft, task, directory=directory, executor=executor, source=source, shares=shares, watcher=lines
+    )
+    with _shown_to_others(controller, trackers, draft.master, name), watching(lines) as controller.watcher:
+        if controller.left:
+            executor.wait_ready()
+        if background is not None:
+            background.ready(directory.path)
+        controller.run()
+    _tell_end(controller, task, writes_report=draft.options.report)
+    sys.exit(controller.code)
+
+
+def _check(draft: SweepDraft) -> gpus.Shares:
+    """Check what needs no directory, and divide this machine."""
+    options = draft.options
     launch_checks.check_single_run()
     shares = gpus.shares(options, ranks=draft.ranks, device=draft.device)
     if options.executor == "submitit":
@@ -64,51 +100,32 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
         ray_executor.check(options.ray)
     if options.report:
         check_installed("sweep.report")
-    is_array = arrays.is_wanted(draft.master)
-    background = detached() if draft.master.detach and not is_array else None
-    hydra_versions.configure_log(settings.hydra_logging, settings.verbose)
-    prepare_handlers()
-    cluster = None
-    if options.executor == "ray":
-        cluster = ray_executor.connect(options, ranks=draft.ranks, device=draft.device)
-        shares = cluster.shares
-    directory, axes = (resume_sweep.settle if task is None else resume_sweep.join)(_description(draft), draft)
-    if background is not None:
-        background.log_to(directory.path / CONTROLLER_LOG)
-    lines = Lines(directory)
-    trackers = SweepTrackers(axes=draft.swept, jobs=directory.description.axes.count)
-    if options.executor == "pool":  # Slurm ends what a job has started, and other machines have other folders
-        trackers.share_senders()
-    source = _source(directory, axes, draft)
-    if is_array and task is None:
-        submitted_sweep.submit(directory, draft, shares.workers)
-    kind = Controller if task is None else partial(ArrayTask, task=task, limit=submitted_sweep.limit(draft))
-    controller = kind(
-        directory,
-        _executor(draft, directory, starter, cluster, is_task=task is not None),
-        source,
-        shares if task is None else replace(shares, workers=1),
-        lines,
-        max_retries=options.max_retries,
-        stop_on_failure=options.on_failure == "stop",
-        retry_failed=options.retry_failed,
-    )
-    with _shown_to_others(controller, trackers, draft.master, name), watching(lines) as controller.watcher:
-        if controller.left:
-            controller.executor.wait_ready()
-        if background is not None:
-            background.ready(directory.path)
-        controller.run()
-    if task is None or not directory.controllers():
+    return shares
+
+
+def _controller(draft: SweepDraft, task: arrays.Task | None, **parts: Any) -> Controller:
+    options: dict[str, Any] = {
+        "max_retries": draft.options.max_retries,
+        "stop_on_failure": draft.options.on_failure == "stop",
+        "retry_failed": draft.options.retry_failed,
+    }
+    if task is None:
+        return Controller(**parts, **options)
+    return ArrayTask(**parts, **options, task=task, limit=submitted_sweep.limit(draft))
+
+
+def _tell_end(controller: Controller, task: arrays.Task | None, *, writes_report: bool) -> None:
+    """Print the results, write the report, and end the tasks of an array that have no job left."""
+    path = controller.directory.path
+    if task is None or not controller.directory.controllers():
         print_end(controller)
     if json_answers.asked():
-        done = SweepDirectory.load(directory.path)
+        done = SweepDirectory.load(path)
         json_answers.write("results", results.for_programs(done, results.collect(done)))
-    if options.report and not controller.left:
-        write_report(directory.path)
+    if writes_report and not controller.left:
+        write_report(path)
     if task is not None and not controller.left:
-        submissions.cancel_waiting(directory.path)
-    sys.exit(controller.code)
+        submissions.cancel_waiting(path)
 
 
 def _source(directory: SweepDirectory, axes: Axes | Trials, draft: SweepDraft) -> Source:

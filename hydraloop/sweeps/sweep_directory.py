@@ -13,6 +13,7 @@ from hydraloop.engine.report.formats import brief
 from hydraloop.errors import UserError
 from hydraloop.run_files import lock
 from hydraloop.run_files.environment import shown
+from hydraloop.run_files.lock_file.holder import Holder
 from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import holds_run
 from hydraloop.sweeps import states, sweep_description
@@ -154,7 +155,7 @@ class SweepDirectory:
         """Tell others that this controller has ended."""
         self._lock.release()
 
-    def controllers(self) -> dict[str, lock.Holder]:
+    def controllers(self) -> dict[str, Holder]:
         """Return the controllers that are alive."""
         return lock.controllers(self.path)
 

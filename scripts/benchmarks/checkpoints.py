@@ -13,7 +13,6 @@ computed for each round. The first round, which allocates the buffers, is left o
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from measure import row, spread, table
+from measure import parser, row, spread, table
 
 from hydraloop.engine.checkpoint.saver import Saver
 from hydraloop.engine.checkpoints import write_file
@@ -37,10 +36,7 @@ _CALLS = 10_000
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__, rounds=15, threads=2).parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), arguments.rounds + 1)

@@ -11,7 +11,6 @@ torch._foreach_lerp_ on prepared lists.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import tempfile
@@ -22,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from measure import differences, goal, interleaved, machine, ratios, row, spread, table
+from measure import differences, goal, interleaved, machine, parser, ratios, row, spread, table
 from torch import Tensor, nn
 
 from hydraloop import hooks
@@ -42,10 +41,7 @@ MOMENTUM = 0.0002
 
 def main() -> None:
     """Run the benchmark and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--iterations", type=int, default=500)
-    options = parser.parse_args()
+    options = parser(__doc__, rounds=31, iterations=500).parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # no lines in the terminal
     avoid_dynamo_import()

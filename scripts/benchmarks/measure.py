@@ -1,7 +1,8 @@
-"""What the benchmarks share: sides that take turns, medians with their spread, goals, and a user's project."""
+"""What the benchmarks share: options, sides that take turns, medians with their spread, goals, and a user's project."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
@@ -66,6 +67,19 @@ def goal(what: str, values: Sequence[float], *, most: float = 0.0, least: float 
     middle = statistics.median(values)
     met = "met" if (middle >= least if least else middle <= most) else "NOT met"
     print(f"{what}: {spread(values, digits)}; goal: {f'at least {least:g}' if least else f'at most {most:g}'}, {met}")
+
+
+def parser(doc: str, **numbers: float) -> argparse.ArgumentParser:
+    """Return a parser with the options of a benchmark that are numbers, and their defaults.
+
+    Args:
+        doc: of the script.
+        numbers: by option. An option whose default is whole takes a whole number.
+    """
+    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+    for name, default in numbers.items():
+        made.add_argument(f"--{name}", type=type(default), default=default)
+    return made
 
 
 def machine() -> str:

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from measure import environment, goal, interleaved, project, ratios, row, spread, table
+from measure import environment, goal, interleaved, parser, project, ratios, row, spread, table
 
 SLEEP = """
 import os, time
@@ -83,13 +83,9 @@ tuner.fit()
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tune", help="the interpreter of a virtual environment with Ray Tune")
-    options = parser.parse_args()
+    arguments = parser(__doc__, jobs=50, seconds=2.0, slots=2, rounds=3)
+    arguments.add_argument("--tune", help="the interpreter of a virtual environment with Ray Tune")
+    options = arguments.parse_args()
     gaps: dict[str, list[float]] = {"ray": [], "pool": []}
     with tempfile.TemporaryDirectory() as folder, _ray(Path(folder), options.slots) as address:
 

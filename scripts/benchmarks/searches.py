@@ -14,7 +14,6 @@ The earlier trials are copies of one real trial, with other values.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import resource
@@ -27,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
-from measure import differences, environment, goal, interleaved, project, row, spread, table
+from measure import differences, environment, goal, interleaved, parser, project, row, spread, table
 from sweeps import most_memory, sweep, until
 
 SLEEP = """
@@ -62,12 +61,7 @@ LINE += ("+hooks.sleep={_target_: my_project.sleep.Sleep}",)
 
 def main() -> None:
     """Print both parts. 0 rounds, or none of many trials, leave one out."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--earlier", type=int, default=1000)
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--many", type=int, default=10_000)
-    options = parser.parse_args()
+    options = parser(__doc__, earlier=1000, trials=20, rounds=3, many=10_000).parse_args()
     if options.rounds:
         idle(options.earlier, options.trials, options.rounds)
     if options.many:

@@ -12,7 +12,6 @@ The commands of Slurm must be in PATH. Without them, the Slurm of the tests is s
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from measure import ROOT, differences, environment, goal, interleaved, project, ratios, row, spread, table
+from measure import ROOT, differences, environment, goal, interleaved, parser, project, ratios, row, spread, table
 
 sys.path.insert(0, str(ROOT))
 
@@ -66,13 +65,9 @@ class Question:
 
 def main() -> None:
     """Compare the sides."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=50)
-    parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--launcher", help="a Python with hydra-submitit-launcher")
-    options = parser.parse_args()
+    arguments = parser(__doc__, jobs=50, slots=2, seconds=2.0, rounds=3)
+    arguments.add_argument("--launcher", help="a Python with hydra-submitit-launcher")
+    options = arguments.parse_args()
     question = Question(options.jobs, options.slots, options.seconds)
     with ExitStack() as stack:
         if shutil.which("sbatch") is None:

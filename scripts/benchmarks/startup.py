@@ -9,14 +9,13 @@ built before, takes at most 50 ms.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
 from functools import partial
 from time import perf_counter
 
-from measure import ROOT, environment, goal, interleaved, ratios, row, spread, table
+from measure import ROOT, environment, goal, interleaved, parser, ratios, row, spread, table
 
 COMMANDS = {
     "import hydra": ["-c", "import hydra"],
@@ -49,9 +48,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 def main() -> None:
     """Run the benchmark and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    rounds = parser(__doc__, rounds=7).parse_args().rounds
     times = interleaved({name: partial(seconds, command) for name, command in COMMANDS.items()}, rounds)
     table(f"{rounds} rounds", "s")
     for name, values in times.items():

@@ -11,7 +11,6 @@ Each round times both sides for one epoch, in turn.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 from loop_overhead import Clock, bare_by_hand
-from measure import differences, interleaved, ratios, row, spread, table
+from measure import differences, interleaved, parser, ratios, row, spread, table
 from torch.utils.data import DataLoader
 
 import hydraloop
@@ -118,9 +117,7 @@ class Slow(Plain):
 
 def main() -> None:
     """Run the benchmark and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=25)
-    rounds = parser.parse_args().rounds
+    rounds = parser(__doc__, rounds=25).parse_args().rounds
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     avoid_dynamo_import()

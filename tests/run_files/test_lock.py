@@ -226,8 +226,8 @@ if what == "join":
     sys.stdin.read()
 else:
     if what == "race":  # all at once from here; acquiring takes long, as on a slow disk
-        write = lock._write
-        lock._write = lambda handle, holder: (time.sleep(0.1), write(handle, holder))
+        write = lock.write
+        lock.write = lambda handle, holder: (time.sleep(0.1), write(handle, holder))
         print("ready", flush=True)
         sys.stdin.readline()
     try:
@@ -285,7 +285,7 @@ def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path, monkeypatc
     def refuse(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(lock, "_write", refuse)
+    monkeypatch.setattr(lock, "write", refuse)
     with pytest.raises(UserError, match="cannot be written: No space left on device") as caught:
         lock_of(tmp_path / "run").acquire()
     assert caught.value.remedy == "Free some space."

@@ -18,8 +18,9 @@ from hydraloop.errors import UserError
 from hydraloop.run_files import lock as run_lock
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.processes import machine
-from hydraloop.sweeps import controller, states
-from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps import states
+from hydraloop.sweeps.controller import controller, signals
+from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Request
 from hydraloop.sweeps.executors.gpus import Shares, Slots
 from hydraloop.sweeps.source import Grid, Job, Source
@@ -399,7 +400,7 @@ def test_a_signal_also_ends_a_job_that_outlived_its_controller(
     monkeypatch.setattr(controller, "_LOOK", 0.0)
 
     def play(played: Played, request: Request) -> int:
-        loop.signals.append(signal.SIGTERM)
+        loop.signals.note(signal.SIGTERM)
         return finish(played, request)
 
     command = [sys.executable, "-c", ORPHAN, str(directory.folder(3))]
@@ -517,8 +518,8 @@ def test_after_a_signal_no_job_is_adopted(
         states.write(directory.folder(3), state, flush=False)
 
         def play(played: Played, request: Request) -> int | None:
-            if not loop.signals:
-                loop.signals.append(signal.SIGTERM)
+            if loop.signals.first is None:
+                loop.signals.note(signal.SIGTERM)
                 other.withdraw()
                 return None
             return finish(played, request)
@@ -634,7 +635,7 @@ def test_a_signal_is_passed_on_and_no_job_starts_after_it(
 
 
 def test_a_second_signal_kills_the_jobs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "_SECOND", 0.05)
+    monkeypatch.setattr(signals, "_SECOND", 0.05)
 
     def play(played: Played, request: Request) -> int | None:
         if (0, signal.SIGKILL) in played.cancelled:

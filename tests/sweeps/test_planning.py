@@ -11,7 +11,7 @@ from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.sweeps import planning
+from hydraloop.sweeps import job_checks, planning
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.planning import check_command
 from tests.config.composed import composer
@@ -23,7 +23,7 @@ def planned(line: str, composing: Composer) -> tuple[planning.SweepDraft, list[D
     """The draft of a sweep, and the configs that were checked."""
     checked: list[DictConfig] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "check_options", checked.append)
+        patch.setattr(job_checks, "check_options", checked.append)
         draft = check_command(arguments.read(line.split()), composing)
     assert isinstance(draft, planning.SweepDraft)
     return draft, checked
@@ -84,14 +84,14 @@ def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
         "".join(f"hooks=[{('ema', 'profiler')[n % 2]}] optimizer.lr={n}\n" for n in range(9))
     )
     with composer() as opened:
-        monkeypatch.setattr(planning, "ALL_CHECKED", 4)
+        monkeypatch.setattr(job_checks, "ALL_CHECKED", 4)
         plan, _ = planned(f"-m sweep.jobs=jobs.txt seed=1,2 sweep.max_workers=2 {OURS}", opened)
         assert list(plan.configs(plan.axes)) == ["", "hooks=[profiler]"]
 
 
 @pytest.mark.slow
 def test_of_a_long_axis_the_ends_and_the_extremes_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "ALL_CHECKED", 4)
+    monkeypatch.setattr(job_checks, "ALL_CHECKED", 4)
     values = "9,8,50,7,1,6,3,2,10"
     with composer() as opened:
         _, checked = planned(f"-m seed={values}", opened)

@@ -13,7 +13,7 @@ import pytest
 from hydraloop.errors import UserError
 from hydraloop.sweeps import run_sweep
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.report.lines import print_end
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -83,7 +83,7 @@ def test_the_results_are_those_of_the_grid_that_another_controller_has_widened(
     other.widen(replace(DESCRIPTION, axes=axes, overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2,3")))
 
     def play(played: Played, request: Request) -> int:
-        loop.signals.append(signal.SIGINT)
+        loop.signals.note(signal.SIGINT)
         return finish(played, request)
 
     caplog.set_level(logging.INFO)
@@ -114,7 +114,7 @@ def test_the_last_line_counts_interrupted_jobs_apart(
 
 def test_without_any_result_there_is_no_table(directory: SweepDirectory, make: Make) -> None:
     def play(played: Played, request: Request) -> int:
-        loop.signals.append(signal.SIGINT)
+        loop.signals.note(signal.SIGINT)
         played.write(request, "interrupted")
         return 130
 

@@ -80,12 +80,7 @@ class Cluster:
 
 
 def connect(options: Any, *, ranks: int = 1, device: str = "auto") -> Cluster:
-    """Connect this process to a cluster, or start one on this machine.
-
-    Args:
-        options: `sweep.*`.
-        ranks: the most processes of a job.
-        device: `cpu` if no job uses a GPU.
+    """Connect this process to a cluster, or start one on this machine. Arguments: as of `gpus.shares`.
 
     Raises:
         UserError: there is no such cluster.

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from hydraloop.engine.report.formats import brief, clock, number
+from hydraloop.sweeps.controller.watcher import Watcher
 from hydraloop.sweeps.report.progress import Progress, RunningJob
 from hydraloop.sweeps.report.results import swept_values
 from hydraloop.sweeps.report.results_table import line, new_console, new_table
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from hydraloop.sweeps.controller import Watcher
     from hydraloop.sweeps.report.lines import Lines
 
 _PERIOD = 0.1

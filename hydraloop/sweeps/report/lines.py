@@ -11,7 +11,7 @@ from hydraloop.cli.error_reports import NAMED, failed_jobs
 from hydraloop.engine.report.formats import clock
 from hydraloop.run_files.environment import shown
 from hydraloop.sweeps import states
-from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.report import results_table
 from hydraloop.sweeps.report.progress import Progress
 from hydraloop.sweeps.states import JobState
@@ -63,7 +63,7 @@ def print_end(controller: Controller) -> None:
     if controller.problem is not None:
         log.error("%s", controller.problem)
     if controller.left:
-        why = "was interrupted" if controller.signals else "has ended"
+        why = "was interrupted" if controller.signals.first else "has ended"
         found = directory.states()
         left, command = sum(not state.is_over for state in found), directory.resume_command(found)
         log.info("the sweep %s. Jobs that are not over: %d of %d. Continue:\n  %s", why, left, count, command)

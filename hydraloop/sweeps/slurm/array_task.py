@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass, field
 
 from hydraloop.processes.failure import REQUEUE
-from hydraloop.run_files.lock import HELD
+from hydraloop.run_files.lock_file.holder import HELD
 from hydraloop.sweeps import queue
-from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Ended
 from hydraloop.sweeps.slurm.arrays import Task
 from hydraloop.sweeps.states import JobState
@@ -73,8 +73,8 @@ class ArrayTask(Controller):
     @property
     def code(self) -> int:
         """The exit code: 75 if Slurm is to start the task again, as its time is over; 1 if a job of it has failed."""
-        if self.signals:
-            return 128 + self.signals[0] if self._is_stuck else REQUEUE
+        if self.signals.first is not None:
+            return 128 + self.signals.first if self._is_stuck else REQUEUE
         is_ours = any(state.controller == self.directory.controller for state in self.failed)
         return int(is_ours or self.problem is not None)
 

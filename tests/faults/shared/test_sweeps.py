@@ -78,6 +78,17 @@ def ends(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, printed
 
 
+def run_on_both(one: Shared, line: tuple[str, ...], begun: str) -> Sweep:
+    """Run a sweep with a controller on each machine. The second one starts when the file `begun` exists."""
+    sweep = one.sweep(*line)
+    first = one.start(0, *line)
+    until((sweep.path / begun).exists, "the sweep has begun", process=first)
+    for process in (first, one.start(1, *line)):
+        ends(process)
+    assert len({state.host for state in SweepDirectory.load(sweep.path).states()}) == 2, "one machine has run all jobs"
+    return sweep
+
+
 def states(sweep: Sweep) -> dict[int, str]:
     return {state.number: state.state for state in SweepDirectory.load(sweep.path).states()}
 
@@ -86,16 +97,9 @@ def states(sweep: Sweep) -> dict[int, str]:
 def test_two_controllers_share_a_grid(tmp_path: Path, shares_flock: bool) -> None:
     with shared(tmp_path, shares_flock=shares_flock) as one:
         whole = train(one.project, "whole", GRID, Random(0), [])
-        sweep = one.sweep(*GRID)
-        both = [one.start(0, *GRID)]
-        until((sweep.path / "sweep.json").exists, "the sweep has begun", process=both[0])
-        both.append(one.start(1, *GRID))
-        for process in both:
-            ends(process)
+        sweep = run_on_both(one, GRID, "sweep.json")
         assert list(problems(sweep, whole)) == []
-        found = SweepDirectory.load(sweep.path).states()
-        assert [state.attempts for state in found] == [1] * 8
-        assert len({state.host for state in found}) == 2, "one machine has run all jobs"
+        assert [state.attempts for state in SweepDirectory.load(sweep.path).states()] == [1] * 8
         tables = [one.hydraloop(number, "results") for number in (0, 1)]
         assert tables[0].replace("first", "second") == tables[1]
 
@@ -103,15 +107,8 @@ def test_two_controllers_share_a_grid(tmp_path: Path, shares_flock: bool) -> Non
 @pytest.mark.parametrize("shares_flock", [True, False])
 def test_two_controllers_share_a_search(tmp_path: Path, shares_flock: bool) -> None:
     with shared(tmp_path, shares_flock=shares_flock) as one:
-        line = (*SEARCH, "sweep.trials=12", "sweep.prune=median")
-        sweep = one.sweep(*line)
-        both = [one.start(0, *line)]
-        until((sweep.path / "search.jsonl").exists, "the search has begun", process=both[0])
-        both.append(one.start(1, *line))
-        for process in both:
-            ends(process)
+        sweep = run_on_both(one, (*SEARCH, "sweep.trials=12", "sweep.prune=median"), "search.jsonl")
         assert list(problems_of_search(sweep)) == []
-        assert len({state.host for state in SweepDirectory.load(sweep.path).states()}) == 2
 
 
 def test_a_sweep_that_is_stopped_continues_at_once_on_the_other_machine(tmp_path: Path) -> None:

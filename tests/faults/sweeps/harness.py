@@ -38,7 +38,7 @@ hooks:
   nowhere: {_target_: my_project.kills.Nowhere}
 """
 PHASES = ("begin", "iteration", "save", "trained", "done")
-"""When a process is killed: events of the ledger. A random delay follows."""
+"""When a process is killed: events of the ledger. A random delay follows. A paused trial has no `done`."""
 VICTIMS = ("controller", "fork server", "job", "follower", "everything")
 """What is killed. After `everything`, as after a power failure, a file may be torn."""
 ON_RAY = ("controller", "server", "actor", "node", "job")
@@ -62,11 +62,16 @@ class Kill:
     """The file that is cut at a random byte: `job.json` of any job, `.lock`, or `sweep.json`."""
 
     @classmethod
-    def draw(cls, draws: random.Random, victims: Sequence[str] = (*VICTIMS, "job", "job")) -> Kill:
+    def draw(
+        cls,
+        draws: random.Random,
+        victims: Sequence[str] = (*VICTIMS, "job", "job"),
+        phases: Sequence[str] = PHASES,
+    ) -> Kill:
         """Return a random one."""
         victim = draws.choice(victims)
         torn = draws.choice((None, states.FILENAME, lock.FILENAME, FILENAME)) if victim == "everything" else None
-        phase = draws.choice(PHASES)
+        phase = draws.choice(phases)
         return cls(victim, phase, draws.randint(1, 6) if phase == "iteration" else 1, draws.random() * 0.05, torn)
 
 
@@ -269,7 +274,7 @@ def train(
         sweep.start()
     for kill in kills:
         if not sweep.running():
-            if _is_over(sweep):
+            if is_over(sweep):
                 break
             sweep.start()
         if len(sweep.running()) == 1 and (sweep.path / FILENAME).exists() and draws.random() < 0.2:
@@ -279,10 +284,10 @@ def train(
         for script in sweep.running():
             sweep.note()
             script.wait(PATIENCE)
-        if _is_over(sweep):
+        if is_over(sweep):
             break
         sweep.start()
-    assert _is_over(sweep), f"the jobs have not ended:\n{sweep.printed()}"
+    assert is_over(sweep), f"the jobs have not ended:\n{sweep.printed()}"
     try:
         until(lambda: not any(is_alive(*one) for one in sweep.processes), "no process is left", seconds=PATIENCE)
     except AssertionError as error:
@@ -291,7 +296,8 @@ def train(
     return sweep
 
 
-def _is_over(sweep: Sweep) -> bool:
+def is_over(sweep: Sweep) -> bool:
+    """Return whether all jobs have an outcome."""
     if not (sweep.path / FILENAME).exists():
         return False
     return all(state.is_over for state in SweepDirectory.load(sweep.path).states())

@@ -13,9 +13,9 @@ from tests.faults.sweeps.judge import problems
 
 FEW = ("seed=0,1,2",)
 WITHOUT_CLAIM = """
-import hydraloop.run_files.lock
+import hydraloop.run_files.lock_file.holder
 
-hydraloop.run_files.lock.Holder.holds = lambda holder, path, handle: False
+hydraloop.run_files.lock_file.holder.Holder.holds = lambda holder, path, handle: False
 """
 
 

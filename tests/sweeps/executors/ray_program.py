@@ -46,7 +46,7 @@ class Saving(Worker):
 
 
 def serve() -> None:
-    """Fork jobs, as `run_sweep._serve_jobs` does."""
+    """Fork jobs, as `received._serve_jobs` does."""
     connection = Connection(int(os.environ.pop(environment.SWEEP_SERVER)))
     begin = fork_server.receive(connection)
     if begin.get("fails"):

@@ -14,7 +14,7 @@ from hydraloop.cli import arguments
 from hydraloop.run_files.processes import machine
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps import states
-from hydraloop.sweeps.controller import Controller
+from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.search.history import Rule
