@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -9,6 +10,7 @@ from itertools import groupby
 from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Run
+from tests.e2e.trackers.tracked import mlflow_runs, points
 from tests.faults.comparison import result
 from tests.faults.sweeps.harness import Sweep
 
@@ -48,6 +50,32 @@ def problems_of_search(sweep: Sweep) -> Iterator[tuple[str, str]]:
     yield from (("different", f"a decision: {text}") for text in again.differing)
     if again.counts["ask"] != len(directory.states()):
         yield "lost", f"asks: {again.counts['ask']}"
+
+
+def problems_in_mlflow(sweep: Sweep) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong in MLflow, as `problems`: a job has not one run, or a value is not there once.
+
+    Not compared are the times of iterations, which differ when a job repeats them, and `best/…`, sent at each end.
+    """
+    sweep.project.python("-m", "hydraloop", "sync", sweep.path.name)  # what a dead process had not sent yet
+    directory = SweepDirectory.load(sweep.path)
+    found = {one.uid: one for one in mlflow_runs(sweep.project.path)}
+    runs = [Run(directory.run_dir(state)) for state in directory.states() if state.attempts]
+    cursors = [json.loads((run.path / "tracking" / "mlflow.cursor.json").read_text()) for run in runs]
+    mine = [found[cursor["memory"]["run_id"]] for cursor in cursors]
+    parents = {one.parent for one in mine}
+    if len(parents) != 1 or sorted(one.uid for one in mine) != sorted(
+        uid for uid, one in found.items() if one.parent in parents
+    ):
+        yield "different", f"{len(mine)} jobs have other runs in MLflow"
+    for sent, run in zip(mine, runs, strict=True):
+        for name, values in points(run).items():
+            if name.startswith("perf/"):
+                continue
+            there = sent.points.get(name, [])
+            yield from (("lost", f"{sent.name}: {name} of {value}") for value in values if value not in there)
+            steps = Counter(step for step, _ in there)
+            yield from (("doubled", f"{sent.name}: {name} at {step}") for step, count in steps.items() if count > 1)
 
 
 def _doubled(events: list[tuple[int, str]]) -> Iterator[tuple[str, str]]:

@@ -21,11 +21,9 @@ import psutil
 from hydra.core.utils import env_override
 
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from tests.e2e.projects import Project
-from tests.e2e.trackers.tracked import mlflow_runs
 from tests.faults.sweeps import harness
 from tests.faults.sweeps.harness import PHASES, Kill, Sweep
-from tests.faults.sweeps.judge import problems, problems_of_search
+from tests.faults.sweeps.judge import problems, problems_in_mlflow, problems_of_search
 from tests.processes import until
 from tests.slurm import Slurm, running
 
@@ -116,23 +114,6 @@ def _drawn(draws: random.Random) -> Iterator[Kill]:
             yield Kill(victim, phase, draws.randint(1, 6) if phase == "iteration" else 1, draws.random() * 0.3)
 
 
-def problems_in_mlflow(project: Project, sweep: Sweep) -> Iterator[tuple[str, str]]:
-    """Yield the jobs that have not one run, or records that are not there once."""
-    project.python("-m", "hydraloop", "sync", sweep.path.name)  # what a dead node had not sent yet
-    jobs = [run for run in mlflow_runs(project.path) if run.parent is not None]
-    for run in jobs:
-        for name, points in run.points.items():
-            steps = [step for step, _ in points]
-            if len(steps) != len(set(steps)) and not name.startswith("best/"):  # sent at each end of an attempt
-                yield (
-                    "doubled",
-                    f"{run.name}: {name} in MLflow at {[one for one, n in Counter(steps).items() if n > 1]}",
-                )
-    started = sum(state.attempts > 0 for state in SweepDirectory.load(sweep.path).states())
-    if len(jobs) != started:
-        yield "lost", f"MLflow has {len(jobs)} runs of {started} jobs"
-
-
 def main(count: int = 20, seed: int = 0) -> int:
     """Return the exit code: 0 if nothing is wrong."""
     began, draws, wrong, total = time.monotonic(), random.Random(seed), [], Counter[str]()
@@ -147,7 +128,7 @@ def main(count: int = 20, seed: int = 0) -> int:
             sweep = OnSlurm(project, project.path / "killed", (*line, *_TRACKED, *_ON_SLURM), draws, 4, slurm=slurm)
             kills = train(sweep, _drawn(draws), own)
             found = list(problems_of_search(sweep) if whole is None else problems(sweep, whole))
-            found += problems_in_mlflow(project, sweep)
+            found += problems_in_mlflow(sweep)
             attempts = sum(state.attempts for state in SweepDirectory.load(sweep.path).states())
             print(f"{name}: {dict(kills)} killed, {attempts} attempts, {found or 'nothing is wrong'}", flush=True)
             wrong, total = wrong + found, total + kills
