@@ -50,7 +50,7 @@ class SubmititExecutor(Executor):
         options: parameters of submitit's AutoExecutor.
 
     Raises:
-        UserError: there is no Slurm, a parameter is wrong, or that of `check`.
+        UserError: as of `create_executor`.
     """
 
     def __init__(self, spawn: Spawn, options: Mapping[str, Any]) -> None:
@@ -97,9 +97,11 @@ class SubmititExecutor(Executor):
             return ended
         self._asked = time.monotonic()
         states = slurm.states()
+        if states is None:
+            return ended
         for number, code in codes.items():
-            state = None if states is None else states.get(self._jobs[number])
-            if code != 0 and states is not None and (state is None or state in slurm.ENDS):
+            state = states.get(self._jobs[number])
+            if code != 0 and (state is None or state in slurm.ENDS):
                 ended.append(_end(number, code, state))
         return ended
 
@@ -140,9 +142,9 @@ def create_executor(sweep: Path, options: Mapping[str, Any]) -> Any:
         options: `sweep.submitit`.
 
     Raises:
-        UserError: there is no Slurm, a parameter is wrong, or that of `check`.
+        UserError: submitit is not installed, there is no Slurm, or a parameter is wrong or missing.
     """
-    check(options)
+    _check(options)
     import submitit
 
     cluster = options.get("cluster", "slurm")
@@ -160,12 +162,7 @@ def is_local(options: Mapping[str, Any]) -> bool:
     return options.get("cluster") == "local"
 
 
-def check(options: Mapping[str, Any]) -> None:
-    """Check what needs no directory.
-
-    Raises:
-        UserError: submitit is not installed, or an option is wrong or missing.
-    """
+def _check(options: Mapping[str, Any]) -> None:
     if find_spec("submitit") is None:
         raise not_installed("submitit", key="sweep.executor")
     cluster = options.get("cluster", "slurm")
