@@ -15,6 +15,7 @@ from hydraloop.cli import command
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import Composer
 from hydraloop.plan import Draft
+from hydraloop.processes import slurm
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import environment
@@ -63,6 +64,8 @@ def _run_job(composer: Composer, starter: RunStarter) -> NoReturn:
     code = SweepJob(directory, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request)
     if code != REQUEUE:  # Slurm starts the job again with the same request
         Path(request.folder, REQUEST).unlink(missing_ok=True)
+    if code == 0 and slurm.is_submitted() and directory.state(request.number).state == "failed":
+        code = 1  # sacct and Slurm's mails say FAILED
     sys.exit(code)
 
 

@@ -38,7 +38,7 @@ hooks:
   nowhere: {_target_: my_project.kills.Nowhere}
 """
 PHASES = ("begin", "iteration", "save", "trained", "done")
-"""When a process is killed: events of the ledger. A random delay follows."""
+"""When a process is killed: events of the ledger. A random delay follows. A paused trial has no `done`."""
 VICTIMS = ("controller", "fork server", "job", "follower", "everything")
 """What is killed. After `everything`, as after a power failure, a file may be torn."""
 ON_RAY = ("controller", "server", "actor", "node", "job")
@@ -62,11 +62,16 @@ class Kill:
     """The file that is cut at a random byte: `job.json` of any job, `.lock`, or `sweep.json`."""
 
     @classmethod
-    def draw(cls, draws: random.Random, victims: Sequence[str] = (*VICTIMS, "job", "job")) -> Kill:
+    def draw(
+        cls,
+        draws: random.Random,
+        victims: Sequence[str] = (*VICTIMS, "job", "job"),
+        phases: Sequence[str] = PHASES,
+    ) -> Kill:
         """Return a random one."""
         victim = draws.choice(victims)
         torn = draws.choice((None, states.FILENAME, lock.FILENAME, FILENAME)) if victim == "everything" else None
-        phase = draws.choice(PHASES)
+        phase = draws.choice(phases)
         return cls(victim, phase, draws.randint(1, 6) if phase == "iteration" else 1, draws.random() * 0.05, torn)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.projects import Project
 from tests.faults.sweeps import ray_cluster
-from tests.faults.sweeps.harness import ON_RAY, VICTIMS, Kill, Sweep, make, train
+from tests.faults.sweeps.harness import ON_RAY, PHASES, VICTIMS, Kill, Sweep, make, train
 from tests.faults.sweeps.judge import problems, problems_in_mlflow, problems_of_search
 from tests.faults.sweeps.suite import LR
 from tests.tracking.mlflow.runs import QUIET, empty_database
@@ -58,7 +58,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> P
 def killed(project: Project, name: str, overrides: tuple[str, ...], engine: Engine) -> Sweep:
     """Run a sweep with random kills."""
     draws = random.Random(f"{name} {engine.name}")
-    kills = [Kill.draw(draws, engine.victims) for _ in range(KILLS)]
+    phases = PHASES[:-1] if overrides is ASHA else PHASES
+    kills = [Kill.draw(draws, engine.victims, phases) for _ in range(KILLS)]
     sweep = train(project, f"{name}_{engine.name}", (*overrides, *engine.options), draws, kills)
     print(name, engine.name, len(sweep.kills), "kills:", dict(Counter(kill.victim for kill in sweep.kills)))
     return sweep

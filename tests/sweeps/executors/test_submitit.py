@@ -43,7 +43,11 @@ def ends(executor: SubmititExecutor, count: int) -> list[Ended]:
 
 @pytest.mark.slow
 def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
-    """A job that was cancelled, by the executor or by an administrator, is not retried."""
+    """A job that was cancelled, by the executor or by an administrator, is not retried.
+
+    SIGKILL is a stand-in for a job that is out of memory. Slurm starts here with `task/cgroup` and `ConstrainRAMSpace`,
+    but a job with `--mem=100` could use 500 MB: its processes stay in the memory group of the tests.
+    """
     options = {"timeout_min": 5, "slurm_partition": "main", "slurm_additional_parameters": {"nice": 3}}
     executor = SubmititExecutor(spawn(tmp_path, {"OF_THE_JOB": "yes"}), options)
     killed = f"kill={signal.SIGKILL}"
@@ -54,7 +58,7 @@ def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
     assert ends(executor, 5) == [
         Ended(0, 0),
         Ended(1, 1),
-        Ended(2, -signal.SIGKILL),  # as when it is out of memory
+        Ended(2, -signal.SIGKILL),
         Ended(3, 143, is_cancelled=True),
         Ended(4, REQUEUE, is_cancelled=True),
     ]

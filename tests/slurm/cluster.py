@@ -1,33 +1,20 @@
-"""A real Slurm for tests: Debian's packages, unpacked into a cache folder. Nothing is installed; munge is not needed.
-
-Each node is a namespace of process ids with its own host name, so a node's death kills all of its processes, and
-hydraloop sees different machines. The test itself is on the login node.
-
-    def test_a_sweep(slurm: Slurm) -> None:  # the fixture is in conftest.py
-        print(slurm.run("squeue"))
-"""
+"""Slurm: a cluster whose nodes are namespaces of process ids on this machine."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.processes import until
+from tests.slurm.packages import unpacked
 
-_PACKAGES = (
-    *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "libhwloc15", "libmunge2", "liblua5.1-0"),
-    *("libjson-c5", "libdbus-1-3", "libnuma1", "libpam0g", "libyaml-0-2", "liblz4-1", "libreadline8"),
-    *("libhttp-parser2.9", "libjwt0", "librrd8", "libfreeipmi17", "libpmix2"),
-)
 CPUS = 4
 """CPUs that each node says it has."""
 _CONF = """ClusterName=hydraloop
@@ -74,14 +61,22 @@ class Slurm:
         folder: for its files; empty.
         nodes: their names.
         lines: further lines of slurm.conf, such as `MaxArraySize=11`.
+        root: the folder with the packages of Slurm; by default, those that a cluster without accounting needs.
     """
 
-    def __init__(self, folder: Path, nodes: Sequence[str] = ("n1", "n2"), lines: Sequence[str] = ()) -> None:
-        root, (first, *ports) = _unpacked(), _free_ports(1 + len(nodes))
+    def __init__(
+        self,
+        folder: Path,
+        nodes: Sequence[str] = ("n1", "n2"),
+        lines: Sequence[str] = (),
+        root: Path | None = None,
+    ) -> None:
+        root, (first, *ports) = root or unpacked(), free_ports(1 + len(nodes))
         libraries = root / "usr/lib/x86_64-linux-gnu"
         plugins = libraries / "slurm-wlm"
         self.folder, self.nodes, self._conf = folder, tuple(nodes), folder / "slurm.conf"
         (folder / "state").mkdir()
+        (folder / "slurmctld").symlink_to(root / "usr/sbin/slurmctld-wlm")  # with its own name, accounting crashes it
         text = _CONF.format(host=socket.gethostname(), ports=[first, *ports], plugins=plugins, folder=folder)
         text += "".join(f"{line}\n" for line in lines)
         text += "".join(
@@ -114,7 +109,7 @@ class Slurm:
     def start(self) -> None:
         """Start what does not run, and wait until all nodes take jobs."""
         if self._controller is None or self._controller.poll() is not None:
-            self._controller = self._started("slurmctld-wlm", "-D", "-f", str(self._conf))
+            self._controller = self._started(str(self.folder / "slurmctld"), "-D", "-f", str(self._conf))
         for name in self.nodes:
             if name in self._alive and self._slurmd(name) is None:
                 self.kill_node(name)
@@ -128,7 +123,7 @@ class Slurm:
 
     def _is_ready(self) -> bool:
         with suppress(AssertionError):  # the controller does not answer yet
-            states = self.run("sinfo", "--noheader", "--Node", "--format=%T").split()
+            states = self.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T").split()
             return len(states) == len(self.nodes) and set(states) <= {"idle", "mixed", "allocated"}
         return False
 
@@ -190,52 +185,8 @@ class Slurm:
             self._controller.wait()
 
 
-@contextmanager
-def running(folder: Path, nodes: Sequence[str] = ("n1", "n2"), lines: Sequence[str] = ()) -> Iterator[Slurm]:
-    """Run a cluster in the body. Skip the test, with the reason, where that is not possible."""
-    with ExitStack() as stack:
-        slurm = Slurm(folder, nodes, lines)
-        stack.callback(slurm.stop)
-        slurm.start()
-        yield slurm
-
-
-def _unpacked() -> Path:
-    """Return the folder with Debian's packages of Slurm."""
-    needed = ("apt-get", "dpkg", "setpriv", "unshare")
-    missing = [name for name in needed if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"Slurm needs {', '.join(missing)}")
-    if subprocess.run(["unshare", "--uts", "--pid", "--mount-proc", "--fork", "true"], capture_output=True).returncode:
-        pytest.skip("Slurm's nodes need unshare, which is not permitted here")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "hydraloop-tests")
-    cache.mkdir(parents=True, exist_ok=True)
-    root = cache / "slurm"
-    with (cache / "slurm.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.exists():
-            new = cache / "slurm.new"
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir()
-            _download(new)
-            for file in new.glob("*.deb"):
-                subprocess.run(["dpkg", "-x", file, new], check=True)
-                file.unlink()
-            new.rename(root)
-    return root
-
-
-def _download(folder: Path) -> None:
-    words = ["apt-get", "-qq", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
-    for _ in range(2):
-        done = subprocess.run([*words, "download", *_PACKAGES], cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return
-        subprocess.run([*words, "update"], capture_output=True, check=False)  # of the lists of packages
-    pytest.skip(f"the packages of Slurm cannot be downloaded: {done.stderr.strip()}")
-
-
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports on which nothing listens."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for found in sockets:
