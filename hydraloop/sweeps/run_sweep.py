@@ -95,7 +95,7 @@ def _check(draft: SweepDraft) -> gpus.Shares:
     launch_checks.check_single_run()
     shares = gpus.shares(options, ranks=draft.ranks, device=draft.device)
     if options.executor == "submitit":
-        submitit_executor.auto_executor(Path(), options.submitit)  # its parameters are right
+        submitit_executor.create_executor(Path(), options.submitit)  # its parameters are right
     if options.executor == "ray":
         ray_executor.check(options.ray)
     if options.report:

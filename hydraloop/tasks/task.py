@@ -14,9 +14,9 @@ from hydraloop.engine.records.messages import check_scalar_name, scalars_of
 from hydraloop.engine.steps.loss_errors import no_loss_error, wrong_loss_error
 from hydraloop.engine.steps.loss_weighting import SumAndCount, mean_of
 from hydraloop.errors import UserError
-from hydraloop.tasks.metrics import Metric, SumMetric, agree_on_list_states
+from hydraloop.tasks.metrics import Metric
 from hydraloop.tasks.mistakes import mistake_in
-from hydraloop.tasks.values import Averages, numbers_and_matrices, samples_in, shown
+from hydraloop.tasks.values import Averages, samples_in, shown, values_over_ranks
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -338,21 +338,9 @@ class Task(nn.Module):
                 key="task",
                 remedy="Call self.log before self.update_metrics.",
             )
-        own = {name: metric for name, metric in self.metrics.items() if isinstance(metric, SumMetric)}
-        scalars, sums = self._averages.over_ranks([metric.sums for metric in own.values()], reduce, gather)
-        values: dict[str, Any] = {
-            name: metric.value(part) for (name, metric), part in zip(own.items(), sums, strict=True)
-        }
-        if gather is not None:
-            agree_on_list_states([metric for name, metric in self.metrics.items() if name not in values], gather)
-        numbers, self.pictures = numbers_and_matrices(
-            {name: values[name] if name in values else metric.compute() for name, metric in self.metrics.items()}
-        )
-        read = torch.stack([part.to(self._averages.zeros) for part in numbers.values()]).tolist() if numbers else []
-        own_numbers = dict(zip(numbers, read, strict=True))
-        metrics = {**own_numbers, **scalars, **own_numbers}  # metrics are first, and have precedence
-        self._found = tuple(metrics)
-        return metrics
+        found, self.pictures = values_over_ranks(self.metrics, self._averages, reduce, gather)
+        self._found = tuple(found)
+        return found
 
 
 def _no_loss(outputs: Any, targets: Any) -> Tensor:

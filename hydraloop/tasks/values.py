@@ -16,7 +16,7 @@ from hydraloop.engine.distributed.mean_over_ranks import SumsByName
 from hydraloop.engine.records.entries import as_tensor
 from hydraloop.errors import UserError
 from hydraloop.tasks.layer_inputs import described
-from hydraloop.tasks.metrics import sums_dtype
+from hydraloop.tasks.metrics import Metric, SumMetric, agree_on_list_states, sums_dtype
 
 _CPU = torch.device("cpu")
 
@@ -92,6 +92,29 @@ class Averages:
             if count or name == self.names[0]
         }
         return means, summed
+
+
+def values_over_ranks(
+    metrics: Mapping[str, Metric],
+    averages: Averages,
+    reduce: Callable[[Tensor], Tensor] | None,
+    gather: Callable[[Any], list[Any]] | None,
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Return the numbers of an evaluation, metrics first, and the matrices of metrics. Two host syncs.
+
+    Args: as in `Task.compute_metrics`.
+    """
+    of_sums = {name: metric for name, metric in metrics.items() if isinstance(metric, SumMetric)}
+    scalars, sums = averages.over_ranks([metric.sums for metric in of_sums.values()], reduce, gather)
+    values = {name: metric.value(part) for (name, metric), part in zip(of_sums.items(), sums, strict=True)}
+    others = {name: metric for name, metric in metrics.items() if name not in of_sums}
+    if gather is not None:
+        agree_on_list_states([*others.values()], gather)
+    values |= {name: metric.compute() for name, metric in others.items()}
+    tensors, matrices = numbers_and_matrices({name: values[name] for name in metrics})
+    read = torch.stack([part.to(averages.zeros) for part in tensors.values()]).tolist() if tensors else []
+    numbers = dict(zip(tensors, read, strict=True))
+    return {**numbers, **scalars, **numbers}, matrices  # metrics are first, and have precedence
 
 
 def numbers_and_matrices(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

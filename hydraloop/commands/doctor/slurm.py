@@ -44,21 +44,26 @@ def _partitions(options: Mapping[str, Any]) -> Finding:
     )
     if done.returncode:
         return Finding("problem", f"sinfo: {done.stderr.strip()}", None, "Ask the administrator of the cluster.")
-    found = {line.split()[0].rstrip("*"): line.split() for line in done.stdout.splitlines()}
-    default = next((name.rstrip("*") for name, *_ in found.values() if name.endswith("*")), None)
-    name, minutes = str(wanted.get("slurm_partition", default)), wanted.get("timeout_min")
-    shown = "; ".join(f"{name}: {up}, {nodes} nodes, at most {limit}" for name, (_, up, limit, nodes) in found.items())
-    key = "sweep.submitit.slurm_partition"
-    if not set(name.split(",")) <= found.keys():
-        return Finding("problem", f"there is no partition {name}, only {shown}", key, f"Use {key}={next(iter(found))}.")
-    limit = max(_minutes(found[one][2]) for one in name.split(","))
-    if minutes is not None and minutes > limit:
+    default, limits, shown = None, dict[str, float](), list[str]()
+    for line in done.stdout.splitlines():
+        marked, up, limit, nodes = line.split()
+        name = marked.removesuffix("*")
+        default = name if marked.endswith("*") else default
+        limits[name] = _minutes(limit)
+        shown.append(f"{name}: {up}, {nodes} nodes, at most {limit}")
+    partitions = "; ".join(shown)
+    chosen = str(wanted.get("slurm_partition", default))
+    if not set(chosen.split(",")) <= limits.keys():
+        key, remedy = "sweep.submitit.slurm_partition", next(iter(limits))
+        return Finding("problem", f"there is no partition {chosen}, only {partitions}", key, f"Use {key}={remedy}.")
+    most, minutes = max(limits[name] for name in chosen.split(",")), wanted.get("timeout_min")
+    if minutes is not None and minutes > most:
         key = "sweep.submitit.timeout_min"
-        return Finding("problem", f"{name} permits at most {limit:g} minutes", key, f"Use {key}={limit:g}.")
+        return Finding("problem", f"{chosen} permits at most {most:g} minutes", key, f"Use {key}={most:g}.")
     workers = options.get("max_workers") or gpus.SUBMITTED
     asks = ", ".join(f"{key}={value}" for key, value in wanted.items()) or "sweep.submitit.timeout_min must be set"
-    most = arrays.most_tasks()
-    return Finding("ok", f"{shown}. A sweep asks for {workers} jobs at a time ({asks}), in arrays of at most {most:,}")
+    text = f"{partitions}. A sweep asks for {workers} jobs at a time ({asks}), in arrays of at most "
+    return Finding("ok", f"{text}{arrays.most_tasks():,}")
 
 
 def _minutes(limit: str) -> float:

@@ -131,7 +131,7 @@ class Controller:
             return self.signals.code
         return 1 if self.failed or self.problem is not None else 0
 
-    # Where jobs are: looked at in each step of the loop. -------------------------------------------------------------
+    # One turn of the loop. -------------------------------------------------------------------------------------------
 
     def _goes_on(self) -> bool:
         """Start jobs. Return whether there is one to wait for."""

@@ -12,8 +12,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -29,7 +28,9 @@ from hydraloop.sweeps.executors.ray_slot import Slot, look
 log = logging.getLogger(__name__)
 
 _KEY = "sweep.ray"
-_OPTIONS = ("num_cpus", "num_gpus", "memory", "address", "runtime_env")
+_AMOUNTS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+"""The options for what a job reserves, and Ray's names of these resources."""
+_OPTIONS = (*_AMOUNTS, "address", "runtime_env")
 _OBJECTS = 100 * 2**20
 """Bytes of shared memory of a Ray that is started here. Nothing large is sent."""
 _FIRST = 60.0
@@ -58,7 +59,7 @@ def check(options: Mapping[str, Any]) -> None:
         if name not in _OPTIONS:
             raise UserError("no such option", key=f"{_KEY}.{name}", remedy=use_one_of(_OPTIONS, name))
         least = 0.0 if name == "num_gpus" else 1e-4
-        if name in _OPTIONS[:3] and not (isinstance(value, int | float) and value >= least):
+        if name in _AMOUNTS and not (isinstance(value, int | float) and value >= least):
             example = 8 * 10**9 if name == "memory" else 1
             problem, remedy = f"{value!r} is not a positive number", f"For example: {_KEY}.{name}={example}"
             raise UserError(problem, key=f"{_KEY}.{name}", remedy=remedy)
@@ -87,13 +88,15 @@ def connect(options: Any, *, ranks: int = 1, device: str = "auto") -> Cluster:
     """
     given: Any = OmegaConf.to_container(options.ray, resolve=True)
     check(given)
-    with _own_signals():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
         nodes = _nodes(given.get("address"), given.get("runtime_env"))
+    finally:  # Ray replaces it
+        signal.signal(signal.SIGTERM, before)
     has_gpus = device != "cpu" and any("GPU" in node for node in nodes)
     resources = {"num_cpus": ranks, "num_gpus": ranks if has_gpus else 0, **given}
-    resources = {name: resources[name] for name in _OPTIONS[:3] if name in resources}
-    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-    wanted = [(names[name], value) for name, value in resources.items() if value]
+    resources = {name: resources[name] for name in _AMOUNTS if name in resources}
+    wanted = [(_AMOUNTS[name], value) for name, value in resources.items() if value]
     room = sum(int(min(node.get(name, 0.0) / value for name, value in wanted) + 1e-6) for node in nodes)
     if not room:
         shown = ", ".join(f"{_KEY}.{name}={value:g}" for name, value in resources.items())
@@ -142,16 +145,6 @@ def _nodes(address: str | None, runtime_env: Mapping[str, Any] | None) -> list[M
         remedy = f"Start Ray (`ray start --head`), or name its address: {_KEY}.address=10.0.0.1:6379"
         raise UserError(_line(error), key=f"{_KEY}.address", remedy=remedy) from error
     return [node["Resources"] for node in nodes if node["Alive"]]
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Restore the handler of SIGTERM, which Ray replaces."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(eq=False)

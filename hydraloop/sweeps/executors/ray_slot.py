@@ -36,10 +36,8 @@ class Slot:
         self._variables: Mapping[str, str] = {}
         self._server: Connection | None = None
         self._guard = threading.Lock()
-        self._process: tuple[int, float | None] | None = None
-        """The process of the job that runs."""
-        self._attempt: tuple[int, int] | None = None
-        """The number of that job, and its attempts before."""
+        self._running: dict[tuple[int, int], tuple[int, float | None]] = {}
+        """The process of the job that runs, by the number of the job and its attempts before."""
         self._early: dict[tuple[int, int], list[int]] = {}
         """Signals for jobs that have not started yet."""
 
@@ -97,17 +95,14 @@ class Slot:
             answer = fork_server.receive(self._server)
             if "error" in answer:
                 return str(answer["error"])
+            attempt, process = (request["number"], request["attempts"]), (answer["pid"], answer["since"])
             with self._guard:
-                self._attempt, self._process = (
-                    (request["number"], request["attempts"]),
-                    (answer["pid"], answer["since"]),
-                )
-                early = self._early.pop(self._attempt, [])
+                self._running[attempt] = process
+                early = self._early.pop(attempt, [])
             for number in early:
-                send(*self._process, signal.Signals(number))
+                send(*process, signal.Signals(number))
             code = int(fork_server.receive(self._server)["code"])
-            with self._guard:
-                self._attempt = None
+            del self._running[attempt]
             return code
         os._exit(1)
 
@@ -119,10 +114,11 @@ class Slot:
             number: of the signal.
         """
         with self._guard:
-            if self._attempt != attempt or self._process is None:
+            process = self._running.get(attempt)
+            if process is None:
                 self._early.setdefault(attempt, []).append(number)
                 return
-        send(*self._process, signal.Signals(number))
+        send(*process, signal.Signals(number))
 
 
 def look(folder: str, token: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
 from hydraloop.errors import UserError
@@ -20,12 +18,10 @@ from hydraloop.processes import slurm
 from hydraloop.run_files import environment
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
 from hydraloop.sweeps.slurm import submissions
-from hydraloop.sweeps.slurm.submitit_executor import auto_executor, is_local
+from hydraloop.sweeps.slurm.submitit_executor import create_executor, is_local, submit_command
 
 _TASKS = 1001
 """`MaxArraySize` by default: the most tasks of an array."""
-_DELAY = 90
-"""Seconds between the signal and the time limit, as submitit's default."""
 
 
 def is_wanted(master: DictConfig) -> bool:
@@ -46,23 +42,20 @@ def submit(sweep: Path, overrides: Sequence[str], options: DictConfig, tasks: in
         UserError: Slurm refuses an array, or a parameter is wrong.
         OSError: the directory cannot be written to.
     """
-    executor = auto_executor(sweep, options, requeue=True)._executor  # AutoExecutor hides what it chose
+    executor = create_executor(sweep, options)
     executor.parameters["array_parallelism"] = at_a_time
     slurm.start_again(executor.parameters, executor.folder)
     lines = [line for line in overrides if not line.startswith(("sweep.resume=", "hydra.sweep.dir="))]
     file = sweep / submissions.FOLDER / f"{time.time_ns()}.json"
-    for folder in (file.parent, executor.folder):
-        folder.mkdir(exist_ok=True)
+    file.parent.mkdir(exist_ok=True)
     content: dict[str, Any] = {"sweep": str(sweep), "submitted": time.time(), "arrays": []}
     variables = write_masked(file, content, overrides=lines)
-    script = shlex.join(["env", f"{environment.SWEEP_TASK}={file}", *command()])
     submissions.cancel_waiting(sweep)  # of earlier submissions
     most = most_tasks()
     for first in range(0, tasks, most):
         executor.parameters["map_count"] = min(most, tasks - first)
         try:
-            with env_override(variables):  # which sbatch exports
-                array = str(executor._submit_command(script).job_id)  # `submit` would pickle a function
+            array = submit_command(executor, [f"{environment.SWEEP_TASK}={file}", *command()], variables)
         except Exception as error:  # of submitit, for any answer of sbatch
             submitted = f" Submitted until now: {', '.join(content['arrays'])}." if content["arrays"] else ""
             raise UserError(
@@ -108,12 +101,3 @@ def received() -> Task | None:
     content = read_masked(Path(path))
     overrides = (*content["overrides"], f"sweep.resume={content['sweep']}")
     return Task(overrides, content["submitted"], int(os.environ.get("SLURM_RESTART_COUNT", "0")))
-
-
-def seconds(options: DictConfig) -> float:
-    """Return the time until Slurm signals that the time limit is near.
-
-    Args:
-        options: `sweep.submitit`.
-    """
-    return 60.0 * float(options.timeout_min) - float(options.get("slurm_signal_delay_s", _DELAY))

@@ -27,6 +27,8 @@ from hydraloop.sweeps.states import LOG
 KEY = "sweep.submitit"
 _FOLDER = ".submitit"
 """In the directory of the sweep: scripts and logs of submitit, and exit codes."""
+DELAY = 90
+"""Seconds between the signal and the time limit, as submitit's default."""
 _LOOK = 0.5
 """Seconds between two looks for exit codes of jobs, which are files."""
 _ASK = 10.0
@@ -48,12 +50,12 @@ class SubmititExecutor(Executor):
         options: parameters of submitit's AutoExecutor.
 
     Raises:
-        UserError: there is no Slurm, a parameter is wrong, or that of `check`.
+        UserError: as of `create_executor`.
     """
 
     def __init__(self, spawn: Spawn, options: Mapping[str, Any]) -> None:
         self._spawn, self._folder = spawn, spawn.sweep / _FOLDER
-        self._slurm = auto_executor(spawn.sweep, options, requeue=True)._executor  # AutoExecutor hides what it chose
+        self._slurm = create_executor(spawn.sweep, options)
         slurm.start_again(self._slurm.parameters, self._folder)
         self._jobs: dict[int, str] = {}
         self._asked = time.monotonic()
@@ -66,7 +68,7 @@ class SubmititExecutor(Executor):
         try:
             path, variables = self._spawn.write(request)
             words = [f"{SWEEP_JOB}={path}", *command()]
-            self._jobs[request.number] = submit_script(self._slurm, Path(request.folder, LOG), words, variables)
+            self._jobs[request.number] = submit_command(self._slurm, words, variables, Path(request.folder, LOG))
         except Exception as error:  # of submitit, for any answer of sbatch
             raise UserError(
                 f"job {request.number} could not be submitted: {error}",
@@ -95,9 +97,11 @@ class SubmititExecutor(Executor):
             return ended
         self._asked = time.monotonic()
         states = slurm.states()
+        if states is None:
+            return ended
         for number, code in codes.items():
-            state = None if states is None else states.get(self._jobs[number])
-            if code != 0 and states is not None and (state is None or state in slurm.ENDS):
+            state = states.get(self._jobs[number])
+            if code != 0 and (state is None or state in slurm.ENDS):
                 ended.append(_end(number, code, state))
         return ended
 
@@ -111,46 +115,46 @@ class SubmititExecutor(Executor):
         """Do nothing: submitted jobs continue."""
 
 
-def submit_script(executor: Any, log: Path, words: Sequence[str], variables: Mapping[str, str]) -> str:
+def submit_command(executor: Any, words: Sequence[str], variables: Mapping[str, str], log: Path | None = None) -> str:
     """Submit a command and return the id of the job.
 
     Args:
         executor: submitit's SlurmExecutor.
-        log: for what the command prints.
-        words: of the command. submitit writes them to files.
+        words: variables and the command, as for `env`. submitit writes them to files.
         variables: for the environment of the job, which sbatch exports.
+        log: for what the command prints; None: a file of submitit.
 
     Raises:
         Exception: of submitit, for any answer of sbatch.
     """
+    before = ["env"] if log is None else ["sh", "-c", _SCRIPT, "sh", str(log)]
     executor.folder.mkdir(exist_ok=True)
     with env_override(dict(variables)):
-        script = shlex.join(["sh", "-c", _SCRIPT, "sh", str(log), *words])
+        script = shlex.join([*before, *words])
         return str(executor._submit_command(script).job_id)  # `submit` would pickle a function
 
 
-def auto_executor(sweep: Path, options: Mapping[str, Any], **additional: Any) -> Any:
-    """Return submitit's AutoExecutor.
+def create_executor(sweep: Path, options: Mapping[str, Any]) -> Any:
+    """Return submitit's executor for Slurm, or for this machine.
 
     Args:
         sweep: the directory of the sweep.
         options: `sweep.submitit`.
-        additional: options of `sbatch` that the user may replace.
 
     Raises:
-        UserError: there is no Slurm, a parameter is wrong, or that of `check`.
+        UserError: submitit is not installed, there is no Slurm, or a parameter is wrong or missing.
     """
-    check(options)
+    _check(options)
     import submitit
 
     cluster = options.get("cluster", "slurm")
     try:
         found = submitit.AutoExecutor(sweep / _FOLDER, cluster=cluster)
         with warnings.catch_warnings(action="error", category=UserWarning):  # an earlier name of a parameter
-            found.update_parameters(**_parameters(options, additional, is_local=cluster == "local"))
+            found.update_parameters(**_parameters(options))
     except (NameError, RuntimeError, TypeError, UserWarning, ValueError) as error:
         raise UserError(" ".join(str(error).split()), key=KEY, remedy="See submitit's documentation.") from error
-    return found
+    return found._executor  # AutoExecutor hides what it chose
 
 
 def is_local(options: Mapping[str, Any]) -> bool:
@@ -158,12 +162,7 @@ def is_local(options: Mapping[str, Any]) -> bool:
     return options.get("cluster") == "local"
 
 
-def check(options: Mapping[str, Any]) -> None:
-    """Check what needs no directory.
-
-    Raises:
-        UserError: submitit is not installed, or an option is wrong or missing.
-    """
+def _check(options: Mapping[str, Any]) -> None:
     if find_spec("submitit") is None:
         raise not_installed("submitit", key="sweep.executor")
     cluster = options.get("cluster", "slurm")
@@ -180,11 +179,11 @@ def check(options: Mapping[str, Any]) -> None:
         )
 
 
-def _parameters(options: Mapping[str, Any], additional: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]:
+def _parameters(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters for submitit. Before the time limit, Slurm sends SIGTERM, after which a run saves."""
     found = {"name": "hydraloop", **{name: value for name, value in options.items() if name != "cluster"}}
-    if not is_local:
-        own = {"signal": f"TERM@{found.get('slurm_signal_delay_s', 90)}", **additional}
+    if not is_local(options):
+        own = {"signal": f"TERM@{found.get('slurm_signal_delay_s', DELAY)}", "requeue": True}
         found["slurm_additional_parameters"] = {**own, **found.get("slurm_additional_parameters", {})}
     return found
 

@@ -18,7 +18,7 @@ from hydraloop.processes.detach import RUN_LOG, print_commands
 from hydraloop.run_files import environment
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
 from hydraloop.sweeps.slurm import submissions
-from hydraloop.sweeps.slurm.submitit_executor import KEY, auto_executor, is_local, submit_script
+from hydraloop.sweeps.slurm.submitit_executor import KEY, create_executor, is_local, submit_command
 from hydraloop.validate.config import hydra_config
 
 
@@ -37,9 +37,7 @@ def submit(draft: Draft) -> None:
     if not draft.cfg.detach:
         problem = "a run that is submitted to Slurm does not stay in the terminal"
         raise UserError(problem, key="sweep.executor", remedy="Add detach=true, or leave out sweep.executor.")
-    executor = auto_executor(
-        Path(), {"nodes": draft.cfg.distributed.nnodes, **draft.cfg.sweep.submitit}, requeue=True
-    )._executor  # its parameters are right
+    executor = create_executor(Path(), {"nodes": draft.cfg.distributed.nnodes, **draft.cfg.sweep.submitit})
     with ExitStack() as locks, hydra_config(draft.cfg):
         run_dir = plan_run(draft, locks).run_dir
     executor.folder = run_dir / executor.folder.name
@@ -52,7 +50,7 @@ def submit(draft: Draft) -> None:
     content = {"directory": str(run_dir), "arrays": list[str]()}
     try:
         variables = write_masked(file, content, overrides=lines)
-        content["arrays"] = [submit_script(executor, run_dir / RUN_LOG, words, variables)]
+        content["arrays"] = [submit_command(executor, words, variables, run_dir / RUN_LOG)]
         write_masked(file, content, overrides=lines)
     except Exception as error:  # of submitit, for any answer of sbatch
         raise UserError(f"the run could not be submitted: {error}", key=KEY) from error
@@ -72,10 +70,7 @@ def received() -> list[str]:
     lines: list[str] = content["overrides"]
     directory = f"hydra.run.dir={content['directory']}"
     if slurm.was_started_again():
-        return [
-            *(line for line in lines if not line.startswith(("resume=", "hydra.run.dir="))),
-            "resume=auto",
-            directory,
-        ]
-    resumes = any(line.startswith("resume=") and line != "resume=auto" for line in lines)
-    return lines if resumes else [*(line for line in lines if not line.startswith("hydra.run.dir=")), directory]
+        lines = [*(line for line in lines if not line.startswith("resume=")), "resume=auto"]
+    elif any(line.startswith("resume=") and line != "resume=auto" for line in lines):
+        return lines
+    return [*(line for line in lines if not line.startswith("hydra.run.dir=")), directory]

@@ -10,6 +10,7 @@ from hydraloop import json_answers
 from hydraloop.processes.detach import print_commands
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.slurm import arrays
+from hydraloop.sweeps.slurm.submitit_executor import DELAY
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 
@@ -28,4 +29,7 @@ def submit(directory: SweepDirectory, draft: SweepDraft, at_a_time: int) -> NoRe
 
 def limit(draft: SweepDraft) -> float:
     """Return the seconds of a task in which jobs begin. A search has no task for each job: a job may begin late."""
-    return arrays.seconds(draft.options.submitit) if draft.search is None else math.inf
+    if draft.search is not None:
+        return math.inf
+    options = draft.options.submitit  # Slurm signals that the time limit is near
+    return 60.0 * float(options.timeout_min) - float(options.get("slurm_signal_delay_s", DELAY))

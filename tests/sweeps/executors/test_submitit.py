@@ -14,7 +14,7 @@ from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files import environment
 from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.slurm import submitit_executor
-from hydraloop.sweeps.slurm.submitit_executor import SubmititExecutor, auto_executor
+from hydraloop.sweeps.slurm.submitit_executor import SubmititExecutor, create_executor
 from tests.processes import until
 from tests.slurm import Slurm
 from tests.sweeps.executors import program
@@ -83,7 +83,7 @@ def test_wrong_options_are_refused(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError) as caught:
-        auto_executor(tmp_path, options)
+        create_executor(tmp_path, options)
     assert str(caught.value).startswith(message)
 
 
