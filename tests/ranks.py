@@ -104,7 +104,7 @@ def _free_port() -> Iterator[int]:
     """A free port, reserved until the context ends, so that no test in another process gets it."""
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # rank 0 does the same and may listen on it
-        kept.bind(("localhost", 0))
+        kept.bind(("", 0))  # rank 0 listens on all addresses
         yield int(kept.getsockname()[1])
 
 

@@ -164,7 +164,7 @@ class Failing(Classification):
 # Ranks. --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # 2 ranks, started four times
+@pytest.mark.nightly  # 2 ranks, started four times
 def test_ranks_as_trained_give_the_same_bits_and_others_the_same_counts(tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
     project.write("conf/data/sets.yaml", SETS)

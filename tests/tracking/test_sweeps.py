@@ -226,7 +226,7 @@ def test_a_call_that_hangs_for_one_run_delays_no_other(tmp_path: Path, monkeypat
     assert links[3].trouble == "no answer within 15 s after the run's end"
 
 
-@pytest.mark.slow  # starts ten processes
+@pytest.mark.nightly  # starts ten processes
 @pytest.mark.usefixtures("sweep", "trusted")
 def test_one_of_ten_servers_is_silent(tmp_path: Path) -> None:
     """Runs with another server have another sender."""

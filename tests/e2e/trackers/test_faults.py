@@ -158,7 +158,7 @@ def test_a_database_that_is_deleted_is_reported_with_a_command_that_sends_everyt
     assert_whole(mlflow_run(project.path), run)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_follower_that_is_stopped_does_not_delay_the_run(project: Project) -> None:
     with training(project, "hooks.mlflow.flush_timeout=3") as process:
         children = psutil.Process(process.pid).children(recursive=True)

@@ -262,7 +262,7 @@ def test_two_ranks_are_one_run(project: Project) -> None:
 # Runs that end badly. ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # three runs
+@pytest.mark.nightly  # three runs
 def test_how_a_run_ended_is_known_to_mlflow_and_wandb(project: Project) -> None:
     project.write("my_project/trouble.py", TROUBLE)
     patient = PATIENT[:2]
