@@ -157,6 +157,12 @@ class Slurm:
         assert slurmd is not None
         slurmd.kill()
 
+    def kill_slurmctld(self) -> None:
+        """Kill what answers all commands, until `start`. Jobs keep running."""
+        if self._controller is not None:
+            self._controller.kill()
+            self._controller.wait()
+
     def kill_node(self, name: str) -> None:
         """Kill all processes of a node."""
         processes, node = self.processes(name), self._alive.pop(name)
@@ -180,9 +186,7 @@ class Slurm:
         """Kill all that belongs to the cluster."""
         for name in list(self._alive):
             self.kill_node(name)
-        if self._controller is not None:
-            self._controller.kill()
-            self._controller.wait()
+        self.kill_slurmctld()
 
 
 def free_ports(count: int) -> list[int]:

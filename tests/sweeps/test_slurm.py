@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -130,6 +133,23 @@ def test_a_controller_that_was_killed_is_resumed(tmp_path: Path, slurm: Slurm) -
     controller.kill()
     sweep.finish(sweep.begin("sweep.resume=all"))
     assert {sweep.state(number).attempts for number in range(2)} == {1}
+
+
+@pytest.mark.nightly
+def test_a_second_signal_ends_a_controller_whose_slurm_does_not_answer(tmp_path: Path, slurm: Slurm) -> None:
+    sweep = OnSlurm(tmp_path, slurm, "seed=0", LONG)
+    controller = sweep.begin()
+    sweep.wait_for_saves()
+    slurm.kill_slurmctld()
+    deadline = time.monotonic() + PATIENCE
+    while controller.poll() is None and time.monotonic() < deadline:
+        os.kill(controller.pid, signal.SIGTERM)
+        time.sleep(1)
+    assert controller.returncode == 2, controller.printed
+    assert "error: sweep.submitit: Slurm does not answer, and could not end its jobs: 1" in controller.printed
+    slurm.start()
+    sweep.finish(sweep.begin("sweep.resume=all"))
+    assert sweep.state().attempts == 1
 
 
 @pytest.mark.nightly

@@ -106,10 +106,20 @@ class SubmititExecutor(Executor):
         return ended
 
     def cancel(self, number: int, sign: signal.Signals) -> None:
-        """Let a job save and end, see `Executor`. Slurm kills it half a minute later."""
+        """Let a job save and end, see `Executor`. Slurm kills it half a minute later.
+
+        Raises:
+            UserError: the job is to be killed, and Slurm does not answer.
+        """
         if number in self._jobs:
             self._asked = float("-inf")
             subprocess.run(["scancel", self._jobs[number]], capture_output=True, check=False)  # it may have ended
+            if sign == signal.SIGKILL and slurm.states() is None:
+                raise UserError(
+                    f"Slurm does not answer, and could not end its jobs: {', '.join(self._jobs.values())}",
+                    key=KEY,
+                    remedy=f"When it answers, end them with scancel, or continue: sweep.resume={self._spawn.sweep}",
+                )
 
     def close(self) -> None:
         """Do nothing: submitted jobs continue."""
