@@ -321,7 +321,6 @@ def restarted(project: Project, launcher: str, *line: str) -> Done:
 
 
 @pytest.mark.nightly  # the next test is stronger
-@pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["ours", "torchrun's"])
 def test_restarts_continue_from_the_newest_checkpoint(launcher: str, project: Project) -> None:
     done = restarted(project, launcher, *restarting(project, at=EPOCH + 1))
@@ -335,6 +334,7 @@ def test_restarts_continue_from_the_newest_checkpoint(launcher: str, project: Pr
     assert [record["epoch"] for record in run.records if record["mode"] == "val"][-1] == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["ours", "torchrun's"])
 def test_restarts_of_a_resumed_run_ignore_checkpoints_from_before(launcher: str, project: Project) -> None:
     line = [*restarting(project, at=2 * EPOCH + 1), "engine.max_epochs=3"]
