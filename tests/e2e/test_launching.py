@@ -334,8 +334,7 @@ def test_restarts_continue_from_the_newest_checkpoint(launcher: str, project: Pr
     assert [record["epoch"] for record in run.records if record["mode"] == "val"][-1] == 2
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("launcher", ["ours", "torchrun's"])
+@pytest.mark.parametrize("launcher", [slow("ours"), nightly("torchrun's")])
 def test_restarts_of_a_resumed_run_ignore_checkpoints_from_before(launcher: str, project: Project) -> None:
     line = [*restarting(project, at=2 * EPOCH + 1), "engine.max_epochs=3"]
     done = project.train(*[one for one in line if "trouble" not in one], TWO)
