@@ -99,9 +99,10 @@ class SubmititExecutor(Executor):
         states = slurm.states()
         if states is None:
             return ended
-        for number, code in codes.items():
-            state = states.get(self._jobs[number])
-            if code != 0 and (state is None or state in slurm.ENDS):
+        for number, job in self._jobs.items():
+            state = states.get(job)
+            if codes[number] != 0 and (state is None or state in slurm.ENDS):
+                code = slurm.code(self._folder, job)  # again: it may have ended while Slurm was asked
                 ended.append(_end(number, code, state))
         return ended
 

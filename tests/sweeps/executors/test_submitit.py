@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hydraloop.errors import UserError
+from hydraloop.processes import slurm as slurm_jobs
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files import environment
 from hydraloop.sweeps.executors.executor import Ended, Request
@@ -67,6 +68,23 @@ def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
     (script,) = (tmp_path / ".submitit").glob(f"{jobs[0]}_submission.sh")
     for line in ("--partition=main", "--signal=TERM@90", "--nice=3", "--time=5", "--job-name=hydraloop", "--requeue"):
         assert f"#SBATCH {line}\n" in script.read_text()
+
+
+@pytest.mark.slow
+def test_a_job_that_ends_while_slurm_is_asked_has_its_exit_code(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = slurm_jobs.states
+
+    def late() -> dict[str, str] | None:
+        until(lambda: (asked() or {}).get(job) == "COMPLETED", "the job does not end")
+        return asked()
+
+    executor = SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
+    (job,) = run(executor, tmp_path, "exit=0")
+    monkeypatch.setattr(slurm_jobs, "states", late)
+    executor._asked = float("-inf")
+    assert ends(executor, 1) == [Ended(0, 0)]
 
 
 @pytest.mark.parametrize(
