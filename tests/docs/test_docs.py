@@ -44,6 +44,8 @@ NIGHTLY = {
     "docs/how-to/checking.md": "tests/commands/test_check.py and test_doctor.py",
     "docs/how-to/sweeping.md": "tests/sweeps and tests/e2e/test_command_line.py",
     "docs/how-to/search.md": "tests/sweeps/search and tests/faults/sweeps",
+    "docs/how-to/report.md": "tests/report",
+    "docs/reference/schedules.md": "tests/optim",
     "docs/how-to/scaling.md": "tests/e2e/test_launching.py and tests/examples",
     "docs/how-to/tracking.md": "tests/e2e/trackers",
 }

@@ -203,7 +203,7 @@ def test_under_torchrun_rank_0_reports_the_error_of_another_rank(project: Projec
     assert project.run.result["error"] == "rank 1: ValueError: raised by this rank"
 
 
-@pytest.mark.parametrize("busy", [nightly(0, id="rank 0 waits"), slow(60, id="rank 0 is busy")])
+@pytest.mark.parametrize("busy", [nightly(0, id="rank 0 waits"), nightly(60, id="rank 0 is busy")])
 def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> None:
     """Rank 0 loses its connection to the other rank, or gets torchrun's SIGTERM first."""
     line = [*QUICK, TROUBLE, "+hooks.trouble.what=kill", f"+hooks.trouble.busy={busy}"]
@@ -214,7 +214,7 @@ def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> N
     assert "interrupted by SIGTERM" not in done.err
 
 
-@pytest.mark.parametrize("torchrun", [slow(False, id="ours"), nightly(True, id="torchrun's")])
+@pytest.mark.parametrize("torchrun", [nightly(False, id="ours"), nightly(True, id="torchrun's")])
 def test_the_log_of_a_rank_that_crashed_says_where(torchrun: bool, project: Project) -> None:
     line = ["train.py", *QUICK, TROUBLE, "+hooks.trouble.what=crash"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if torchrun else []
@@ -259,7 +259,7 @@ def test_mistakes_under_torchrun(arguments: Sequence[str], key: str, remedy: str
     assert not (project.path / "multirun").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dry_run_under_torchrun_is_printed_once(project: Project) -> None:
     done = torchrun(project, "--nproc-per-node=2", "train.py", "--dry-run", "hooks=[ema]")
     assert done.code == 0, done.text
@@ -349,7 +349,7 @@ def test_restarts_of_a_resumed_run_ignore_checkpoints_from_before(launcher: str,
     assert run.result["progress"]["iteration"] == 3 * EPOCH
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchrun_restarts_a_single_process_from_its_newest_checkpoint(project: Project) -> None:
     line = restarting(project, at=2 * EPOCH + 1)
     done = torchrun(project, "--nproc-per-node=1", "--max-restarts=1", "train.py", *line, "+hooks.trouble.rank=0")
@@ -373,7 +373,7 @@ if os.environ.get("RANK") in RANKS:
 """
 
 
-@pytest.mark.parametrize("launcher", [slow("ours"), nightly("torchrun's")])
+@pytest.mark.parametrize("launcher", [nightly("ours"), nightly("torchrun's")])
 def test_a_rank_that_has_finished_is_not_failed_by_a_library_that_is_unloaded(launcher: str, project: Project) -> None:
     """Python's own exit handlers are called. Rank 0 of torchrun belongs to the user's script."""
     project.write("my_project/library.py", LIBRARY.replace("RANKS", "('0', '1')" if launcher == "ours" else "('1',)"))

@@ -12,7 +12,7 @@ from tests.faults import mistakes
 from tests.faults.client import Client, main
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_client_of_the_json_writes_lines_and_repairs_mistakes() -> None:
     assert main(seed=5, lines=4, planted=6, every=5) == 0
 

@@ -26,7 +26,7 @@ from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
 from tests.helpers import differences
 from tests.hooks.tiny_runs import load
-from tests.marks import slow
+from tests.marks import nightly
 from tests.optim.scheduled import option
 
 SAVED, LENGTH, EPOCHS = 5, 6, 3
@@ -181,7 +181,7 @@ ALL = {name for group in ("default_hooks", "hooks") for name, _ in stored(group)
         pytest.param(ALL - SLOW, built_in_schedules, (1, 1), 2, id="every schedule"),
         pytest.param(ALL - SLOW, in_steps, (0, 5), 100, id="noticed in the next epoch"),
         pytest.param(DEFAULT, in_steps, (1, 1), 100, id="default hooks, a step after the checkpoint"),
-        slow(ALL - {"npu_profiler"}, of_torch, (1, 1), 2, id="every hook, a schedule of torch"),
+        nightly(ALL - {"npu_profiler"}, of_torch, (1, 1), 2, id="every hook, a schedule of torch"),
     ],
 )
 def test_a_run_that_goes_back_ends_as_one_without_the_batch(

@@ -85,7 +85,7 @@ def said(number: int) -> str:
         nightly(1, "0", HUP),
         nightly(2, "0", TERM),
         nightly(2, "0", USR1),
-        slow(2, "1", HUP),
+        nightly(2, "1", HUP),
         nightly(2, "1", USR1),
         slow(2, "launcher", INT),
     ],
@@ -111,7 +111,7 @@ def test_a_resumed_run_that_has_nothing_to_train_keeps_its_result_too(project: P
     assert not (project.run.path / ".hydra/resume_1/result.json").exists()
 
 
-@pytest.mark.parametrize("rank", [nightly(0), slow(1)])
+@pytest.mark.parametrize("rank", [nightly(0), nightly(1)])
 def test_under_torchrun_a_signal_to_one_rank_is_an_interrupt(rank: int, project: Project) -> None:
     """The launcher then sends SIGTERM to the other rank."""
     command = ("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py", *LINE)
@@ -125,8 +125,8 @@ def test_under_torchrun_a_signal_to_one_rank_is_an_interrupt(rank: int, project:
     ("sends", "number"),
     [
         slow("import 1", HUP),
-        slow("before_run 1", USR1),
-        slow("before_train_epoch 1", HUP),  # it does not preempt
+        nightly("before_run 1", USR1),
+        nightly("before_train_epoch 1", HUP),  # it does not preempt
         nightly("import 0", TERM),
         nightly("import 1", USR1),
         nightly("before_run 0", INT),

@@ -218,7 +218,7 @@ def test_a_disk_that_is_full_for_a_while_loses_no_record(project: Project, disk:
     assert len(lines_about(done)) < 80, done.text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_disk_that_stays_full_is_reported_and_sync_sends_what_was_written(project: Project, disk: Path) -> None:
     done = on_a_full_disk(project, disk, full=100, free=1000, flush_timeout=3)
     assert done.code == 1

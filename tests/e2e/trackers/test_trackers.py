@@ -186,7 +186,7 @@ def test_trackers_have_the_code_of_a_run_with_log_code(tracked: Tracked) -> None
 # Sweeps, ranks. ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # four jobs
+@pytest.mark.nightly  # four jobs
 def test_a_sweep_of_which_some_jobs_are_tracked(project: Project) -> None:
     for name, cls in (("mlflow", "MLflow"), ("wandb", "Wandb"), ("tensorboard", "TensorBoard")):
         # The project's own options: typed ones would be a mistake in the jobs without the hooks.
@@ -221,7 +221,7 @@ def test_a_sweep_of_which_some_jobs_are_tracked(project: Project) -> None:
     assert not [job for job in (jobs[0], jobs[2]) if (job.path / "tracking").exists()]
 
 
-@pytest.mark.slow  # two sweeps
+@pytest.mark.nightly  # two sweeps
 def test_a_sweep_that_is_continued_in_the_background_has_one_parent_run(project: Project) -> None:
     line = ["-m", "hooks=[mlflow]", "hooks.mlflow.flush_timeout=60", "engine.max_iters=2", "hydra.sweep.dir=all"]
     done = project.train(*line, "seed=1,2")

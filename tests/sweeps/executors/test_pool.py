@@ -67,7 +67,7 @@ def test_jobs_are_spawned_on_macos(caplog: pytest.LogCaptureFixture, monkeypatch
     spawns(caplog, "libraries of macOS do not survive a fork")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_jobs_at_a_time_with_two_ranks_each_and_one_that_fails(tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
     options = ["distributed.nproc_per_node=2", "sweep.max_workers=2", "engine.max_iters=2", "hydra.sweep.dir=all"]
