@@ -142,12 +142,11 @@ def test_another_task_decides_when_the_one_that_asks_is_killed(project: Project,
 
 @pytest.mark.nightly
 def test_the_job_of_a_dead_node_continues_on_the_other_one(project: Project, slurm: Slurm) -> None:
-    sweep = submitted(project, *LONG, "seed=0,1", "sweep.max_workers=1")
+    sweep = submitted(project, *LONG, "seed=0")  # the task of another job could get the slot first
     assert saved(sweep, 0)
     slurm.kill_node(sweep.state(0).host)  # Slurm sees it after half a minute, and the lock is free after a minute
     until(lambda: is_running(sweep, 0, attempt=2), "the job does not continue", seconds=240)
     until(lambda: "resumed from" in (sweep.folder(0) / "job.log").read_text(), "the job begins again")
-    assert sweep.state(1).state == "queued"
 
 
 @pytest.mark.nightly

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.nightly
 
 GRID = ("seed=0,1,2,3", "optimizer.lr=1e-2,3e-2")
 SEARCH = ("optimizer.lr=tag(log,interval(1e-4,1e-1))", "engine.val_interval=6")
-LONG = ("seed=0,1", "engine.max_iters=3000")
+LONG = ("seed=0,1", "engine.max_iters=1200", "engine.val_interval=300", "default_hooks.checkpoint.interval=100")
 """Longer than a command about the sweep takes to start on a busy machine."""
 SECONDS = 250
 
