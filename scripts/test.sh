@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests: scripts/test.sh [pytest arguments]; -m slow runs the long ones, scripts/nightly.sh the longest.
-# The whole suite runs in three processes, and the slow one in four, because many tests wait for others (-n 8: in eight,
-# -n 0: in one, as --pdb needs); with a path among the arguments in one, which starts sooner. A file's tests stay in one
-# process, because they share fixtures. tests/conftest.py puts the longest files first, so that all processes end at
-# about the same time.
+# The whole suite runs in three processes, because many tests wait for others (-n 8: in eight, -n 0: in one, as --pdb
+# needs); with a path among the arguments in one, which starts sooner. A file's tests stay in one process, because they
+# share fixtures. tests/conftest.py puts the longest files first, so that all processes end at about the same time.
 # Installs everything into .venv first, once. Needs Python 3.11, 3.12 or 3.13, and pip; PYTHON=python3.13 chooses one.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
@@ -15,12 +14,8 @@ for argument in "$@"; do
         whole=false
     fi
 done
-processes=3
-case " $* " in
-    *slow*) processes=4 ;; # many of these wait for a server, for Slurm or for a kill
-esac
 if $whole; then
-    set -- -n "$processes" --dist loadfile --no-loadscope-reorder "$@"
+    set -- -n 3 --dist loadfile --no-loadscope-reorder "$@"
 fi
 case " $* " in
     *nightly* | *tracker_pages*) bash scripts/browser.sh ;; # other tests need no browser

@@ -68,7 +68,7 @@ def test_the_readme_is_true(example: Project) -> None:
         run(example, other)
 
 
-@pytest.mark.nightly  # the GAN below is killed in CI
+@pytest.mark.nightly
 def test_a_killed_run_ends_with_the_same_weights(example: Project) -> None:
     command, _ = trained(example, read(example.path / "README.md")[0])
     uninterrupted = example.run
