@@ -192,7 +192,7 @@ def test_a_directory_named_in_the_config_file(project: Project) -> None:
     assert "hydra.run.dir: runs/digits holds a run already" in done.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_typed_hyperparameter_takes_effect_on_a_resumed_run(project: Project) -> None:
     lines = ["scheduler=[]", "engine.test=false", "default_hooks.logger.interval=10"]
     assert project.train(*lines, "engine.max_epochs=1").code == 0

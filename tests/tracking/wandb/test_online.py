@@ -103,7 +103,7 @@ def test_sync_of_a_run_that_was_never_opened_opens_the_one_that_training_continu
         assert service.steps() == {UID: list(range(10))}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_everything_is_sent_again_to_a_new_run(tmp_path: Path) -> None:
     """`sync --again`, online and from offline to online: one new run each time, which `sync` then leaves as it is."""
     run_dir = tmp_path / "run"

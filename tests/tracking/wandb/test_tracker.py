@@ -145,7 +145,7 @@ def test_a_resumed_run_is_one_file(tmp_path: Path) -> None:
     assert "resume_1/seed" not in contents["config"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_uploaded_file_is_left_alone(tmp_path: Path) -> None:
     """`wandb sync` leaves a mark. W&B cannot continue the file; `sync --again` writes another one with its own id."""
     run_dir = tmp_path / "run"
