@@ -27,7 +27,7 @@ class Checked:
     """What the jobs have in common that were checked."""
 
     configs: list[DictConfig] = field(default_factory=list)
-    """Of a search: all. Of a grid: that of the first job."""
+    """All configs that were composed for a search; the config of the first job of a grid."""
     ranks: int = 1
     """The most processes that a job needs."""
     device: str = "cpu"

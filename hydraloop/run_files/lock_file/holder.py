@@ -29,7 +29,7 @@ class Holder:
     since: str
     """Local time of the acquisition, for messages."""
     processes: tuple[tuple[int, float | None], ...]
-    """Ids and starts (from `processes.started`): the process that acquired the lock, and rank 0 if it is another."""
+    """Ids and starts (from `processes.started`) of the process that acquired the lock, and of rank 0 if it differs."""
 
     @property
     def is_here(self) -> bool:

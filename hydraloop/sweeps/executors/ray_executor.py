@@ -114,9 +114,8 @@ def looks(folder: str, token: str) -> list[dict[str, Any]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's has no types
     task: Any = ray.remote(look)
-    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes if node["Alive"]]
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in _alive()]
     try:
         calls = [task.options(num_cpus=0, scheduling_strategy=place).remote(folder, token) for place in places]
         found: list[dict[str, Any]] = ray.get(calls, timeout=_FIRST)
@@ -140,11 +139,18 @@ def _nodes(address: str | None, runtime_env: Mapping[str, Any] | None) -> list[M
             ray.init("local", include_dashboard=False, object_store_memory=_OBJECTS, **quiet)
         else:
             ray.init(address, **quiet)
-        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's has no types
+        return [node["Resources"] for node in _alive()]
     except Exception as error:  # of Ray, for any answer of the cluster
         remedy = f"Start Ray (`ray start --head`), or name its address: {_KEY}.address=10.0.0.1:6379"
         raise UserError(_line(error), key=f"{_KEY}.address", remedy=remedy) from error
-    return [node["Resources"] for node in nodes if node["Alive"]]
+
+
+def _alive() -> list[dict[str, Any]]:
+    """Return what Ray knows of each node that is alive."""
+    import ray
+
+    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's has no types
+    return [node for node in nodes if node["Alive"]]
 
 
 @dataclass(eq=False)

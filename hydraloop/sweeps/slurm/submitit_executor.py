@@ -114,8 +114,10 @@ class SubmititExecutor(Executor):
         """
         if number in self._jobs:
             self._asked = float("-inf")
-            subprocess.run(["scancel", self._jobs[number]], capture_output=True, check=False)  # it may have ended
-            if sign == signal.SIGKILL and slurm.states() is None:
+            done = subprocess.run(
+                ["scancel", self._jobs[number]], capture_output=True, check=False
+            )  # it may have ended
+            if done.returncode and sign == signal.SIGKILL and slurm.states() is None:
                 raise UserError(
                     f"Slurm does not answer, and could not end its jobs: {', '.join(self._jobs.values())}",
                     key=KEY,
