@@ -9,7 +9,7 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,8 +61,23 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         TWO, "data.loader.batch_size=4", "data.train._target_=my_project.faults.Stream",
         "data.loader.steps_per_epoch=10",
     ),
+    "two ranks, sync_buffers": (TWO, "data.loader.batch_size=4", "hooks=[ema,sync_buffers]"),
+    "two ranks, sync_norm": (TWO, "data.loader.batch_size=4", "hooks=[ema,sync_norm]"),
 }  # fmt: skip
-"""What is killed: the overrides of each kind of run."""
+"""What is killed: the overrides of each kind of run. The model has batch norm."""
+ALL_HOOKS = (
+    "hooks=[ema,sync_buffers,sync_norm,early_stopping,check_invalid_loss,freeze,set_epoch_info,mode_switch,"
+    "num_class_check,sync_random_size,visualization,tta,tensorboard,memory_profiler,empty_cache,profiler,anomaly_detection]",
+    "hooks.early_stopping.monitor=loss",
+    "hooks.early_stopping.patience=50",
+    "hooks.check_invalid_loss.interval=2",
+    "hooks.freeze.modules=[layers.0]",
+    "hooks.freeze.epochs=1",
+    "hooks.mode_switch.num_last_epochs=1",
+    "hooks.sync_random_size.interval=2",
+)
+"""The hooks that can be selected together, without the trackers of `tests/faults/trackers.py`. An unfrozen module, a
+switched data set and a rate of an average follow from the position; the others have states, buffers or files."""
 PHASES = ("iteration", "save", "evaluation", "shutdown", "resume", "start")
 """When it is killed: lines of the hook `Witness`. A random delay follows."""
 VICTIMS = ("run", "worker", "rank 0", "rank 1", "disk")
@@ -128,15 +143,19 @@ def make(path: Path) -> Project:
     return project
 
 
-def train(project: Project, name: str, kind: str, kills: list[Kill]) -> Outcome:
+def train(project: Project, name: str, kind: str, kills: list[Kill], options: Sequence[str] = ()) -> Outcome:
     """Start a run in the directory `name` again and again, with one kill in each attempt, until it ends by itself.
+
+    Args:
+        options: overrides, such as `ALL_HOOKS`, which replace those of the kind with the same key.
 
     Raises:
         HungError: an attempt has not ended.
         OrphanError: an attempt has left processes.
         AssertionError: an attempt failed without a kill.
     """
-    line = ["experiment=faults", "resume=auto", f"hydra.run.dir={name}", *KINDS[kind]]
+    chosen = {option.partition("=")[0]: option for option in (*KINDS[kind], *options)}  # the later one of a key
+    line = ["experiment=faults", "resume=auto", f"hydra.run.dir={name}", *chosen.values()]
     run, hits, orphans = Run(project.path / name), list[Kill](), 0.0
     for kill in kills:
         script = project.begin(*line)

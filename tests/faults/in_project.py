@@ -22,15 +22,24 @@ faulthandler.enable()  # a run that hangs is aborted, and prints its stacks
 Sample = tuple[Tensor, int]
 
 
-def _sample(index: int) -> Sample:
-    """Return `[x, y, index]` and a class. Three generators move the point."""
-    angle = index * 2.4
-    moved = [torch.randn(1).item(), float(np.random.randn()), random.gauss(0, 1)]
-    x, y = np.cos(angle) + 0.1 * moved[0], np.sin(angle) + 0.1 * moved[1] * moved[2]
-    return torch.tensor([x, y, index], dtype=torch.float32), index % 3
+class Augmented:
+    """Data sets whose strong augmentation a hook can switch off."""
+
+    noise = 0.1
+
+    def set_strong_augmentation(self, on: bool) -> None:
+        """Move the points by more."""
+        self.noise = 0.1 if on else 0.05
+
+    def sample(self, index: int) -> Sample:
+        """Return x, y and the index as the channels of an image `[3, 1, 1]`, and a class. Three generators move it."""
+        angle = index * 2.4
+        moved = [torch.randn(1).item(), float(np.random.randn()), random.gauss(0, 1)]
+        x, y = np.cos(angle) + self.noise * moved[0], np.sin(angle) + self.noise * moved[1] * moved[2]
+        return torch.tensor([x, y, index], dtype=torch.float32).reshape(3, 1, 1), index % 3
 
 
-class Points:
+class Points(Augmented):
     """Samples with an index."""
 
     def __init__(self, samples: int) -> None:
@@ -40,10 +49,10 @@ class Points:
         return self.samples
 
     def __getitem__(self, index: int) -> Sample:
-        return _sample(index)
+        return self.sample(index)
 
 
-class Stream:
+class Stream(Augmented):
     """The same samples, one after the other, with a state."""
 
     def __init__(self, samples: int) -> None:
@@ -52,7 +61,7 @@ class Stream:
     def __iter__(self) -> Iterator[Sample]:
         while self.position < self.samples:
             self.position += 1
-            yield _sample(self.position - 1)
+            yield self.sample(self.position - 1)
         self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,14 +78,19 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.num_classes = 3
         self.layers = nn.Sequential(
             nn.Linear(2, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 16), nn.Tanh()
         )
         self.head = nn.Linear(16, 3)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Drop less in later epochs."""
+        self.layers[3].p = 0.2 / (1 + epoch)
+
     def forward(self, points: Tensor) -> Tensor:
         """Leave out the index of each point."""
-        logits: Tensor = self.head(self.layers(points[:, :2]))
+        logits: Tensor = self.head(self.layers(points.flatten(1)[:, :2]))
         return logits
 
 
@@ -94,7 +108,7 @@ class Ledger(hydraloop.Hook):
         line = {
             "iteration": engine.progress.iteration,
             "rank": engine.distributed.rank,
-            "samples": [int(index) for index in points[:mine, 2]],
+            "samples": [int(index) for index in points[:mine, 2].flatten()],
             "checksum": zlib.crc32(points.numpy().tobytes()),
         }
         _append(self.path, json.dumps(line))

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.e2e.projects import Run
 from tests.faults import tables
 from tests.faults.comparison import differences
-from tests.faults.harness import KINDS, PHASES, TWO, VICTIMS, HungError, Kill, OrphanError, make, train
+from tests.faults.harness import ALL_HOOKS, KINDS, PHASES, TWO, VICTIMS, HungError, Kill, OrphanError, make, train
 
 MOST_KILLS = 5
 """Of a run; each run has at least one planned."""
@@ -27,26 +27,33 @@ def main(runs: int = 200, seed: int = 0) -> int:
     kills, seconds = Counter[tuple[str, str]](), 0.0
     with tempfile.TemporaryDirectory() as folder:
         project = make(Path(folder) / "project")
-        whole: dict[str, Run] = {}
+        whole: dict[tuple[str, tuple[str, ...]], Run] = {}
         for number, kind in enumerate(_kinds(runs, seed)):
-            if kind not in whole:
-                whole[kind] = train(project, f"whole_{len(whole)}", kind, []).run
+            hooks = ALL_HOOKS if number % 3 == 2 else ()
+            if (kind, hooks) not in whole:
+                whole[kind, hooks] = train(project, f"whole_{len(whole)}", kind, [], hooks).run
             draws = random.Random(f"{seed} {number}")
             planned = [Kill.draw(draws, kind) for _ in range(draws.randint(1, MOST_KILLS))]
             try:
-                outcome = train(project, f"killed_{number}", kind, planned)
+                outcome = train(project, f"killed_{number}", kind, planned, hooks)
             except AssertionError as error:
                 end = {HungError: "hung", OrphanError: "orphans"}.get(type(error), "failed")
                 found = [str(error)]
             else:
-                found = differences(whole[kind], outcome.run)
+                found = differences(whole[kind, hooks], outcome.run)
                 end = "different" if found else "equal"
                 counts[kind]["kills"] += len(outcome.kills)
                 kills.update((kill.phase, kill.victim) for kill in outcome.kills)
                 seconds = max(seconds, outcome.seconds_of_orphans)
-            counts[kind].update(["runs", end])
+            counts[kind].update(["runs", end, *(["all hooks"] if hooks else [])])
             if found:
-                print(f"run {number} ({kind}) {end}, {planned}:", *found[:5], sep="\n  ", file=sys.stderr, flush=True)
+                print(
+                    f"run {number} ({kind}{', all hooks' if hooks else ''}) {end}, {planned}:",
+                    *found[:5],
+                    sep="\n  ",
+                    file=sys.stderr,
+                    flush=True,
+                )
     _print_runs(counts)
     print()
     _print_kills(kills)
@@ -65,21 +72,22 @@ def _kinds(runs: int, seed: int) -> list[str]:
 
 def _print_runs(counts: Mapping[str, Counter[str]]) -> None:
     """Print the table of all kinds of runs."""
-    columns = ("runs", "kills", *ENDS)
-    tables.head("ranks", "data", "strategy", "workers", *columns)
+    columns = ("runs", "all hooks", "kills", *ENDS)
+    tables.head("ranks", "data", "strategy", "workers", "hooks", *columns)
     for kind in KINDS:
         if counts[kind]:
             tables.row(*_described(kind), *(counts[kind][name] for name in columns))
-    tables.row("all", "", "", "", *(sum(count[name] for count in counts.values()) for name in columns))
+    tables.row("all", "", "", "", "", *(sum(count[name] for count in counts.values()) for name in columns))
 
 
-def _described(kind: str) -> tuple[str, str, str, str]:
-    """Return the ranks, the data, the strategy and the workers of each rank."""
+def _described(kind: str) -> tuple[str, str, str, str, str]:
+    """Return the ranks, the data, the strategy, the workers of each rank, and the hooks."""
     line = dict(setting.split("=", 1) for setting in KINDS[kind])
     ranks, strategy = line.get("distributed.nproc_per_node", "1"), line.get("distributed.strategy", "ddp")
     data = "iterable" if line.get("data.train._target_", "").endswith("Stream") else "map"
+    hooks = line.get("hooks", "[ema]").strip("[]")
     ends = ", of one epoch" if line.get("data.loader.persistent_workers") == "false" else ""
-    return ranks, data, strategy.upper() if ranks != "1" else "", line.get("data.loader.num_workers", "0") + ends
+    return ranks, data, strategy.upper() if ranks != "1" else "", line.get("data.loader.num_workers", "0") + ends, hooks
 
 
 def _print_kills(kills: Mapping[tuple[str, str], int]) -> None:
