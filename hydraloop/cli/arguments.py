@@ -195,19 +195,20 @@ def typed_keys(overrides: Iterable[str]) -> tuple[str, ...]:
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     keys = (
-        _leaves(one.key_or_group, None if one.is_sweep_override() else one.value())
+        leaves(one.key_or_group, None if one.is_sweep_override() else one.value())
         for one in parsed
         if not one.is_delete()
     )
     return tuple(dict.fromkeys(key for found in keys for key in found))
 
 
-def _leaves(key: str, value: object) -> Iterator[str]:
+def leaves(key: str, value: object) -> Iterator[str]:
+    """Yield the keys that `key=value` sets: `a.b` and `a.c` for `a={b: 1, c: 2}`."""
     if not isinstance(value, dict):
         yield key
         return
     for name, inner in value.items():
-        yield from _leaves(f"{key}.{name!s}", inner)
+        yield from leaves(f"{key}.{name!s}", inner)
 
 
 def is_sweep(override: Override) -> bool:

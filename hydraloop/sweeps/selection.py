@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 
 from hydraloop.cli import arguments
 from hydraloop.condition import Condition
@@ -38,6 +38,8 @@ def select(typed: Sequence[Override], in_files: Sequence[Override], options: Map
             remedy = Remedy(f"Give it one value, without a comma: {key}=…", add=first)
             raise UserError("it holds for the whole sweep", key=key, remedy=remedy)
     lines = [override for override in typed if not is_of_sweep(override)]
+    for given in (lines, in_files):
+        _check_given_once(given)
     lines = [*_allowed(in_files, "hydra.sweeper.params"), *lines]
     if options.get("trials") is not None:
         return _search(lines, options)
@@ -64,6 +66,33 @@ def _search(overrides: Sequence[Override], options: Mapping[str, Any]) -> Trials
         remedy = Remedy(f"Add one: '{one}'", add=[one])
         raise UserError(problem, key="sweep.trials", remedy=remedy)
     return Trials(space, options["trials"])
+
+
+def _check_given_once(overrides: Sequence[Override]) -> None:
+    """Refuse a key that is swept and given again: the last override would replace the axis, and jobs would be missing.
+
+    Args:
+        overrides: of one command line, or of one config.
+    """
+    given: dict[str, Override] = {}
+    for override in overrides:
+        value: Any = override.value()
+        values = value.list if isinstance(value, ChoiceSweep) else [value]
+        keys = (key for one in values for key in arguments.leaves(_key(override).lstrip("~"), one))
+        for key in dict.fromkeys(keys):
+            first = given.setdefault(key, override)
+            if first is not override and (arguments.is_sweep(first) or arguments.is_sweep(override)):
+                lines = [str(one.input_line) for one in (first, override)]
+                raise UserError(f"it is given twice: {' and '.join(lines)}", key=key, remedy=_merged(key, lines))
+
+
+def _merged(key: str, lines: Sequence[str]) -> str:
+    """Return how to write two overrides of a key as one."""
+    values = [line.removeprefix(f"{key}=") for line in lines]
+    if any(value == line or "(" in value for value, line in zip(values, lines, strict=True)):
+        return "Leave one of them out."
+    merged = shlex.quote(f"{key}={','.join(values)}")
+    return f"Leave one of them out, or list all values in one: {merged}"
 
 
 def is_of_sweep(override: Override) -> bool:
@@ -97,7 +126,7 @@ def axes_of(overrides: Sequence[Override]) -> list[Axis]:
                 remedy="glob(…) lists the options of a group, as in experiment=glob(*). For a key, list its "
                 "values: a,b,c",
             )
-        axes[key] = Axis((_key(override),), tuple((line,) for line in lines))
+        axes[_key(override)] = Axis((_key(override),), tuple((line,) for line in lines))
     return list(axes.values())
 
 

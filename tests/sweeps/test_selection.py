@@ -61,8 +61,51 @@ def test_what_stands_for_several_values(typed: str, expected: list[str]) -> None
     assert [line for (line,) in jobs(typed)] == expected
 
 
-def test_the_same_key_twice_counts_once_the_last_one_winning() -> None:
-    assert jobs("seed=1,2", "seed=3") == [["seed=3"]]
+def test_a_constant_that_is_given_twice_has_the_last_value() -> None:
+    """As in a single run."""
+    assert jobs("seed=1", "hooks=[],[ema]", "seed=3") == [["seed=3", "hooks=[]"], ["seed=3", "hooks=[ema]"]]
+    assert jobs("~data.val", "+data.val={n: 1}") == [["~data.val", "+data.val={n: 1}"]]
+
+
+def test_equal_values_are_as_many_jobs() -> None:
+    assert jobs("task.model.width=8,8") == [["task.model.width=8"], ["task.model.width=8"]]
+
+
+@pytest.mark.parametrize(
+    ("typed", "key", "remedy"),
+    [
+        (("optimizer.lr=1e-3,1e-2", "optimizer.lr=1e-1,1"), "optimizer.lr", "optimizer.lr=1e-3,1e-2,1e-1,1"),
+        (("seed=0,1", "seed=2"), "seed", "seed=0,1,2"),
+        (("seed=2", "hooks=[],[ema]", "seed=0,1"), "seed", "seed=2,0,1"),
+        (("seed=0,1", "++seed=2,3"), "seed", "Leave one of them out."),
+        (("seed=0,1", "~seed"), "seed", "Leave one of them out."),
+        (("optimizer=sgd,adam", "optimizer=lion"), "optimizer", "optimizer=sgd,adam,lion"),
+        (("hooks=[ema],[]", "hooks=[profiler],[]"), "hooks", "'hooks=[ema],[],[profiler],[]'"),
+        (("seed=range(0,3)", "seed=choice(4,5)"), "seed", "Leave one of them out."),
+        (("task.model.width=8,16", "task.model={width: 4}"), "task.model.width", "Leave one of them out."),
+        (("task.model={width: 8},{width: 16}", "task.model.width=4"), "task.model.width", "Leave one of them out."),
+    ],
+)
+def test_a_swept_key_that_is_given_again_is_refused(typed: tuple[str, ...], key: str, remedy: str) -> None:
+    """The last override would win, and the values of the other one would be missing without a word."""
+    for given in ({"typed": typed}, {"params": typed}):
+        error = refused(*given.get("typed", ()), params=given.get("params", ()))
+        assert error.key == key
+        assert "given twice" in error.problem
+        assert str(error.remedy).endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [("optimizer.lr=interval(0,1)", "optimizer.lr=tag(log,interval(1e-3,1))"), ("seed=1,2", "+seed=range(3,6)")],
+)
+def test_a_search_refuses_two_spaces_for_one_key(typed: tuple[str, ...]) -> None:
+    error = refused(*typed, trials=4)
+    assert (error.key, str(error.remedy)) == (typed[0].partition("=")[0], "Leave one of them out.")
+
+
+def test_keys_of_the_same_option_in_two_packages_are_two_axes() -> None:
+    assert len(jobs("db@src=a,b", "db@dst=a,b")) == 4
 
 
 def test_a_sweep_without_an_end_is_refused() -> None:
@@ -81,6 +124,7 @@ def test_a_glob_without_options_is_refused() -> None:
 def test_the_axes_of_a_config_file_are_swept_too() -> None:
     expected = [["seed=5", "experiment_name=x"], ["seed=6", "experiment_name=x"]]
     assert jobs("seed=5,6", params=("seed=1,2", "experiment_name=x")) == expected
+    assert jobs("++seed=7", params=("seed=1,2",)) == [["++seed=7"]], "what is typed replaces the axis of a file"
 
 
 def test_the_jobs_do_not_get_the_options_of_the_sweep() -> None:
