@@ -198,7 +198,9 @@ class Outcome:
         """Call on_exception for the first error of the run, before any closing hook. Return the error to raise."""
         if self.error is not None:
             return error
-        self.error = error = failed_worker(error) or self._mistake_in(error) or error
+        self.error = error = failed_worker(error) or error
+        if "device-side assert" in str(error):
+            error.add_note("An index is out of range, usually a label or a token: engine.device=cpu names it.")
         self._run.ranks.abandon(error)  # before any hook, so that no hook waits for the other ranks
         for call in self._calls.one_by_one("on_exception"):
             try:
@@ -206,14 +208,6 @@ class Outcome:
             except BaseException as another:  # as in `closing`
                 log.error("in on_exception: %s", describe(another), exc_info=another)
         return error
-
-    def _mistake_in(self, error: BaseException) -> UserError | None:
-        """Return the mistake in the model or the data that made the task fail; None if it is not known."""
-        try:
-            mistake: UserError | None = self._run.task.mistake_in(error)
-        except Exception:  # a task of another class, or objects of the user that cannot be looked at
-            return None
-        return mistake
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:

@@ -30,8 +30,6 @@ class HuggingFace(Task):
             `…LMHeadModel`, or `…ForConditionalGeneration` and it has no encoder (`config.is_encoder_decoder`).
     """
 
-    batch_form = ""
-
     def __init__(
         self,
         model: nn.Module,

@@ -29,8 +29,6 @@ class LanguageModeling(Task):
         metrics: as in `Task`. They are updated with the logits `[N, T, V]` and the targets `[N, T]`.
     """
 
-    batch_form = "(tokens, targets), or tokens alone"
-
     def __init__(self, model: nn.Module, metrics: Mapping[str, Metric | None] | None = None) -> None:
         super().__init__(model, nn.CrossEntropyLoss(ignore_index=IGNORED, reduction="sum"), metrics)
 
@@ -71,7 +69,7 @@ class LanguageModeling(Task):
 
     def _total(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, in float32 because bf16 would lose most of them, and their number."""
-        return self.loss(logits.flatten(0, 1).float(), targets.flatten()), (targets != IGNORED).sum()
+        return self.compute_loss(logits.flatten(0, 1).float(), targets.flatten()), (targets != IGNORED).sum()
 
 
 def _tokens_and_targets(batch: Any) -> tuple[Tensor, Tensor]:

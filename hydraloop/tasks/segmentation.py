@@ -51,7 +51,7 @@ class Segmentation(Task):
         logits, classes = self.call_model(images, classes), classes.long()
         count = self.count(batch)
         # The mean over no pixels is NaN.
-        loss = (torch.where(count > 0, self.loss(logits.float(), classes) * count, 0.0), count)
+        loss = (torch.where(count > 0, self.compute_loss(logits.float(), classes) * count, 0.0), count)
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits, TARGETS: classes}
 
     def count(self, batch: Any) -> Tensor:

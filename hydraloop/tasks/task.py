@@ -14,8 +14,8 @@ from hydraloop.engine.records.messages import check_scalar_name, scalars_of
 from hydraloop.engine.steps.loss_errors import no_loss_error, wrong_loss_error
 from hydraloop.engine.steps.loss_weighting import SumAndCount, mean_of
 from hydraloop.errors import UserError
+from hydraloop.tasks.labels import labels_error
 from hydraloop.tasks.metrics import Metric
-from hydraloop.tasks.mistakes import mistake_in
 from hydraloop.tasks.values import Averages, samples_in, shown, values_over_ranks
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ class Task(nn.Module):
     steps: ClassVar[tuple[str, ...]] = ()
     """The names of the steps of an iteration, in order, for a task with several losses (a GAN). Each is the name of an
     optimizer. `forward(batch, step=name)` is called for each in training, and `forward(batch)` in evaluation."""
-    batch_form: ClassVar[str] = "(inputs, targets)"
-    """The batches that `forward` takes, for errors; empty if the class checks them. No effect on a custom `forward`."""
     engine: Engine
     """The engine that runs this task, set by the engine: `forward` may call `self.engine.log_image(...)`."""
 
@@ -137,12 +135,28 @@ class Task(nn.Module):
         """
         inputs, targets = batch
         outputs = self.call_model(inputs, targets)
-        loss = self.loss(outputs, targets)
+        loss = self.compute_loss(outputs, targets)
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: outputs, TARGETS: targets}
 
     def call_model(self, inputs: Any, targets: Any) -> Any:
         """Return the model's outputs for a batch. Subclasses check their shape."""
         return self.model(inputs)
+
+    def compute_loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return the loss of `outputs`.
+
+        Raises:
+            UserError: a label is not below the number of classes of a `CrossEntropyLoss` or `NLLLoss`. A GPU reports
+                this later, as a failed assertion.
+        """
+        loss = self.loss
+        try:
+            return loss(outputs, targets)
+        except IndexError as error:
+            if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and "Target" in str(error):
+                classes = outputs.size(1 if outputs.ndim > 1 else 0)
+                raise labels_error(self, targets, classes) from error
+            raise
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Log a value of the current batch, in training, validation or test. No host sync.
@@ -192,13 +206,6 @@ class Task(nn.Module):
         `mfu` in the records is computed from it. No host sync.
         """
         return None
-
-    def mistake_in(self, error: BaseException) -> UserError | None:
-        """Return the mistake in the model or the data that made this task fail; None if it is not known.
-
-        Called with the error that ends a run.
-        """
-        return mistake_in(self, error)
 
     # Evaluation, in eval mode and without gradients. ------------------------------------------------------------------
 

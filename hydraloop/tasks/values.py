@@ -15,7 +15,6 @@ from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.distributed.mean_over_ranks import SumsByName
 from hydraloop.engine.records.entries import as_tensor
 from hydraloop.errors import UserError
-from hydraloop.tasks.layer_inputs import described
 from hydraloop.tasks.metrics import Metric, SumMetric, agree_on_list_states, sums_dtype
 
 _CPU = torch.device("cpu")
@@ -200,5 +199,11 @@ def samples_in(batch: Any, task: str) -> int:
 def contents(batch: Any) -> str:
     """Return the type of a batch and of its entries: "dict with ids: list, labels: int64 [64]"."""
     items = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, list | tuple) else ()
-    entries = ", ".join(f"{name}: {described(item)}" for name, item in list(items)[:10])
-    return f"{type(batch).__name__} with {entries}" if entries else described(batch)
+    entries = ", ".join(f"{name}: {_type(item)}" for name, item in list(items)[:10])
+    return f"{type(batch).__name__} with {entries}" if entries else _type(batch)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return type(value).__name__

@@ -423,7 +423,7 @@ def test_a_test_that_fails_anyway_is_not_this_hooks_to_tell(tmp_path: Path) -> N
     other = InMemoryDataset(torch.randn(4, 1, 5, 5), torch.zeros(4, dtype=torch.int64))  # too small for the model
     test = build_loader(other, shuffle=False, batch_size=4)
     engine = _engine(tmp_path, TestTimeAugmentationHook(), test=test)
-    with pytest.raises(UserError, match=r"^task\.model: its layer .* got float32 .*, but takes"):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         engine.train()
     assert engine.progress.iteration == 10
 

@@ -20,7 +20,7 @@ from hydraloop.data.sampler import BatchRequest
 from hydraloop.data.seeded_fetcher import SeededFetcher
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.evaluation.first_batches import first_batches
-from hydraloop.tasks.mistakes import out_of_range
+from hydraloop.tasks.labels import ignored_label, labels_error
 
 MOST = 20_000
 """Samples of a data set that are read."""
@@ -120,10 +120,10 @@ def labels(engine: Engine, sets: Mapping[str, Read]) -> Finding:
     if found is None or not known:
         return Finding("not judged", "the task has no cross-entropy over classes, or samples are not (inputs, label)")
     classes = found[0].shape[1]
-    ignored = getattr(engine.task, "ignore_index", getattr(engine.task.loss, "ignore_index", -100))
+    ignored = ignored_label(engine.task)
     for key, one in known.items():
-        read = {key.replace("/", "."): torch.tensor(list(one.labels))}
-        if (wrong := out_of_range(engine.task, read, classes, ignored)) is not None:
+        if not one.labels - {ignored} <= {*range(classes)}:
+            wrong = labels_error(engine.task, torch.tensor([*one.labels]), classes, f"data.{key.replace('/', '.')}")
             return Finding("problem", wrong.problem, wrong.key, wrong.remedy)
     everywhere = set[int]().union(*(one.labels for one in known.values())) - {ignored}
     never = [label for label in (0, classes - 1) if label not in everywhere]
