@@ -30,7 +30,6 @@ PARTS = {
 }
 """{part of the engine: (file in `hydraloop/engine`, class, group of its names in the table of the engine)}"""
 METHODS = {
-    "progress": ("leave_out",),
     "batches": ("on_device",),
     "stepper": ("rewrap",),
     "evaluator": ("is_due", "report_best", "higher_is_better", "without_data_set"),

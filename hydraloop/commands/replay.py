@@ -33,7 +33,6 @@ from hydraloop.engine.progress import Progress
 from hydraloop.errors import Remedy, UserError, printable
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
-from hydraloop.hooks.rollback import RollbackHook
 from hydraloop.hooks.shared.kept_losses import samples_of
 from hydraloop.parts import Parts
 from hydraloop.processes.checks import check_debugger
@@ -72,7 +71,6 @@ class Replay(RankCommand):
         check_holds_run(run_dir)
         self._run_dir, self._iteration, self._debug = run_dir, int(iteration), args.pdb
         saved = history(checkpoint_folders(run_dir))
-        self._left_out = saved[0].left_out if saved else {}
         earlier = [one for one in saved if one.iteration < self._iteration]
         later = [one for one in saved if one.iteration >= self._iteration][-1:]
         intact = first_intact(one.path for one in earlier)
@@ -134,11 +132,7 @@ class Replay(RankCommand):
             folder, parts = Path(ranks.from_main(name)), Parts(hooks={"replay": watch})
             _redirect(cfg.hooks, self._run_dir, folder)
             # From the beginning, the global batch is that of the run, too.
-            position = (
-                Position(Progress(), 0, {**self._meta, "left_out_steps": 0})
-                if start is None
-                else peek(start.path, key="run")
-            )
+            position = Position(Progress(), 0, self._meta) if start is None else peek(start.path, key="run")
             checkpoint = None if start is None else start.path
             engine = assemble(cfg, ranks, folder, parts, self._typed, checkpoint=checkpoint, position=position)
             if iteration > engine.max_iters:
@@ -159,17 +153,12 @@ class Replay(RankCommand):
 
     def _leave_hooks_out(self, engine: Engine) -> None:
         """Do not call hooks that only observe or save; their states are still loaded."""
-        for name, hook in engine.hooks.items():
+        for hook in engine.hooks.values():
             if isinstance(hook, CheckpointHook):
                 hook.out_dir = None  # in the temporary directory, where nothing is saved
                 hook.idle_points = frozenset(MOUNT_POINTS) - {"before_run"}
             elif type(hook).on_error != "raise":
                 hook.idle_points = MOUNT_POINTS
-            elif isinstance(hook, RollbackHook) and name in self._left_out:
-                # Batches that the run has left out later are left out at once.
-                hook.load_state_dict({"losses": {}, "left_out": self._left_out[name], "rollbacks": 0})
-                if self._start is None:
-                    hook.after_load_checkpoint(engine, {})
         engine.calls.build()
 
     def _compared(self, engine: Engine, watch: _Watch, folder: Path) -> str:
@@ -183,14 +172,14 @@ class Replay(RankCommand):
             found = [list(changes.differences(old, values)) for old in recorded[iteration, mode]]
             if not found:  # made by a hook that is left out here
                 continue
-            closest = min(found, key=len)  # with a tracker, the log keeps the records from before a rollback
+            closest = min(found, key=len)
             compared += 1
             if closest and not lines:
                 first = ", ".join(map(described, closest[:3]))
                 lines = [f"the records differ, first at iteration {iteration}, mode {mode}: {first}"]
             if (iteration, mode) == (watch.end, "train"):
                 record = {"iteration": iteration, **values}
-        if not lines and record is None and recorded[watch.end, "train"]:  # a rollback has interrupted it
+        if not lines and record is None and recorded[watch.end, "train"]:
             lines = [f"the run has a record of iteration {watch.end}, and the replay has none"]
         self.differs = bool(lines)
         if self.differs:

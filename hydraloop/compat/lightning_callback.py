@@ -151,7 +151,7 @@ class LightningCallback(Adapter):
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Keep the checkpoint of a resumed run for on_load_checkpoint, which comes after setup.
 
-        After a rollback, setup is done: on_load_checkpoint and load_state_dict are called now.
+        If setup is done, on_load_checkpoint and load_state_dict are called now.
         """
         goes_back = self._fn is not None
         if "on_load_checkpoint" in self._own and (engine.settings.resume is not None or goes_back):

@@ -112,15 +112,11 @@ class Batches:
     def windows(self) -> Iterable[Window]:
         """Return the windows from the position of the run to the end of the epoch, or of the run.
 
-        A window has `accumulate` batches; the last one of an epoch, and of the run, may have fewer. Batches that are
-        left out are loaded and dropped. Call `fetch` for each batch, and then `end_epoch`.
+        A window has `accumulate` batches; the last one of an epoch, and of the run, may have fewer. Call `fetch` for
+        each batch, and then `end_epoch`.
         """
         progress, accumulate = self._progress, self._settings.accumulate
-        left_out = progress.left_out.get(progress.epoch, ())
-        trained: Sequence[int] = range(progress.batch_in_epoch, progress.epoch_length)
-        if left_out:
-            trained = [index for index in trained if index not in left_out]
-        trained = trained[: progress.max_iters - progress.iteration]
+        trained = range(progress.batch_in_epoch, progress.epoch_length)[: progress.max_iters - progress.iteration]
         if accumulate == 1:
             return zip(trained)  # without a Python frame in each iteration
         return (trained[start : start + accumulate] for start in range(0, len(trained), accumulate))
@@ -132,7 +128,6 @@ class Batches:
             UserError: the loader yields more batches than its length, from which windows are planned.
         """
         progress = self._progress
-        progress.skip_left_out()
         if progress.batch_in_epoch == progress.epoch_length:
             for index, _ in self._rest or self._rest_of_epoch():
                 if index >= progress.epoch_length:
@@ -152,13 +147,10 @@ class Batches:
         self.asked_at = asked_at = perf_counter()
         if self._rest is None:
             self._rest = self._rest_of_epoch()  # here, because it may start workers, for which training waits
-        yielded = self._progress.batch_in_epoch
-        for index, batch in self._rest:
-            if index == batch_idx:
-                self.waited = perf_counter() - asked_at
-                return batch
-            yielded = index + 1  # this one is left out
-        raise self._wrong_length(str(yielded))
+        for _, batch in self._rest:
+            self.waited = perf_counter() - asked_at
+            return batch
+        raise self._wrong_length(str(batch_idx))
 
     def terms_of(self, window: Window, batch: Any) -> Any:
         """Return the terms of the loss of this rank in a window, once its first batch is fetched; None: not known."""

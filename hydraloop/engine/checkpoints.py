@@ -70,7 +70,7 @@ class Checkpoints:
         self.loaded = False
         """Whether `resume` has been done, and after_load_checkpoint called, which happens once for each engine."""
         self.resumed_from: Path | None = None
-        """The checkpoint whose state was restored last, by `resume` or by a rollback; None if no state was restored."""
+        """The checkpoint whose state was restored last, by `resume`; None if no state was restored."""
         self.last_checkpoint: Path | None = None
         """The last file that this process has written; None before the first."""
         self.saved_iteration = 0
@@ -173,7 +173,6 @@ class Checkpoints:
                 "epoch": progress.epoch,
                 "iteration": progress.iteration,
                 **self._position.meta(),
-                "left_out_steps": self._left_out_steps(),
             },
             "state_dict": run.model.state_dict(),
             "hooks": self._hook_states(),
@@ -196,15 +195,6 @@ class Checkpoints:
         if schedulers:
             checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in run.schedules.items()}
         return checkpoint
-
-    def _left_out_steps(self) -> int:
-        """Return the number of accumulation windows by which left out batches have made the run shorter until now."""
-        progress, settings = self._progress, self._run.settings
-        if settings.max_iters is not None:
-            return 0
-        here = (progress.epoch, progress.batch_in_epoch)
-        left_out = ((epoch, index) for epoch, found in progress.left_out.items() for index in found)
-        return len({(epoch, index // settings.accumulate) for epoch, index in left_out if (epoch, index) < here})
 
     def _hook_states(self) -> dict[str, Any]:
         """Return each hook's state. A hook that fails and may (`on_error`) has none.
@@ -281,7 +271,7 @@ class Checkpoints:
         run = self._run
         checkpoint = load_file(path, key="resume", mmap=True, ranks=run.ranks)
         check_resumable(checkpoint, path)
-        if run.ranks.is_main and self.resumed_from is None:  # not after a rollback
+        if run.ranks.is_main:
             now = {**run.settings.metadata, "versions": versions(), "git": self.git}
             for line in resumed(checkpoint["meta"], now):
                 log.info("%s", line)

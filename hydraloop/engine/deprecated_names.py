@@ -22,8 +22,6 @@ NEW_NAMES = {
     "higher_is_better": "evaluator.higher_is_better",
     "hyperparameters": "checkpoints.optimizers.hyperparameters",
     "last_checkpoint": "checkpoints.last_checkpoint",
-    "leave_out": "progress.leave_out",
-    "left_out": "progress.left_out",
     "loss_weights": "stepper.loss_weights",
     "matrix_names": "evaluator.matrix_names",
     "on_device": "batches.on_device",

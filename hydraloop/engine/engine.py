@@ -13,7 +13,6 @@ from torch import nn, optim
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.checkpoint.rollback import with_rollbacks
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.deprecated_names import with_deprecated_names
 from hydraloop.engine.device.precision import Precision
@@ -120,12 +119,11 @@ class Engine:
             with outcome.closing("after_train"):
                 calls.before_train()
                 set_rng_state(rng)  # last, so that no start-up code draws from the generators
-                with_rollbacks(requests.act, self._go_back)
-                with_rollbacks(self._train_epochs, self._go_back)
+                requests.act()
+                self._train_epochs()
                 checkpoints.settle()
                 self.loss_check.check(sum(self.distributed.gather(self.messages.total("loss"))))
-            # The last checkpoint, asked for in after_train. A preempted run may go back, to continue from there.
-            with_rollbacks(requests.act, self._go_back)
+            requests.act()  # the last checkpoint, asked for in after_train
             checkpoints.settle()
             if self.settings.test and self.loaders.test is not None and requests.preempted_by is None:
                 self.evaluator.test(Path(self.best.checkpoint) if self.best is not None else None)
@@ -167,16 +165,6 @@ class Engine:
         batches.end_epoch()
         requests.check_clock()
         progress.complete_epoch()
-
-    def _go_back(self, checkpoint: Path) -> None:
-        """Restore the state in a checkpoint. What belongs to the part that is given up is forgotten."""
-        self.batches.end()
-        self.checkpoints.settle()
-        self.requests.forget_checkpoints()
-        self.evaluator.report_best(None)  # `checkpoint` reports that of the restored state
-        rng = self.checkpoints.restore(checkpoint)  # after_load_checkpoint
-        self.calls.at_position()
-        set_rng_state(rng)
 
     def validate(self) -> dict[str, float]:
         """Validate once, without training, from before_run to after_run. Return the metrics.

@@ -3,8 +3,8 @@
 One run, with every mount point in its place::
 
     before_run
-    │   after_load_checkpoint                    with resume= or load_from=, after a rollback
-    │   at_position                              at the start, after a resume, after a rollback
+    │   after_load_checkpoint                    with resume= or load_from=
+    │   at_position                              at the start, after a resume
     │   before_train
     │   │   before_train_epoch                   ┐ before_epoch(mode="train")
     │   │   │   before_train_iter                │ before_iter(mode="train")
@@ -103,7 +103,7 @@ class Hook:
         """Called after a checkpoint was loaded, model and hook states included; also when the run goes back to one."""
 
     def at_position(self, engine: Engine) -> None:
-        """Called when `engine.progress` is set: at the start of training, after a resume and after a rollback. Set what
+        """Called when `engine.progress` is set: at the start of training and after a resume. Set what
         follows from the position here, also if it was set before. Later points move it on. Random numbers drawn here do
         not change a resumed run."""
 

@@ -77,6 +77,6 @@ class LossCheck:
             problem,
             key="engine.allow_nan",
             remedy="Train with a lower optimizer.lr, or with default_hooks.grad_clip.max_norm=1. Or find the operation "
-            "that makes it with hooks=anomaly_detection, and the samples with hooks=check_invalid_loss. Or leave out "
-            "their batch with hooks=rollback. To train on, set engine.allow_nan=true.",
+            "that makes it with hooks=anomaly_detection, and the samples with hooks=check_invalid_loss. "
+            "To train on, set engine.allow_nan=true.",
         )

@@ -3,7 +3,7 @@ the epoch is 5 everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -37,8 +37,6 @@ class Progress:
     """Iterations of the whole run."""
     max_epochs: int = field(default=0, compare=False)
     """Epochs of the whole run."""
-    left_out: Mapping[int, Collection[int]] = field(default_factory=dict, compare=False)
-    """By epoch (from 0), the batches that are not trained on (`leave_out`)."""
     began_at: int = field(default=0, compare=False)
     """The iteration at which this process began or resumed."""
     epoch_begun: int = field(default=0, compare=False)
@@ -47,9 +45,6 @@ class Progress:
     """Whether an earlier process began this epoch."""
     mode: Mode = field(default="train", compare=False)
     """`val` or `test` from before_val to after_val and from before_test to after_test, otherwise `train`."""
-
-    _counts_epochs: bool = field(default=True, compare=False)
-    """Whether the length of the run is a number of epochs, so that batches that are left out make it shorter."""
 
     @property
     def is_complete(self) -> bool:
@@ -63,7 +58,7 @@ class Progress:
             settings: with `max_iters`, or `max_epochs`.
             epoch_length: iterations in an epoch; epochs that are already completed may have had another length.
         """
-        self.epoch_length, self._counts_epochs = epoch_length, settings.max_iters is None
+        self.epoch_length = epoch_length
         epoch_began_at = self.iteration - self.batch_in_epoch
         if settings.max_iters is None:
             self.max_epochs = settings.max_epochs
@@ -74,22 +69,9 @@ class Progress:
             self.max_epochs = self.epoch + -(-left // max(epoch_length, 1))
 
     def begin_here(self) -> None:
-        """Note that this process continues at this iteration, after a resume or a rollback."""
+        """Note that this process continues at this iteration, after a resume."""
         self.began_at = min(self.began_at, self.iteration) if self.epoch_begun else self.iteration
         self.epoch_begun = self.epoch + (self.batch_in_epoch > 0)
-
-    def leave_out(self, batches: Mapping[int, Collection[int]]) -> None:
-        """Do not train on batches, whole accumulation windows. They are loaded, and do not count as iterations.
-
-        Called on every rank in after_load_checkpoint, before which the run's length does not consider any.
-
-        Args:
-            batches: by epoch, their indices in it; both from 0.
-        """
-        self.left_out = batches
-        if self._counts_epochs:
-            here = (self.epoch, self.batch_in_epoch)
-            self.max_iters -= sum((epoch, index) >= here for epoch, found in batches.items() for index in found)
 
     def begin_epoch(self) -> None:
         """Begin the next epoch, or the rest of one."""
@@ -109,14 +91,8 @@ class Progress:
         self.samples += samples
         self.batch_in_epoch = batch_idx + 1
 
-    def skip_left_out(self) -> None:
-        """Move behind batches that are left out."""
-        while self.batch_in_epoch in self.left_out.get(self.epoch, ()):
-            self.batch_in_epoch += 1
-
     def complete_epoch(self) -> None:
-        """Count the epoch, if all its batches are done or left out."""
-        self.skip_left_out()
+        """Count the epoch, if all its batches are done."""
         if self.batch_in_epoch == self.epoch_length:
             self.epoch, self.batch_in_epoch = self.epoch + 1, 0
 

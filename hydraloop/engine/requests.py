@@ -192,14 +192,6 @@ class Requests:
         """Let the run end as finished: nothing is left for a resumed run."""
         self.preempted_by = None
 
-    def forget_checkpoints(self) -> None:
-        """Forget all requests for checkpoints, after a rollback; called on every rank between two exchanges."""
-        self._checkpoints.clear()
-        self._not_agreed.clear()
-        self._unannounced = False
-        if not self._alone:
-            self._next_exchange = 0  # iterations are counted from an earlier one
-
     # Acting; on every rank at the same points. -----------------------------------------------------------------------
 
     def act(self) -> None:

@@ -44,8 +44,7 @@ class CheckInvalidLossHook(Hook):
     loss was not finite, the samples of its batch (only the number of the batch if the loader is not hydraloop's), and
     the current norms of the parameters: of those that are not finite, else the largest norms. With `interval=1`, it is
     raised before the optimizer step that would make the weights NaN. With fp16, the loss is checked, not the gradients,
-    which may overflow by design. With several ranks, all end with the error of the rank where it began. With the hook
-    `rollback`, this hook does nothing, unless `rollback` looks only for jumps (`on=[spike]`).
+    which may overflow by design. With several ranks, all end with the error of the rank where it began.
 
     Priority NORMAL, MMDetection's. Cost: one host sync per check, and with several ranks one exchange between the
     hosts; no host sync in between. No state. Options: `CheckInvalidLossHookConf`. From MMDetection's
@@ -59,13 +58,10 @@ class CheckInvalidLossHook(Hook):
         check_at_least(1, interval=interval)
         self._due = Every(interval).due
         self._kept: list[KeptLoss] = []
-        self._left_to_rollback = False
 
     def at_position(self, engine: Engine) -> None:
-        """Forget the losses of an earlier training of this engine, or of the part that a rollback gives up."""
+        """Forget the losses of an earlier training of this engine."""
         self._kept = []
-        others = [hook for hook in engine.hooks.values() if not isinstance(hook, CheckInvalidLossHook)]
-        self._left_to_rollback = any(hook.checks_loss for hook in others)
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep the loss; check all kept losses every `interval` iterations.
@@ -74,8 +70,6 @@ class CheckInvalidLossHook(Hook):
             InvalidLossError: one is not finite.
             PeerError: one is not finite on another rank.
         """
-        if self._left_to_rollback:
-            return
         loss = loss_in_backward(engine, batch_idx, outputs)
         self._kept.append(loss)
         if self._due(loss.iteration, last=loss.iteration == engine.max_iters):

@@ -59,7 +59,7 @@ class FreezeHook(Hook):
         self.idle_points = {point for point, end in unused.items() if end is None}
 
     def at_position(self, engine: Engine) -> None:
-        """Freeze the modules, unless their frozen time is over. A rollback may freeze them again."""
+        """Freeze the modules, unless their frozen time is over."""
         if not self._parameters:  # once, because later they are not the trained ones
             self._parameters, self._norms = self._chosen(engine)
         progress = engine.progress

@@ -19,7 +19,7 @@ from hydraloop.option_checks import check_at_least
 from hydraloop.run_files.record_cuts import cut_after
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.run_files.record_writer import RecordLog
-from hydraloop.tracking.cursor import is_followed, wait_for_followers
+from hydraloop.tracking.cursor import wait_for_followers
 
 log = logging.getLogger(__name__)
 
@@ -90,13 +90,9 @@ class LoggerHook(Hook):
         engine.messages.provide("record_log", lambda: path)
 
     def at_position(self, engine: Engine) -> None:
-        """Remove the records after the checkpoint of a resume or a rollback from the file, because the run makes them
-        again. After a rollback, they stay if a tracker has sent them."""
-        goes_back = self._training
-        resumes = engine.settings.resume is not None and not self._resumed
-        if engine.distributed.is_main and (resumes or (goes_back and not is_followed(engine.run_dir))):
-            if not goes_back:
-                wait_for_followers(engine.run_dir)
+        """Remove the records after the checkpoint of a resume from the file, because the run makes them again."""
+        if engine.distributed.is_main and engine.settings.resume is not None and not self._resumed:
+            wait_for_followers(engine.run_dir)
             progress = engine.progress
             path = engine.run_dir / FILENAME
             cut_after(path, iteration=progress.iteration, last_validation=progress.last_validation)

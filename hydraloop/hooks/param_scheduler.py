@@ -58,7 +58,7 @@ class ParamSchedulerHook(Hook):
             _settle_mode(schedule, monitor, direction(monitor, engine))
 
     def at_position(self, engine: Engine) -> None:
-        """Apply the schedules at this step. After a resume or rollback, the optimizer has values of the checkpoint."""
+        """Apply the schedules at this step. After a resume, the optimizer has values of the checkpoint."""
         self._written = {}
         self._apply(engine)
 

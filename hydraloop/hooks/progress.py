@@ -55,9 +55,8 @@ class ProgressHook(Hook):
         self._shown: dict[str, str] = {}
 
     def at_position(self, engine: Engine) -> None:
-        """Measure the rate from this iteration on. After a rollback, show it in the bar."""
+        """Measure the rate from this iteration on."""
         self._last = (perf_counter(), engine.progress.iteration)
-        self._update(engine, "epoch")
 
     def before_train(self, engine: Engine) -> None:
         """Start the bar."""
@@ -119,7 +118,7 @@ class ProgressHook(Hook):
         eta = engine.messages.read("eta")
         self._bar.update(
             self._bar.task_ids[0],
-            total=engine.max_iters,  # a rollback that leaves out batches makes the run shorter
+            total=engine.max_iters,
             completed=progress.iteration,
             epoch=f"{doing} {epoch}/{engine.max_epochs}",
             rate=f"{self._rate:.1f} it/s" if self._rate else "",

@@ -64,12 +64,6 @@ class RuntimeInfoHook(Hook):
         monitor = _first_metric(engine)
         provide("monitor", lambda: monitor)
 
-    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """After a rollback, forget the validations of the part that is given up."""
-        self._losses = {}
-        while self._improvements and self._improvements[-1].iteration > engine.progress.last_validation:
-            self._improvements.pop()
-
     def before_train(self, engine: Engine) -> None:
         """Provide the facts about the optimizer; restore the best validation of a resumed run."""
         self._logged = getattr(engine.task, "logged", {})

@@ -138,8 +138,6 @@ def _length_of_run(settings: Settings, loaders: Loaders, position: Position | No
     first, steps_per_epoch, last = (-(-part // settings.accumulate) for part in (in_this_epoch, epoch_length, rest))
     # With the skipped steps, as in a run that is not resumed. With steps of the task, an iteration may skip several.
     done = min(progress.optimizer_step + skipped, progress.iteration)
-    # With those of batches that were left out: leaving them out did not change the schedules.
-    done += 0 if position is None else position.meta.get("left_out_steps", 0)
     return Length(progress.max_epochs, done + first + whole * steps_per_epoch + last, steps_per_epoch)
 
 

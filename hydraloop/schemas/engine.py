@@ -60,8 +60,8 @@ class EngineConf:
     differ in the last bits. Null: the process keeps its setting; torch's default is false."""
     allow_nan: bool = False
     """Whether training continues when its loss is NaN or infinite. False: the run fails, because training does not
-    recover from it: at the next record, before a checkpoint is written, or at the end. The hooks `rollback` and
-    `check_invalid_loss` act instead if they are selected. Steps that fp16 has skipped do not count. Without the hook
+    recover from it: at the next record, before a checkpoint is written, or at the end. The hook
+    `check_invalid_loss` acts instead if it is selected. Steps that fp16 has skipped do not count. Without the hook
     `runtime_info`, records have no loss, and nothing is checked."""
     check_order: bool = True
     """Whether to reject hook priorities that break a hook's `runs_after`."""

@@ -1,7 +1,7 @@
-"""Options of the hooks that guard a run: early_stopping, check_invalid_loss, rollback, anomaly_detection."""
+"""Options of the hooks that guard a run: early_stopping, check_invalid_loss, anomaly_detection."""
 
 from dataclasses import dataclass
-from typing import List, Optional
+from typing import Optional
 
 from hydra.core.config_store import ConfigStore
 
@@ -43,28 +43,6 @@ class CheckInvalidLossHookConf(HookConf):
 
 
 @dataclass
-class RollbackHookConf(HookConf):
-    """Goes back to the last checkpoint when the loss is not finite or jumps, and leaves out that batch."""
-
-    _target_: str = "hydraloop.hooks.RollbackHook"
-    on: Optional[List[str]] = None
-    """When to go back. `nan`: the loss is NaN or infinite. `spike`: it is above `factor` times the median. Null: at
-    both, `[nan, spike]`."""
-    factor: float = 3.0
-    """Above 1: a loss that is more than this many times the median of the last `window` losses is a spike."""
-    window: int = 50
-    """The number of losses, at least 2, of which the median is taken. There is no spike before half of them."""
-    max_rollbacks: int = 3
-    """After this many rollbacks of a run, at least 1, such a loss ends the run."""
-    skip_samples: bool = True
-    """Whether the batches of that optimizer step are left out from then on. False only goes back, which helps if the
-    computation is not deterministic."""
-    interval: int = 10
-    """Iterations between two checks, at least 1. A check covers all losses since the previous one, and is a host
-    sync. Losses are also checked before a checkpoint is written."""
-
-
-@dataclass
 class AnomalyDetectionHookConf(HookConf):
     """Switches on torch's autograd anomaly mode, which names the operation whose gradient is NaN."""
 
@@ -81,6 +59,5 @@ def register(store: ConfigStore) -> None:
         store,
         early_stopping=EarlyStoppingHookConf,
         check_invalid_loss=CheckInvalidLossHookConf,
-        rollback=RollbackHookConf,
         anomaly_detection=AnomalyDetectionHookConf,
     )

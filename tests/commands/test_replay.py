@@ -16,11 +16,9 @@ import hydraloop
 from hydraloop.commands import parser
 from hydraloop.commands.on_ranks import RankCommand, prepare
 from hydraloop.commands.replay import _redirect
-from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY
-from tests.faults.in_project import Points
 from tests.helpers import logged
 from tests.marks import nightly, slow
 from tests.ranks import on_ranks
@@ -76,12 +74,12 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def check(run_dir: Path, found: dict[str, Any], *, every: int = 1, left_out: int = 0, length: int = 19) -> None:
+def check(run_dir: Path, found: dict[str, Any], *, every: int = 1, length: int = 19) -> None:
     """Compare with the records of the run, and with what its hook has seen."""
     at = found["iteration"]
-    assert (found["epoch"] - 1, found["batch"]) == divmod(at - 1 + left_out, length)
+    assert (found["epoch"] - 1, found["batch"]) == divmod(at - 1, length)
     seen = [json.loads(line) for line in (run_dir / "ledger").read_text().splitlines()]
-    mine = {one["rank"]: one["samples"] for one in seen if one["iteration"] == at}  # the last ones, after a rollback
+    mine = {one["rank"]: one["samples"] for one in seen if one["iteration"] == at}
     assert [rank["samples"] for rank in found["ranks"]] == [mine[rank] for rank in sorted(mine)]
     records = {one["iteration"]: one for one in logged(run_dir / "metrics.jsonl") if one["mode"] == "train"}
     if every == 1:
@@ -165,27 +163,6 @@ def test_a_resumed_run_is_replayed_with_the_options_of_each_part(tmp_path: Path)
         check(run_dir, replayed(run_dir, iteration))
     (run_dir / "checkpoints" / "iter_38.pth").unlink()
     check(run_dir, replayed(run_dir, 38))
-
-
-class Bad(Points):
-    """The loss of the batch with one of the samples is not a number."""
-
-    def __getitem__(self, index: int) -> Any:
-        point, kind = super().__getitem__(index)
-        return (point * float("nan") if index == 30 else point), kind
-
-
-@pytest.mark.parametrize("kept", [slow("null"), nightly("1")])
-def test_batches_that_a_rollback_has_left_out_are_left_out(kept: str, tmp_path: Path) -> None:
-    """Also from the beginning of the run."""
-    lines = [f"data.train._target_={__name__}.Bad", "hooks=[ema,rollback]", "hooks.rollback.interval=4"]
-    lines += [f"default_hooks.checkpoint.max_keep_ckpts={kept}", "default_hooks.checkpoint.interval=3"]
-    run_dir = train(tmp_path / "run", *lines)
-    left_out = load(run_dir / "checkpoints" / "iter_32.pth")["hooks"]["rollback"]["left_out"]
-    assert [len(batches) for batches in left_out.values()] == [3, 3]
-    for iteration in (3, 16, 17, 31, 32):
-        later = 3 * ((iteration > 6) + (iteration > 25))
-        check(run_dir, replayed(run_dir, iteration), left_out=later)
 
 
 def replayed_on(distributed: Distributed, run_dir: Path, iterations: list[int]) -> list[dict[str, Any]]:

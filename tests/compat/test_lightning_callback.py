@@ -15,7 +15,6 @@ from torch import nn
 
 from hydraloop.compat import LightningCallback
 from hydraloop.compat.lightning_callback import ALWAYS, POINTS
-from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -28,7 +27,7 @@ from hydraloop.hooks import CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tasks import Task
 from tests.compat.scripts import engine_with, refusal
-from tests.helpers import at, logged
+from tests.helpers import logged
 from tests.hooks.tiny_runs import BATCHES, Stopper, batches, load, model
 from tests.ranks import on_ranks
 
@@ -173,23 +172,6 @@ def test_state_and_entries_are_resumed_after_setup(tmp_path: Path) -> None:
     engine_with(LightningCallback(again), CheckpointHook(), resume=path, run_dir=tmp_path / "second").train()
     assert again.order == ["setup fit", "loaded 1", "state", "epoch 2"]
     assert again.epochs == 3
-
-
-def test_a_callback_goes_back_with_the_run(tmp_path: Path) -> None:
-    """State and entries are those of the checkpoint, and an epoch that is trained again ends again."""
-    counts, ends, first = Counts(), Writes(), tmp_path / "checkpoints" / "epoch_1.pth"
-
-    def go_back(engine: Engine) -> None:
-        assert counts.epochs == 3
-        raise Rollback(first)
-
-    going_back = at("before_train_iter", go_back, nth=2 * BATCHES + 1)
-    engine_with(
-        LightningCallback(counts), LightningCallback(ends), CheckpointHook(), going_back, max_epochs=3, run_dir=tmp_path
-    ).train()
-    assert counts.order == ["setup fit", "epoch 0", "epoch 1", "epoch 2", "loaded 0", "state", "epoch 1", "epoch 2"]
-    assert counts.epochs == 3
-    assert ends.trace.count("on_train_epoch_end") == 5
 
 
 def test_weights_alone_are_no_checkpoint_to_the_callback(tmp_path: Path) -> None:

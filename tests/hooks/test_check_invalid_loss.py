@@ -21,7 +21,7 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loaders
-from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook, RollbackHook
+from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError, _norms
 from hydraloop.tasks import Regression
 from tests.helpers import HostSyncs, at
@@ -157,18 +157,6 @@ def test_with_interval_one_the_weights_are_those_before_it(tmp_path: Path) -> No
     assert error.norms == pytest.approx(norms)
     largest = max(norms, key=lambda name: norms[name])
     assert f"all parameters are finite; the largest norms: {largest} {norms[largest]:.4g}, " in str(error)
-
-
-def test_rollback_goes_back_instead(tmp_path: Path) -> None:
-    bad = Poison([8])
-    hooks = {
-        "check": CheckInvalidLossHook(interval=1),
-        "poison": bad,
-        "rollback": RollbackHook(interval=3),
-        "checkpoint": CheckpointHook(by_epoch=False, interval=3),
-        "cured": at("after_load_checkpoint", lambda engine: bad._iterations.clear()),
-    }
-    assert _engine(tmp_path, hooks).train().status == "finished"
 
 
 def test_an_engine_used_again_after_the_error_looks_at_new_losses(tmp_path: Path) -> None:

@@ -26,13 +26,12 @@ from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.progress import ProgressHook
-from hydraloop.hooks.rollback import RollbackHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.metrics import MeanAbsoluteError
 from hydraloop.tasks.task import Task
 from tests.helpers import at, failing, logged, make_engine
-from tests.hooks.tiny_runs import Scripted, batches, engine_of
+from tests.hooks.tiny_runs import Scripted, engine_of
 from tests.ranks import on_ranks
 
 
@@ -295,20 +294,6 @@ def test_weights_loaded_into_a_run_cut_nothing(tmp_path: Path) -> None:
     settings = {"load_from": tmp_path / "checkpoints" / "epoch_1.pth"}
     _engine(tmp_path, LoggerHook(interval=5), settings=settings).train()
     assert (tmp_path / "metrics.jsonl").read_bytes().startswith(before)
-
-
-def test_a_rollback_takes_out_the_records_after_its_checkpoint(tmp_path: Path) -> None:
-    train = batches(20)
-    train[13] = (train[13][0], train[13][1] * 1000)
-    hooks = {
-        "runtime_info": RuntimeInfoHook(),
-        "rollback": RollbackHook(window=6, interval=2),
-        "logger": LoggerHook(interval=1),
-        "checkpoint": CheckpointHook(by_epoch=False, interval=6),
-    }
-    engine_of(tmp_path, hooks, train=train, max_epochs=1, val=False).train()
-    assert [record["iteration"] for record in _lines(tmp_path)] == [*range(1, 20)], "each once"
-    assert _lines(tmp_path, "metrics.cut_1.jsonl")
 
 
 def test_each_record_is_in_the_file_before_later_hooks_get_it(tmp_path: Path) -> None:

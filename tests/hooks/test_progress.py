@@ -22,12 +22,11 @@ import pytest
 from rich.file_proxy import FileProxy
 
 from hydraloop.cli.console import ConsoleHandler
-from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks import progress
 from hydraloop.hooks.progress import ProgressHook
-from tests.helpers import at, batches, make_engine
+from tests.helpers import batches, make_engine
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 80
@@ -171,25 +170,6 @@ def test_updates_are_limited_by_time(
     # A quarter of a second is five iterations; the last drawing is the one at the end.
     assert shown.completed == [1, 6, 11, 16, 20]
     assert "20/20" in capsys.readouterr().out
-
-
-def test_after_a_rollback_the_bar_is_where_the_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the length of a run that leaves a batch out."""
-    path = tmp_path / "checkpoints" / "saved.pth"
-
-    def go_back(engine: Engine) -> None:
-        raise Rollback(path)
-
-    hooks: dict[str, Hook] = {
-        "saving": at("after_train_iter", lambda engine: engine.request_checkpoint("saved", agreed=True), nth=2),
-        "leaving_out": at("after_load_checkpoint", lambda engine: engine.progress.leave_out({0: {5}})),
-        "back": at("before_train_iter", go_back, nth=7),
-        "progress": ProgressHook(enabled=True, refresh_per_second=1e6),
-    }
-    make_engine(tmp_path, hooks, train=batches(8)).train()
-    written = capsys.readouterr().out
-    assert written.index("6/8") < written.index("2/7") < written.rindex("7/7")
-    assert "8/8" not in written
 
 
 class Stdout(Hook):

@@ -151,28 +151,6 @@ def test_unchanged_options_do_not_change_the_length(
 
 
 @pytest.mark.parametrize(
-    ("length", "accumulate", "left_out"),
-    [
-        ({"max_epochs": 4}, 1, [4]),
-        ({"max_epochs": 4}, 3, [3, 4, 5]),
-        ({"max_epochs": 4}, 3, [9]),
-        ({"max_iters": 34}, 1, [4]),
-        ({"max_iters": 34}, 3, [3, 4, 5]),
-    ],
-)
-@pytest.mark.parametrize("iteration", [2, 6, 16])
-def test_left_out_batches_do_not_change_the_length(
-    tmp_path: Path, length: dict[str, int], accumulate: int, left_out: list[int], iteration: int
-) -> None:
-    """As after a rollback."""
-    options = {"accumulate": accumulate, **length}
-    leave = at("before_train", lambda engine: engine.progress.leave_out({0: left_out}))
-    save = at("after_train_iter", lambda engine: engine.request_checkpoint("a"), nth=iteration)
-    make_engine(tmp_path, {"leave": leave, "save": save}, train=batches(BATCHES), **options).train()
-    assert end(resume=tmp_path / "checkpoints" / "a.pth", **options) == end(**options)
-
-
-@pytest.mark.parametrize(
     ("length", "longer"),
     [
         ({"max_epochs": 2}, {"max_epochs": 4}),

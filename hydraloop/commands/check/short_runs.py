@@ -137,7 +137,7 @@ class Project:
         parts = Parts(loaders=loaders, hooks={} if watch is None else {"check": watch})
         position = None if checkpoint is None else peek(checkpoint, key="resume")
         if global_batch is not None:
-            of_run = {"batch_size": global_batch, "batch_size_per_rank": global_batch, "left_out_steps": 0}
+            of_run = {"batch_size": global_batch, "batch_size_per_rank": global_batch}
             position = Position(Progress(), 0, of_run)
         engine = assemble(cfg, ranks, folder, parts, self.typed, checkpoint=checkpoint, position=position)
         for hook in engine.hooks.values():  # those that only observe or save

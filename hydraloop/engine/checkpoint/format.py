@@ -5,7 +5,6 @@ meta        experiment_name, time, versions, git, seed, the config as YAML, the 
             ranks, ranks_per_node: the number of ranks that trained, in all and on one machine;
             batch_size, batch_size_per_rank: samples of a global batch, and the option when the run set this size;
             batches: of a batch sampler in a global batch; order: a checksum of the order of the epoch;
-            left_out_steps: the number of accumulation windows that a rollback has left out until now;
             optimizer: its class; with several optimizers, {name: class};
             hyperparameters: the numbers of each parameter group of all optimizers, before any schedule;
             groups: the optimizer of each parameter group, and the names of its parameters in the model;

@@ -22,8 +22,6 @@ class Saved(NamedTuple):
     iteration: int
     path: Path
     meta: Mapping[str, Any]
-    left_out: dict[str, Any]
-    """By the name of a rollback hook, the batches that it has left out until then."""
 
 
 def history(folders: Sequence[Path]) -> list[Saved]:
@@ -46,7 +44,6 @@ def _read(paths: Sequence[Path]) -> Iterator[Saved]:
         try:
             saved = load(path, mmap=True, verify=False, only=())
             if saved.keys() >= _NEEDED:
-                states = {name: state["left_out"] for name, state in saved["hooks"].items() if "left_out" in state}
-                yield Saved(saved["progress"]["iteration"], path, saved["meta"], states)
+                yield Saved(saved["progress"]["iteration"], path, saved["meta"])
         except Exception as error:  # damaged files raise errors of about ten types
             log.debug("%s cannot be read: %s", path, error)

@@ -154,7 +154,7 @@ class Report:
         rows, parts = {}, []
         timing: Timing | None = self._messages.read("timing")
         if timing is not None:
-            samples = self._progress.samples / max(self._progress.iteration, 1)  # 0 after a rollback to the start
+            samples = self._progress.samples / max(self._progress.iteration, 1)
             rows["speed"] = (
                 f"{rate(samples / timing.mean)} samples/s, {1 / timing.mean:.3g} iterations/s\n"
                 f"mean {duration(timing.mean)}, p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, "

@@ -152,7 +152,7 @@ class CheckpointHook(Hook):
         self._resumed = engine.checkpoints.resumed_from
 
     def at_position(self, engine: Engine) -> None:
-        """Measure `time_interval` from here; a rollback forgets a request."""
+        """Measure `time_interval` from here."""
         self._next_save = perf_counter() + self._seconds
 
     def before_train(self, engine: Engine) -> None:

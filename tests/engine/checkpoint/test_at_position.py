@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hydraloop.data import build_loader
-from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -26,13 +24,6 @@ from tests.hooks.tiny_runs import load
 PROGRESS = ("iteration", "epoch", "batch_in_epoch")
 
 
-def back_to(path: Path) -> Callable[[Engine], None]:
-    def go_back(engine: Engine) -> None:
-        raise Rollback(path)
-
-    return go_back
-
-
 def saving(name: str, nth: int) -> Hook:
     """Ask for a checkpoint after the `nth` iteration."""
     return at("after_train_iter", lambda engine: engine.request_checkpoint(name, agreed=True), nth=nth)
@@ -41,7 +32,7 @@ def saving(name: str, nth: int) -> Hook:
 # When it is called. --------------------------------------------------------------------------------------------------
 
 
-def test_once_at_the_start_after_a_resume_and_after_each_rollback(tmp_path: Path) -> None:
+def test_once_at_the_start_and_after_a_resume(tmp_path: Path) -> None:
     """After after_load_checkpoint, with the position of the checkpoint; before_train follows only at the start."""
     found: list[tuple[int, ...]] = []
 
@@ -63,25 +54,10 @@ def test_once_at_the_start_after_a_resume_and_after_each_rollback(tmp_path: Path
         return [point for point in recorder.trace if point in points], list(found)
 
     start, loaded = ["at_position", "before_train"], ["after_load_checkpoint", "at_position"]
-    assert run("whole", saving("inside", 2), saving("end", 3)) == (start, [(0, 0, 0)])
-    inside, end = (tmp_path / "whole" / "checkpoints" / f"{name}.pth" for name in ("inside", "end"))
+    assert run("whole", saving("inside", 2)) == (start, [(0, 0, 0)])
+    inside = tmp_path / "whole" / "checkpoints" / "inside.pth"
     assert run("resumed", resume=inside) == ([*loaded, "before_train"], [(2, 0, 2)])
     assert run("weights", load_from=inside) == ([*loaded, "before_train"], [(0, 0, 0)])
-    rollbacks = (at("before_train_iter", back_to(end), nth=5), at("before_train_iter", back_to(inside), nth=7))
-    assert run("back", *rollbacks) == ([*start, *loaded, *loaded], [(0, 0, 0), (3, 1, 0), (2, 0, 2)])
-
-
-def test_a_rollback_raised_there_is_caught(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoints" / "saved.pth"
-    recorder = Recorder()
-    hooks: dict[str, Hook] = {
-        "recorder": recorder,
-        "saving": saving("saved", 1),
-        "back": at("before_train_iter", back_to(path), nth=2),
-        "again": at("at_position", back_to(path), nth=2),
-    }
-    assert make_engine(tmp_path, hooks).train().status == "finished"
-    assert recorder.trace.count("at_position") == 3
 
 
 def draw(engine: Engine) -> None:
@@ -89,8 +65,7 @@ def draw(engine: Engine) -> None:
     random.random()
 
 
-@pytest.mark.parametrize("interruption", ["resume", "rollback"])
-def test_random_numbers_drawn_there_do_not_change_what_follows(interruption: str, tmp_path: Path) -> None:
+def test_random_numbers_drawn_there_do_not_change_what_follows(tmp_path: Path) -> None:
     """The random state of the checkpoint is restored after it."""
 
     def run(folder: str, *hooks: Hook, **settings: Any) -> dict[str, Any]:
@@ -108,11 +83,7 @@ def test_random_numbers_drawn_there_do_not_change_what_follows(interruption: str
         return {name: saved[name] for name in ("state_dict", "rng", "progress")}
 
     whole = run("whole", saving("inside", 2))
-    path = tmp_path / "whole" / "checkpoints" / "inside.pth"
-    if interruption == "resume":
-        found = run("resumed", resume=path)
-    else:
-        found = run("back", at("before_train_iter", back_to(path), nth=5))
+    found = run("resumed", resume=tmp_path / "whole" / "checkpoints" / "inside.pth")
     assert list(differences(found, whole)) == []
 
 
@@ -206,5 +177,3 @@ def test_a_missed_validation_sees_the_epoch_and_the_mode_that_it_would_have_seen
     missed = f"val {2 * epoch}"
     assert resumed.states[missed] == whole.states[missed]
     assert resumed.states == {name: state for name, state in whole.states.items() if name in resumed.states}
-    back = seen_in(tmp_path / "back", at("before_train_iter", back_to(path), nth=2 * epoch + 2))
-    assert back.states == whole.states

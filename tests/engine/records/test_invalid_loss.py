@@ -16,7 +16,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, LoggerHook, RollbackHook, RuntimeInfoHook
+from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, LoggerHook, RuntimeInfoHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from tests.helpers import at, logged
 from tests.hooks.tiny_runs import batches, engine_of, model
@@ -52,7 +52,7 @@ def test_a_run_ends_at_the_first_record_with_such_a_loss(value: float, tmp_path:
     engine = engine_of(tmp_path, hooks(checkpoint=saving), train=planted(7, value), max_epochs=1)
     error, result = failed(engine)
     assert error.splitlines()[0].startswith("engine.allow_nan: the loss is ")
-    for remedy in ("hooks=anomaly_detection", "hooks=rollback", "engine.allow_nan=true"):
+    for remedy in ("hooks=anomaly_detection", "engine.allow_nan=true"):
         assert remedy in error
     assert engine.progress.iteration <= 10
     assert result["objective"] == {"metric": "loss", "rule": "less", "value": "nan", "iteration": 7}
@@ -113,25 +113,16 @@ def test_a_run_resumed_after_a_skipped_step_does_not_count_it_either(tmp_path: P
         assert engine.train().status == "finished"
 
 
-@pytest.mark.parametrize("hook", [RollbackHook(interval=7), CheckInvalidLossHook(interval=7)])
-def test_hooks_that_check_the_loss_act_first(hook: Hook, tmp_path: Path) -> None:
+def test_a_hook_that_checks_the_loss_acts_first(tmp_path: Path) -> None:
     """Their check comes after the record with NaN."""
     saving = CheckpointHook(by_epoch=False, interval=2)
-    engine = engine_of(tmp_path, hooks(interval=1, first=hook, checkpoint=saving), train=planted(10), max_epochs=1)
-    if isinstance(hook, RollbackHook):
-        assert engine.train().status == "finished"
-        assert engine.progress.iteration == 19
-    else:
-        with pytest.raises(InvalidLossError, match="at iteration 10"):
-            engine.train()
-        assert engine.result is not None
-        assert engine.result.objective is not None
-        assert math.isnan(engine.result.objective.value)
-
-
-def test_a_hook_that_goes_back_at_jumps_only_leaves_nan_to_the_engine(tmp_path: Path) -> None:
-    found = hooks(rollback=RollbackHook(on=["spike"]), checkpoint=CheckpointHook())
-    failed(engine_of(tmp_path, found, train=planted(10), max_epochs=1))
+    found = hooks(interval=1, first=CheckInvalidLossHook(interval=7), checkpoint=saving)
+    engine = engine_of(tmp_path, found, train=planted(10), max_epochs=1)
+    with pytest.raises(InvalidLossError, match="at iteration 10"):
+        engine.train()
+    assert engine.result is not None
+    assert engine.result.objective is not None
+    assert math.isnan(engine.result.objective.value)
 
 
 def on_rank(distributed: Distributed, run_dir: str) -> tuple[str, int]:

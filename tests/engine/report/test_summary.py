@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hydraloop
 from hydraloop import build
-from hydraloop.engine.checkpoint.rollback import Rollback
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -27,7 +26,6 @@ from hydraloop.engine.settings import Settings
 from hydraloop.errors import Terminated
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.optim import Exponential, Schedule
 from hydraloop.run_files.environment import shown
 from hydraloop.run_files.result import Best
@@ -283,21 +281,6 @@ def test_summary_of_a_failed_run_has_the_command_to_continue(tmp_path: Path) -> 
     assert re.fullmatch(r"3 of 6 iterations in [\d.]+m?s", rows["trained"])
     assert rows["continue"] == f"python -m hydraloop resume {shown(tmp_path)}", "a script may read no arguments"
     assert not {"best", "validation", "test", "speed", "records", "profile"} & set(rows)
-
-
-def test_an_error_after_a_rollback_to_the_start_is_the_error_of_the_run(tmp_path: Path) -> None:
-    def go_back(engine: Engine) -> None:
-        raise Rollback(tmp_path / "checkpoints" / "start.pth")
-
-    hooks: dict[str, Hook] = {
-        "timer": IterTimerHook(),
-        "runtime_info": RuntimeInfoHook(),
-        "saving": at("before_train", lambda engine: engine.request_checkpoint("start")),
-        "going_back": at("after_train_iter", go_back, nth=3),
-        "failing": failing("before_train_epoch", nth=2),
-    }
-    with pytest.raises(RuntimeError, match="on purpose"):
-        make_engine(tmp_path, hooks, train=batches(4)).train()
 
 
 def test_without_a_checkpoint_nothing_can_be_continued(tmp_path: Path) -> None:

@@ -225,42 +225,6 @@ def test_max_iters_cuts_the_last_window_and_a_longer_run_continues(
     _assert_trained_on(longer, _of(found, *before, *after))
 
 
-@pytest.mark.parametrize(
-    ("left_out", "trained"),
-    [
-        ([0, 1, 2], [*_window(3, 4, 5), *_window(6)]),
-        ([3, 4, 5], [*_window(0, 1, 2), *_window(6)]),
-        ([6], [*_window(0, 1, 2), *_window(3, 4, 5)]),
-        ([3, 4, 5, 6], _window(0, 1, 2)),
-        ([0, 1, 2, 3, 4, 5, 6], []),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("length", [{"max_epochs": 2}, {"max_iters": 8}], ids=str)
-def test_windows_that_are_left_out_are_fetched_and_dropped(
-    tmp_path: Path, left_out: list[int], trained: list[str], length: dict[str, int]
-) -> None:
-    torch.save(tiny_task().model.state_dict(), tmp_path / "weights.pth")
-    trace, found = Trace(), _epoch()
-    leave = at("after_load_checkpoint", lambda engine: engine.progress.leave_out({0: left_out}))
-    engine = _engine(tmp_path, {"leave": leave}, trace=trace, load_from=tmp_path / "weights.pth", **length)
-    engine.train()
-    first = trace[trace.index("before_train_epoch") + 1 : trace.index("after_train_epoch")]
-    assert [event for event in first if event.startswith("fetch")] == [f"fetch {index}" for index in range(7)]
-    of_left_out = [f"fetch {index}" for index in left_out]
-    assert [event for event in first if event not in of_left_out] == trained
-
-    rest = [index for index in range(7) if index not in left_out]
-    if "max_iters" in length:
-        more = [*range(8 - len(rest))]
-        indices = [rest, more] if len(more) <= 7 else [rest, more[:7], [0]]
-    else:
-        indices = [rest, [*range(7)]]
-    windows = [epoch[first : first + 3] for epoch in indices for first in range(0, len(epoch), 3)]
-    assert engine.progress.iteration == sum(map(len, windows))
-    _assert_trained_on(engine, _of(found, *windows))
-
-
 @pytest.mark.parametrize("yields", [3, 4, 5, 6])
 def test_a_loader_that_ends_too_early_leaves_no_step_of_the_open_window(tmp_path: Path, yields: int) -> None:
     trace, found = Trace(), _epoch()
@@ -271,16 +235,6 @@ def test_a_loader_that_ends_too_early_leaves_no_step_of_the_open_window(tmp_path
     assert engine.progress.iteration == yields
     _assert_trained_on(engine, _of(found, (0, 1, 2), (3, 4, 5))[: yields // 3])
     assert trace[-3:] == ["on_exception", *END]
-
-
-def test_left_out_batches_count_as_yielded(tmp_path: Path) -> None:
-    torch.save(tiny_task().model.state_dict(), tmp_path / "weights.pth")
-    trace = Trace()
-    leave = at("after_load_checkpoint", lambda engine: engine.progress.leave_out({0: [3, 4, 5]}))
-    source = Source(_epoch()[:5], trace, length=7)
-    engine = _engine(tmp_path, {"leave": leave}, trace=trace, train=source, load_from=tmp_path / "weights.pth")
-    with pytest.raises(UserError, match="the loader has a length of 7 batches and yielded 5"):
-        engine.train()
 
 
 def test_a_loader_that_does_not_end_is_refused_after_its_last_window(tmp_path: Path) -> None:
