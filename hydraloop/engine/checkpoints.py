@@ -19,10 +19,11 @@ from hydraloop.engine.checkpoint.optimizers import SavedOptimizers
 from hydraloop.engine.checkpoint.saver import Saver
 from hydraloop.engine.checkpoint.strict_loading import load_named
 from hydraloop.engine.checkpoint.weights import load_for_evaluation, load_own_state, load_weights, own_state
-from hydraloop.engine.checkpoint.writing import stand_alone, write_file
+from hydraloop.engine.checkpoint.writing import broken_weights, stand_alone, write_file
 from hydraloop.engine.device import seeding
+from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.evaluation.evaluator import Evaluator
-from hydraloop.engine.loss_check import LossCheck
+from hydraloop.engine.loss_check import LossCheck, not_finite
 from hydraloop.engine.mount_points import HookLike
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
@@ -45,8 +46,8 @@ class Checkpoints:
         calls: before_save_checkpoint and after_load_checkpoint are called.
         messages: their sums since the last record are saved.
         evaluator: its metrics are saved.
-        loss_check: refuses to save a run whose loss is not finite.
-        failed: called in a thread if a save in the background has failed; `check` then raises the error.
+        loss_check: refuses to save a run whose loss or weights are not finite.
+        failed: called in a thread if a save in the background has failed; `settle` then raises the error.
     """
 
     def __init__(
@@ -111,7 +112,8 @@ class Checkpoints:
             if a thread writes it.
 
         Raises:
-            UserError: the loss since the last record is not finite.
+            UserError: the loss since the last record, or a weight, is not finite; nothing is written. If a thread
+                writes, the error of a weight is raised as other errors of the thread.
         """
         self.settle()
         checkpoint = self._state(optimizer=optimizer, schedulers=schedulers)
@@ -126,7 +128,11 @@ class Checkpoints:
             if done is not None:
                 done(written)
 
+        buffers = {name for name, _ in self._run.model.named_buffers(remove_duplicate=False)}
+        holder: str | None = checkpoint["meta"].get("averaged_weights")
+
         def write(saved: Checkpoint) -> bool:
+            self._loss_check.check_weights(broken_weights(saved, buffers, holder, ranks), iteration)
             return write_file(path, saved, ranks, last=last, delete=delete)
 
         return self._saver.start(stand_alone(checkpoint, ranks), write, settled, asynchronous=asynchronous)
@@ -135,13 +141,20 @@ class Checkpoints:
         """Write `<run_dir>/checkpoints/<tag>.pth`, from which `resume=auto` continues. Return as `save` does."""
         return self.save(self._run.run_dir / "checkpoints" / f"{tag}.pth", last=True)
 
+    def check_weights(self) -> None:
+        """Check the weights at the end of training; called on every rank.
+
+        Raises:
+            UserError: some are not finite.
+        """
+        run = self._run
+        broken = not_finite({name: local(value) for name, value in run.model.named_parameters()})
+        of_all = dict.fromkeys(name for of_rank in run.ranks.gather(broken) for name in of_rank)
+        self._loss_check.check_weights(list(of_all), self._progress.iteration)
+
     def settle(self) -> bool:
         """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
         return self._saver.settle()
-
-    def check(self) -> None:
-        """Raise the error of this rank's save in the background, if there is one."""
-        self._saver.check()
 
     def close(self) -> None:
         """Free the buffers of saves. After an error of the run, first wait for the one in the background."""

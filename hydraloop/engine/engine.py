@@ -92,7 +92,7 @@ class Engine:
         self.requests = Requests(run.settings, run.ranks, calls, progress, lambda: self.checkpoints)
         self.evaluator = Evaluator(run, batches, progress, calls, self.requests, self.records)
         self.checkpoints = Checkpoints(
-            run, batches, progress, calls, self.messages, self.evaluator, self.loss_check, self.requests.wake
+            run, batches, progress, calls, self.messages, self.evaluator, self.loss_check, self.requests.save_failed
         )
         self.stepper = make_stepper(run, batches, progress, calls)
         self.outcome = Outcome(
@@ -125,6 +125,7 @@ class Engine:
                 self.loss_check.check(sum(self.distributed.gather(self.messages.total("loss"))))
             requests.act()  # the last checkpoint, asked for in after_train
             checkpoints.settle()
+            checkpoints.check_weights()  # after after_train, in which hooks find where a loss became NaN
             if self.settings.test and self.loaders.test is not None and requests.preempted_by is None:
                 self.evaluator.test(Path(self.best.checkpoint) if self.best is not None else None)
             outcome.check_saved()

@@ -42,8 +42,8 @@ Write = Callable[[Any], object]
 class Saves(Protocol):
     """What the requests need of the checkpoints."""
 
-    def check(self) -> None:
-        """Raise the error of a save in the background."""
+    def settle(self) -> object:
+        """Wait for the save in the background, on every rank, and raise its error."""
 
     def save_tagged(self, tag: str) -> object:
         """Write the checkpoint `<tag>.pth`, from which the run continues."""
@@ -77,6 +77,8 @@ class Requests:
         self._asked_to_stop: str | None = None
         self._asked_to_preempt: str | None = None
         self._stops = False  # whether all ranks have agreed to stop
+        self._save_has_failed = False  # in its thread, on this rank
+        self._settles = False  # whether all ranks have agreed to settle the save
         self._flag = torch.zeros(2, dtype=torch.int32)  # whether there is news; minus the proposed interval
         self._running: Pending | None = None  # the exchange of the flag
         self._interval, self._next_batch = 1, 0
@@ -157,9 +159,14 @@ class Requests:
             self._not_agreed[tag] = (write, owner)
             self._unannounced = True
 
-    def wake(self) -> None:
-        """Act at the end of this window, although nothing is asked for: a save has failed in its thread."""
-        self._pending = True
+    def save_failed(self) -> None:
+        """Ask to settle the save in the background, which has failed in its thread, so that all ranks get the error.
+
+        Called in the thread, on one rank or on several. When the ranks act: see `stop`.
+        """
+        self._save_has_failed = True
+        if self._alone:
+            self._settles = self._pending = True
 
     def start_clock(self) -> None:
         """From now on, count `max_time` and `requeue_after`, and let signals preempt the run."""
@@ -185,7 +192,7 @@ class Requests:
     def forget(self) -> None:
         """Forget the stop of an earlier use of the engine; called on every rank."""
         self._asked_to_stop = self._asked_to_preempt = self.stop_reason = self.preempted_by = None
-        self._stops, self.preemptible = False, False
+        self._stops = self.preemptible = self._save_has_failed = self._settles = False
         self._requeue_at = self._deadline = math.inf
 
     def forget_preemption(self) -> None:
@@ -243,7 +250,7 @@ class Requests:
         proposed = max(1, proposed)
         self._sent, self._sent_in, self._sent_at = at, mode, now
         stops = self._asked_to_stop is not None and self.stop_reason is None
-        news = stops or self._unannounced or bool(self._calls.newly_disabled)
+        news = stops or self._unannounced or self._save_has_failed or bool(self._calls.newly_disabled)
         self._flag = torch.tensor([int(news), -proposed], dtype=torch.int32)
         self._running = self._ranks.start_max(self._flag)
 
@@ -265,6 +272,7 @@ class Requests:
             "preempted": self._asked_to_preempt,
             "checkpoints": {tag: write is not None for tag, (write, _) in self._not_agreed.items()},
             "disabled": sorted(calls.newly_disabled),
+            "save_has_failed": self._save_has_failed,
         }
         gathered: list[dict[str, Any]] = self._ranks.gather(mine)
         calls.newly_disabled.clear()
@@ -274,6 +282,8 @@ class Requests:
             if one["stop"] is not None:
                 self._asked_to_stop = self._asked_to_stop or one["stop"]
                 self._stops = self._pending = True
+            if one["save_has_failed"]:
+                self._settles = self._pending = True
             for name in one["disabled"]:
                 calls.disable(name)
         for tag in dict.fromkeys(tag for one in gathered for tag in one["checkpoints"]):
@@ -288,7 +298,9 @@ class Requests:
         """Write each checkpoint once, with its owner's `on_error`; requests made meanwhile are done next time."""
         self._pending = False
         saves = self._saves()
-        saves.check()
+        if self._settles:
+            self._settles = False
+            saves.settle()
         checkpoints, self._checkpoints = self._checkpoints, {}
         for tag, (write, owner) in checkpoints.items():
             save = partial(saves.save_tagged, tag) if write is None else partial(write, self._calls.engine)

@@ -59,10 +59,11 @@ class EngineConf:
     (`torch.backends.cudnn.benchmark`). True is faster for convolutions whose inputs have a fixed size, but runs may
     differ in the last bits. Null: the process keeps its setting; torch's default is false."""
     allow_nan: bool = False
-    """Whether training continues when its loss is NaN or infinite. False: the run fails, because training does not
-    recover from it: at the next record, before a checkpoint is written, or at the end. The hook
-    `check_invalid_loss` acts instead if it is selected. Steps that fp16 has skipped do not count. Without the hook
-    `runtime_info`, records have no loss, and nothing is checked."""
+    """Whether training continues when its loss or a weight is NaN or infinite. False: the run fails, because training
+    does not recover from it. The loss is checked at each record, before a checkpoint is written and at the end; the
+    weights before a checkpoint is written and at the end, so no checkpoint has such weights. The hook
+    `check_invalid_loss` acts on the loss instead if it is selected. Steps that fp16 has skipped do not count. Without
+    the hook `runtime_info`, records have no loss, and only the weights are checked."""
     check_order: bool = True
     """Whether to reject hook priorities that break a hook's `runs_after`."""
     device: str = "auto"

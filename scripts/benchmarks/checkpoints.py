@@ -3,7 +3,9 @@
     python scripts/benchmarks/checkpoints.py [--rounds 15] [--threads 2]
 
 * stall: how long training waits for an asynchronous save, compared with `copy_` of the same tensors to kept buffers;
-* synchronous: the file is written, flushed and renamed, compared with `torch.save` and `os.fsync`;
+* synchronous: the weights are checked, and the file is written, flushed and renamed, compared with `torch.save` and
+  `os.fsync`;
+* check: the part of it that looks for NaN and infinity in the weights. In an asynchronous save, the thread does it;
 * newest: `newest_intact` of a folder with 100 checkpoints of 300 KB;
 * idle: the hook's call in an iteration in which nothing is saved, with `by_epoch=false`. By epoch, there is no call.
 
@@ -25,7 +27,7 @@ import torch
 from measure import parser, row, spread, table
 
 from hydraloop.engine.checkpoint.saver import Saver
-from hydraloop.engine.checkpoints import write_file
+from hydraloop.engine.checkpoint.writing import broken_weights, write_file
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
@@ -63,7 +65,12 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
         for buffer, value in zip(buffers, tensors, strict=True):
             buffer.copy_(value)
 
+    def check(saved: dict[str, Any]) -> None:
+        if broken_weights(saved, (), None, Distributed()):
+            raise RuntimeError("the weights are finite")
+
     def write(saved: dict[str, Any]) -> bool:
+        check(saved)
         return write_file(folder / "ours.pth", saved, Distributed(), last=True, delete=())
 
     def plain_save() -> None:
@@ -78,11 +85,13 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
         stall = timed(lambda: saver.start(checkpoint, write, lambda written: None, asynchronous=True))
         saver.settle()
         plain, ours = timed(plain_save), timed(lambda: write(checkpoint))
+        checked = timed(lambda: check(checkpoint))
         newest = timed(lambda: newest_intact(many))
         idle = timed(lambda: [hook.after_train_iter(engine, 0, None, {}) for _ in range(_CALLS)])
         for name, value in {
             "copy [ms]": copied, "stall [ms]": stall, "stall / copy": stall / copied,
             "torch.save and fsync [ms]": plain, "synchronous [ms]": ours, "synchronous / torch.save": ours / plain,
+            "check [ms]": checked, "check / synchronous": checked / ours,
             "newest of 100 [ms]": newest, "idle [µs]": idle / _CALLS * 1000,
         }.items():  # fmt: skip
             found.setdefault(name, []).append(value)

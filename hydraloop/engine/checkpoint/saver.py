@@ -26,7 +26,7 @@ class Saver:
     """Writes the checkpoints of an engine on rank 0, with FSDP2 on every rank. All ranks settle a save together.
 
     Args:
-        failed: called in the thread after an error that is not an `OSError`; `check` then raises it.
+        failed: called in the thread after an error that is not an `OSError`; `settle` then raises it.
         limit: number of bytes that copies may need; None: a quarter of the free memory.
     """
 
@@ -109,13 +109,6 @@ class Saver:
         if isinstance(told, str):
             raise PeerError(f"rank 0 could not write a checkpoint: {told}")
         return bool(told)
-
-    def check(self) -> None:
-        """Raise the error of this rank's thread, if there is one."""
-        if isinstance(self._outcome, Exception) and self._done is not None:
-            self._join()
-            self._finish(False)
-            raise self._outcome
 
     def close(self) -> None:
         """Free the buffers. After an error of the run, first wait for the thread, but not for the other ranks."""

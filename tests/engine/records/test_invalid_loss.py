@@ -1,25 +1,28 @@
-"""A run whose loss is NaN or infinite fails, unless `engine.allow_nan`."""
+"""A run whose loss or weights are NaN or infinite fails, unless `engine.allow_nan`."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.loss_check import not_finite
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, LoggerHook, RuntimeInfoHook
+from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, EMAHook, LoggerHook, RuntimeInfoHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from tests.helpers import at, logged
-from tests.hooks.tiny_runs import batches, engine_of, model
+from tests.hooks.tiny_runs import Scripted, batches, engine_of, load, model
 from tests.ranks import on_ranks
 
 
@@ -162,3 +165,173 @@ def test_an_engine_that_has_failed_can_train_again(tmp_path: Path) -> None:
     assert result.status == "finished"
     assert result.objective is not None
     assert math.isfinite(result.objective.value)
+
+
+# Weights. The loss stays finite. -------------------------------------------------------------------------------------
+
+
+class Masked(nn.Linear):
+    """Computes with 0 in place of weights that are NaN or infinite."""
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return nn.functional.linear(batch, self.weight.nan_to_num(0.0, 0.0, 0.0), self.bias)
+
+
+def masked() -> nn.Sequential:
+    """A model whose loss never shows weights that are NaN."""
+    torch.manual_seed(0)
+    return nn.Sequential(Masked(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def spoil(engine: Engine, value: float = math.nan) -> None:
+    """Give a weight a gradient that is NaN, as the root of 0 does."""
+    gradient = engine.model.get_parameter("0.weight").grad
+    assert gradient is not None
+    local(gradient)[-1, -1] = value
+
+
+def stems(run_dir: Path) -> set[str]:
+    return {path.stem for path in (run_dir / "checkpoints").glob("*.pth")}
+
+
+WEIGHTS = "engine.allow_nan: weights are NaN or infinite at iteration {}: 0.weight\n"
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_no_checkpoint_has_such_weights_and_the_last_healthy_one_stays(
+    value: float, asynchronous: bool, tmp_path: Path
+) -> None:
+    saving = CheckpointHook(
+        by_epoch=False, interval=2, max_keep_ckpts=1, asynchronous=asynchronous, published_keys=["state_dict"]
+    )
+    bad = at("before_optimizer_step", lambda engine: spoil(engine, value), nth=6)
+    found = hooks(interval=1, bad=bad, checkpoint=saving)
+    engine = engine_of(tmp_path, found, net=masked(), train=batches(40), max_epochs=1)
+    error, result = failed(engine)
+    assert error.startswith(WEIGHTS.format(6))
+    assert "hooks=anomaly_detection" in error
+    assert result["objective"]["value"] == "nan"
+    assert stems(tmp_path) == {"iter_4"}, "nor is it published"
+    assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "iter_4.pth\n"
+    saved = load(tmp_path / "checkpoints" / "iter_4.pth")
+    assert all(bool(weight.isfinite().all()) for weight in saved["state_dict"].values())
+
+
+def preempt(engine: Engine) -> None:
+    engine.preempt("a signal")
+
+
+def ask(engine: Engine) -> None:
+    engine.request_checkpoint("asked")
+
+
+@pytest.mark.parametrize("request_", [preempt, ask, None])
+def test_neither_a_preemption_nor_a_request_nor_the_end_of_training_saves_them(
+    request_: Callable[[Engine], None] | None, tmp_path: Path
+) -> None:
+    """None: without a checkpoint hook, the run must not end as finished."""
+    found = hooks(bad=at("before_optimizer_step", spoil, nth=6))
+    if request_ is not None:
+        found |= {"ask": at("after_train_iter", request_, nth=6), "checkpoint": CheckpointHook()}
+    error, _ = failed(engine_of(tmp_path, found, net=masked(), train=batches(8), max_epochs=1, val=False))
+    assert error.startswith(WEIGHTS.format(6 if request_ else 8))
+    assert stems(tmp_path) == set()
+
+
+def test_a_validation_with_such_weights_is_not_the_best(tmp_path: Path) -> None:
+    saving = CheckpointHook(interval=None, save_best=["score", "loss"])
+    found = hooks(bad=at("before_optimizer_step", spoil, nth=6), checkpoint=saving)
+    metrics = {"score": Scripted([0.1, 0.9, 1.0], higher_is_better=True)}
+    engine = engine_of(tmp_path, found, net=masked(), metrics=metrics)
+    failed(engine)
+    assert stems(tmp_path) == {"best_score_epoch_1", "best_loss_epoch_1"}
+    assert engine.best is not None
+    assert engine.best.value == 0.1
+
+
+def test_averages_are_weights_too(tmp_path: Path) -> None:
+    def formula(average: Tensor, weights: Tensor, updates: int) -> Tensor:
+        return weights / (updates < 3)
+
+    found = hooks(ema=EMAHook(weight=formula), checkpoint=CheckpointHook(by_epoch=False, interval=2))
+    error, _ = failed(engine_of(tmp_path, found, net=masked()))
+    assert "at iteration 4: the average of 0.weight, the average of 0.bias" in error
+    assert stems(tmp_path) == {"iter_2"}
+
+
+def test_other_values_may_be_infinite_and_large_weights_are_finite(tmp_path: Path) -> None:
+    net = masked()
+    net.register_buffer("mask", torch.full((3,), -math.inf))
+    net[2].weight.requires_grad_(False).fill_(3e38)  # their sum is not finite
+    net[2].register_forward_pre_hook(lambda module, inputs: inputs[0] * 0)
+    engine = engine_of(tmp_path, hooks(checkpoint=CheckpointHook()), net=net)
+    assert engine.train().status == "finished"
+    assert stems(tmp_path) == {"epoch_1", "epoch_2", "epoch_3"}
+
+
+def test_a_run_may_be_told_to_save_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = hooks(bad=at("before_optimizer_step", spoil, nth=6), checkpoint=CheckpointHook())
+    assert engine_of(tmp_path, found, net=masked(), allow_nan=True).train().status == "finished"
+    assert stems(tmp_path) == {"epoch_1", "epoch_2", "epoch_3"}
+    assert len([line for line in caplog.messages if "weights are NaN" in line]) == 1
+
+
+def test_fp16_leaves_the_weights_finite(tmp_path: Path) -> None:
+    scaled = FP16(torch.device("cpu"), init_scale=64.0)
+    bad = at("after_backward", spoil, nth=6)
+    found = hooks(bad=bad, checkpoint=CheckpointHook())
+    assert engine_of(tmp_path, found, net=masked(), precision=scaled).train().status == "finished"
+    assert (scaled.skipped, stems(tmp_path)) == (1, {"epoch_1", "epoch_2", "epoch_3"})
+
+
+def every_kind() -> dict[str, Tensor]:
+    """Finite tensors of all types that a parameter may have."""
+    found = {str(dtype): torch.full((300,), 200.0, dtype=dtype) for dtype in FLOATS}
+    found["complex"] = torch.ones(3, dtype=torch.complex64)
+    return {
+        **found,
+        "integers": torch.ones(3, dtype=torch.int64),
+        "empty": torch.empty(0),
+        "sliced": torch.ones(4, 4)[:, 1],
+    }
+
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2)
+
+
+def test_every_type_of_weights_is_checked() -> None:
+    assert not_finite(every_kind()) == []
+    for name, good in every_kind().items():
+        if good.numel() and name != "integers":
+            spoilt = good.clone()
+            spoilt[-1] = math.nan
+            assert not_finite({**every_kind(), name: spoilt}) == [name]
+
+
+def train_on_rank(distributed: Distributed, run_dir: str, saves: bool) -> str:
+    """Train with FSDP2 or DDP; the weight that becomes NaN is in the shard of the last rank."""
+    net = masked()
+    distributed.prepare(net)
+    bad = at("before_optimizer_step", lambda engine: spoil(engine) if engine.distributed.rank else None, nth=6)
+    if not distributed.sharded:
+        bad = at("before_optimizer_step", spoil, nth=6)
+    found = hooks(bad=bad, **({"checkpoint": CheckpointHook(by_epoch=False, interval=2)} if saves else {}))
+    options: dict[str, Any] = {"net": net, "train": batches(8), "val": False, "distributed": distributed}
+    engine = engine_of(Path(run_dir), found, max_epochs=1, **options)
+    with pytest.raises((UserError, RuntimeError)) as caught:
+        engine.train()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_all_ranks_end_if_the_weights_of_one_are_nan(strategy: str, saves: bool, tmp_path: Path) -> None:
+    told = on_ranks(2, train_on_rank, str(tmp_path), saves, strategy=strategy)
+    error = WEIGHTS.format(6 if saves else 8)
+    assert f"UserError: {error}" in told[0]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert error.strip() in result["error"]
+    assert result["objective"]["value"] == "nan"
+    assert stems(tmp_path) == ({"iter_2", "iter_4"} if saves else set())
