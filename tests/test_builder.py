@@ -122,7 +122,7 @@ def test_hooks_that_are_null_are_left_out(tmp_path: Path) -> None:
         (
             {"hooks__x": {"_target_": "torch.nn.ReLU"}},
             "hooks.x._target_",
-            "Inherit from hydraloop.Hook; hydraloop.compat has adapters",
+            "Inherit from hydraloop.Hook.",
         ),
         ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "on_error": "no"}}, "hooks.x.on_error", "raise, warn"),
         ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "priority": 500}}, "hooks.x.priority", "0 (first)"),

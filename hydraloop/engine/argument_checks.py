@@ -20,7 +20,7 @@ def check_hook(hook: object, key: str) -> None:
         raise UserError(
             f"{type(hook).__name__} is not a Hook",
             key=key,
-            remedy="Inherit from hydraloop.Hook; hydraloop.compat has adapters for hooks of MMEngine and Lightning.",
+            remedy="Inherit from hydraloop.Hook.",
         )
     hook.check_arguments(key)
 

@@ -10,8 +10,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 COMPONENTS = tuple(
-    f"hydraloop.{package}"
-    for package in ("hooks", "tasks", "data", "models", "optim", "examples", "tracking", "compat")
+    f"hydraloop.{package}" for package in ("hooks", "tasks", "data", "models", "optim", "examples", "tracking")
 )
 """Allowed is what `__all__` of these packages names. Other functions in them read and write any file."""
 WHOLE = ("torch.nn", "torch.optim", "torchmetrics")

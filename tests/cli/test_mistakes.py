@@ -234,7 +234,7 @@ BUILDING: dict[str, tuple[str, str]] = {
     "+hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.digts=3": ("hooks.mine.digts", "Did you mean digits?"),
     "+hooks.mine._target_=my_project.model.SpiralNet": (
         "hooks.mine._target_",
-        "Inherit from hydraloop.Hook; hydraloop.compat",
+        "Inherit from hydraloop.Hook.",
     ),
     "hooks=weight_norm +hooks.weight_norm.digts=3": ("hooks.weight_norm.digts", "Did you mean digits?"),
     "data.train.root=/nonexistent": ("data.train.root", "Name the folder with digits.csv.gz"),

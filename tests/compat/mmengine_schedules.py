@@ -1,6 +1,6 @@
 """Values of MMEngine's schedules: `python -m tests.compat.mmengine_schedules values.json`, where mmengine is installed.
 
-`tests/optim/mmengine_values.json` has them; test_with_mmengine.py compares that file with an installed mmengine.
+`tests/optim/mmengine_values.json` has them; test_files_of_others.py compares that file with an installed mmengine.
 """
 
 from __future__ import annotations

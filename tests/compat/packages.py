@@ -77,8 +77,8 @@ def environment(framework: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-def outcomes_of(script: str, framework: str, folder: Path) -> Mapping[str, Any]:
-    """Run a script of this folder; return the result of each of its functions, by name."""
+def outcome_of(script: str, framework: str, folder: Path) -> Mapping[str, Any]:
+    """Run a script of this folder; return what it has written."""
     out = folder / "outcomes.json"
     done = subprocess.run(
         [sys.executable, "-m", f"tests.compat.{script}", str(out)],

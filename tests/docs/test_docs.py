@@ -37,7 +37,6 @@ LEFT_OUT = {
     "python train.py hooks=visualization +hooks.webhook.": "needs a service; tests/tracking/test_custom.py has one",
     "python train.py +hooks.aim.": "needs Aim; tests/tracking/test_aim.py covers it",
     "aim up": "a server",
-    "python train.py +hooks.theirs.": "needs mmengine or lightning; tests/compat covers it",
 }
 """Commands that are not executed, by their beginning, with the reason."""
 NIGHTLY = {

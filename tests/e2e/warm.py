@@ -192,7 +192,7 @@ def import_everything() -> None:
     assert psutil  # both are imported by every run
 
     for module in pkgutil.walk_packages(hydraloop.__path__, "hydraloop."):
-        if not module.name.startswith(("hydraloop.tracking.", "hydraloop.compat.", "hydraloop.__main__")):
+        if not module.name.startswith(("hydraloop.tracking.", "hydraloop.__main__")):
             importlib.import_module(module.name)
     with initialize_config_dir(str(Path(hydraloop.__file__).parents[1] / "conf"), version_base=None):
         compose("config", ["hooks=[ema]"])  # Hydra's plugins and parsers are ready then

@@ -1,6 +1,6 @@
 """The values of MMEngine 0.10.7's schedules: single ones of each kind, and sequences that do not overlap.
 
-`mmengine_values.json` is written by tests/compat/mmengine_schedules.py; test_with_mmengine.py checks it.
+`mmengine_values.json` is written by tests/compat/mmengine_schedules.py; test_files_of_others.py checks it.
 """
 
 from __future__ import annotations
