@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hydraloop.data.collate import Collate, as_is, collate_error
 from hydraloop.data.custom_sampler import CustomOrder, create_sampler
+from hydraloop.data.in_memory import InMemoryDataset
 from hydraloop.data.loader_options import LoaderOptions, check_ranges, dataloader_options, with_defaults
 from hydraloop.data.random_state import mix_seed
 from hydraloop.data.sampler import BatchRequest, EpochBatchSampler, EpochOrder, EpochSampler
@@ -165,6 +166,18 @@ class GlobalBatchLoader(MapStyleLoader):
     def global_batch(self) -> int | None:
         """Samples of a full global batch. None: the order is one of batches."""
         return self.order.batch_size
+
+    @property
+    def has_exact_sizes(self) -> bool:
+        """Whether each batch has as many samples as the sampler has drawn.
+
+        A `collate_fn` of the user, and a data set that returns whole batches, may drop, merge or repeat samples.
+        """
+        data: Any = self.dataset
+        while type(data) is Subset:
+            data = data.dataset
+        returns_batches = getattr(data, "__getitems__", None) is not None and type(data) is not InMemoryDataset
+        return not (self.collate_fn.given or returns_batches)
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the number of samples that count in a batch, as (on this rank, on all ranks).

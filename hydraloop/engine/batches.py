@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -10,16 +10,11 @@ from typing import Any
 from hydraloop.engine.device.batch_transfer import mover
 from hydraloop.engine.device.prefetch import prefetched, reads_ahead
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.loaders import Loader, Loaders, TrainLoader, share_of
+from hydraloop.engine.loaders import Loader, Loaders, TrainLoader
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.ready_loader import as_train_loader, check_ranks
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
-
-Count = Callable[[int, Any], Any]
-"""From a batch's index in the epoch and the batch to the number of its terms on this rank: a number, a scalar tensor,
-or None if the task does not count it."""
-
 
 Window = Sequence[int]
 """The batches of one optimizer step, by their indices in the epoch; at least one."""
@@ -30,10 +25,8 @@ class Batches:
 
     Args:
         loaders: of batches.
-        run: its device, its settings, and its task, which may count the terms of a loss.
+        run: its device and its settings.
         progress: of the run.
-        holds: whether the batches of a window are held on the host until all are there, and counted. False: they are
-            moved to the device one by one, and counted only if the window has one batch.
     """
 
     loaders: Loaders
@@ -41,11 +34,9 @@ class Batches:
     train_loader: TrainLoader | None
     """`loaders.train`, in a `ResumableLoader` if it does not know its position."""
 
-    def __init__(self, loaders: Loaders, run: Run, progress: Progress, *, holds: bool = False) -> None:
-        self._task, self._device, self._settings, self._progress = run.task, run.device, run.settings, progress
-        self._holds = holds
+    def __init__(self, loaders: Loaders, run: Run, progress: Progress) -> None:
+        self._device, self._settings, self._progress = run.device, run.settings, progress
         self._rest: Iterator[tuple[int, Any]] | None = None
-        self._terms: dict[int, Any] = {}
         self._move = mover(run.device, run.settings.channels_last)
         self.asked_at = 0.0
         """When training asked for its current batch (`perf_counter`)."""
@@ -57,7 +48,6 @@ class Batches:
         """Use these loaders from now on."""
         self.loaders = loaders
         self.train_loader = None if loaders.train is None else as_train_loader(loaders.train)
-        self._count = term_counter(self._task, loaders.train)
 
     def check_trainable(self, ranks: Distributed) -> None:
         """Refuse to train without a train loader, or with one that has no batch."""
@@ -152,12 +142,6 @@ class Batches:
             return batch
         raise self._wrong_length(str(batch_idx))
 
-    def terms_of(self, window: Window, batch: Any) -> Any:
-        """Return the terms of the loss of this rank in a window, once its first batch is fetched; None: not known."""
-        if self._count is not None and len(window) == 1 and not self._holds:
-            return self._count(window[0], batch)
-        return self._terms.pop(window[0], None)
-
     def _rest_of_epoch(self) -> Iterator[tuple[int, Any]]:
         """Return the batches from the position of the run on, on the device, with their indices in the epoch."""
         loader, progress = self.train_loader, self._progress
@@ -165,20 +149,7 @@ class Batches:
         first = progress.batch_in_epoch
         left = progress.epoch_length - first if progress.epoch_length < len(loader) else None
         batches = loader.begin(first, progress.iteration)
-        if self._count is not None and self._holds:
-            batches = self._counted(batches, first, self._count)
         return enumerate(self.on_device(self.loaders.train, batches, left), start=first)
-
-    def _counted(self, batches: Iterable[Any], first: int, count: Count) -> Iterator[Any]:
-        """Yield the batches. Those of a window are held until all are there, and counted."""
-        rest = enumerate(batches, start=first)
-        for indices in self.windows():
-            held = list(islice(rest, indices[-1] + 1 - first))
-            first = indices[-1] + 1
-            counted = [count(index, batch) for index, batch in held if index in indices]
-            self._terms[indices[0]] = None if None in counted else sum(counted)
-            yield from (batch for _, batch in held)
-        yield from (batch for _, batch in rest)
 
     def _wrong_length(self, got: str) -> UserError:
         return UserError(
@@ -186,22 +157,3 @@ class Batches:
             key="data.train",
             remedy="Let __len__ of the data set (or loader) return the number that it yields.",
         )
-
-
-def term_counter(task: Any, loader: Loader | None) -> Count | None:
-    """Return what counts the terms of a batch; None if the task has no method `count`, or has steps.
-
-    Args:
-        task: may have a method `count(batch)`.
-        loader: the train loader, which may know that a batch is a filler. Its terms do not count.
-    """
-    count, samples_at = getattr(type(task), "count", None), share_of(loader)
-    if not callable(count) or getattr(task, "steps", None):
-        return None
-
-    def count_own(batch_idx: int, batch: Any) -> Any:
-        terms = count(task, batch)
-        is_filler = samples_at is not None and samples_at(batch_idx)[0] == 0
-        return terms * 0 if is_filler and terms is not None else terms
-
-    return count_own

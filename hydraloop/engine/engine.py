@@ -85,8 +85,7 @@ class Engine:
         self.messages = Messages()
         self.loss_check = LossCheck(run, progress)
         self.calls = calls = CallTable(self, found, places, on_error, rank=run.ranks.rank)
-        holds = run.settings.accumulate > 1 and not calls.one_by_one("before_train_iter")  # hooks may change batches
-        self.batches = batches = Batches(loaders, run, progress, holds=holds)
+        self.batches = batches = Batches(loaders, run, progress)
         progress.set_length(run.settings, batches.epoch_length)
         self.records = Records(run.run_dir, run.ranks, progress, calls)
         self.requests = Requests(run.settings, run.ranks, calls, progress, lambda: self.checkpoints)

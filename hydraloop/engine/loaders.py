@@ -66,6 +66,11 @@ def share_of(loader: object) -> Callable[[int], tuple[int, int]] | None:
     return loader.samples_at if isinstance(loader, Shared) else None
 
 
+def has_exact_sizes(loader: object) -> bool:
+    """Return whether each batch has the samples that `samples_at` returns: nothing drops, merges or repeats samples."""
+    return isinstance(loader, Shared) and getattr(loader, "has_exact_sizes", False) is True
+
+
 @runtime_checkable
 class Ordered(Protocol):
     """A loader that knows which samples are in a batch."""

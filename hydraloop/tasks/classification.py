@@ -27,10 +27,12 @@ class Classification(Task):
         """Return the logits `[N, C]`.
 
         Raises:
-            UserError: the model's output is not a tensor `[N, C]`, or has one class, whose cross-entropy is always 0.
+            UserError: the model's output is not a floating-point tensor `[N, C]`, or has one class, whose cross-entropy
+                is always 0.
         """
         logits: Tensor = self.model(inputs)
-        classes = logits.size(1) if isinstance(logits, Tensor) and logits.ndim == 2 else 0
+        is_matrix = isinstance(logits, Tensor) and logits.ndim == 2 and logits.is_floating_point()
+        classes = logits.size(1) if is_matrix and len(logits) == len(targets) else 0
         if classes > 1:
             return logits
         least = 2 if isinstance(self.loss, nn.CrossEntropyLoss) else 1
@@ -38,7 +40,7 @@ class Classification(Task):
             return logits
         raise UserError(
             f"{type(self.model).__name__} returned {shown(logits)}, but a classification needs logits [N, C], "
-            f"C at least {least}",
+            f"C at least {least}, as floating-point numbers, for {len(targets)} samples",
             key="task.model",
             remedy="Let the model's forward return one row of C logits for each sample, or use another task.",
         )

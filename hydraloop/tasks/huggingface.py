@@ -69,14 +69,6 @@ class HuggingFace(Task):
         found = {} if self.training else {OUTPUTS: logits, TARGETS: labels}
         return {LOSS: loss, **{name: value for name, value in found.items() if value is not None}}
 
-    def count(self, batch: Any) -> Tensor | None:
-        """Return the number of labels of tokens that are not ignored, a scalar tensor. No host sync.
-
-        None if the labels are not those of tokens: the model's loss is then the mean over the samples.
-        """
-        tokens = self._labels_of_tokens(batch)
-        return None if tokens is None else (tokens != IGNORED).sum()
-
     def _labels_of_tokens(self, batch: Any) -> Tensor | None:
         """Return the labels over which the model's loss is the mean, `[N, T]`; None without labels of tokens."""
         labels = self._arguments(batch).get(self._labels)

@@ -42,10 +42,6 @@ class LanguageModeling(Task):
         loss = self._total(logits, targets)
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits, TARGETS: targets}
 
-    def count(self, batch: Any) -> Tensor:
-        """Return the number of targets that are not ignored, a scalar tensor. No host sync."""
-        return (_tokens_and_targets(batch)[1] != IGNORED).sum()
-
     def flops(self, batch: Any) -> int | None:
         """Return what the model's `flops(shape of tokens [N, T])` returns; None if it has none. No host sync."""
         flops = getattr(self.model, "flops", None)

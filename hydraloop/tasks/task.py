@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.records.entries import plain
 from hydraloop.engine.records.messages import check_scalar_name, scalars_of
-from hydraloop.engine.steps.loss_errors import no_loss_error, wrong_loss_error
+from hydraloop.engine.steps.loss_errors import check_pair, no_loss_error
 from hydraloop.engine.steps.loss_weighting import SumAndCount, mean_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.labels import labels_error
@@ -32,20 +32,6 @@ class Task(nn.Module):
     This class is for batches `(inputs, targets)` and models `inputs -> outputs`. For others, override `forward`, and
     `num_samples` if dimension 0 of a batch's first tensor does not count the samples.
 
-    A task whose `forward` returns `{"loss": (sum, count)}` may offer the count before the forward pass, with a method::
-
-        def count(self, batch: Any) -> float | Tensor | None
-
-    It returns the number of terms (tokens, boxes) in the loss of a batch: 0 or more, a number or a scalar tensor on any
-    device, the same as in the pair. None: `forward` returns the mean over the samples of this batch. No host sync.
-
-    The engine calls `count` in training, after `before_train_iter`, which may change the batch. It sums the counts of
-    an accumulation window over all ranks before the first backward pass of the window, and divides each loss by the
-    sum. With `engine.accumulate`, it holds the batches of a window in host memory until all are counted; if a hook uses
-    `before_train_iter`, they are not held and not counted. If only `forward` returns a count, the engine corrects the
-    gradients at the end of the window instead. `count` is not called in evaluations, and not for a task with `steps`.
-    A class that overrides `forward` does not inherit `count`, because its loss may have other terms.
-
     Args:
         model: its parameters are trained. Checkpoints have its state dict, and in a separate entry the other state of
             the task: buffers such as a queue, frozen modules such as a teacher.
@@ -61,12 +47,6 @@ class Task(nn.Module):
     optimizer. `forward(batch, step=name)` is called for each in training, and `forward(batch)` in evaluation."""
     engine: Engine
     """The engine that runs this task, set by the engine: `forward` may call `self.engine.log_image(...)`."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        definer = next(base for base in cls.__mro__ if {"count", "forward"} & vars(base).keys())
-        if hasattr(cls, "count") and "count" not in vars(definer):
-            cls.count = None  # that of another loss
 
     def __init__(
         self,
@@ -250,6 +230,8 @@ class Task(nn.Module):
             loss = result[LOSS]
         except (KeyError, TypeError, IndexError):
             raise no_loss_error(self, result) from None
+        if not isinstance(loss, Tensor):
+            check_pair(self, loss)
         self.logged.update({**dict(scalars_of(result)), **self.logged})
         self._count(loss, self.num_samples(batch), result)
         return {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
@@ -286,10 +268,8 @@ class Task(nn.Module):
             return
         if isinstance(loss, Tensor):
             self._averages.add_mean(LOSS, loss, samples)
-        elif isinstance(loss, tuple | list):
-            self._averages.add(LOSS, *loss)
         else:
-            raise wrong_loss_error(loss)
+            self._averages.add(LOSS, *loss)
         for name, value in logged.items():
             self._averages.add_mean(name, value, samples)
         missing = [name for name in (OUTPUTS, TARGETS) if name not in result]

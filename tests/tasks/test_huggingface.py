@@ -18,7 +18,6 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import Accuracy, HuggingFace, TokenAccuracy
-from tests.helpers import HostSyncs
 from tests.ranks import on_ranks
 
 WORDS = 8
@@ -155,24 +154,6 @@ def test_all_labels_of_tokens_have_the_same_weight(model: Any, shift: int, optio
     right = (whole["input_ids"][:, : 6 - shift] + 1) % WORDS == whole["labels"][:, shift:]
     count = (whole["labels"][:, shift:] != -100).sum()
     assert metrics["accuracy"] == pytest.approx((right.sum() / count).item())
-
-
-@pytest.mark.parametrize(("model", "count"), [(TokenModel, 6), (TinyForCausalLM, 4)])
-def test_the_count_of_labels_is_known_before_the_forward_pass(model: Any, count: int) -> None:
-    task, batch = HuggingFace(model()), batch_of(4, 2)
-    with HostSyncs() as syncs:
-        found = task.count(batch)
-    assert syncs.count == 0
-    assert isinstance(found, Tensor)
-    assert found.item() == count == task(batch)["loss"][1].item()
-
-
-def test_labels_of_texts_have_no_count() -> None:
-    """The loss is the mean over the texts, which the engine counts itself."""
-    task = HuggingFace(SequenceModel())
-    batch = {**batch_of(4, 2), "labels": torch.tensor([1, 2])}
-    assert task.count(batch) is None
-    assert task(batch)["loss"].shape == ()
 
 
 def test_a_batch_without_labels_changes_nothing() -> None:

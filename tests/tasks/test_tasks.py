@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from hydraloop.errors import UserError
-from hydraloop.tasks import Accuracy, Classification, LanguageModeling, MeanAbsoluteError, R2Score, Regression, Task
+from hydraloop.tasks import Accuracy, Classification, MeanAbsoluteError, R2Score, Regression, Task
 
 LOGITS = torch.tensor([[3.0, 2.0], [0.0, 1.0], [5.0, 4.0]])
 CLASSES = torch.tensor([0, 0, 0])
@@ -210,66 +210,3 @@ def test_the_models_number_of_classes() -> None:
     model = nn.Linear(2, 2)
     model.num_classes = 2  # type: ignore[assignment]
     assert Classification(model, nn.CrossEntropyLoss(), {}).num_classes == 2
-
-
-class Doubled(LanguageModeling):
-    """Has its own loss, of other terms, and does not say how many."""
-
-    def forward(self, batch: Any) -> dict[str, Any]:
-        total, count = super().forward(batch)["loss"]
-        return {"loss": (total, 2 * count)}
-
-
-class CountsDoubled(Doubled):
-    """Says how many terms the loss has."""
-
-    def count(self, batch: Any) -> Tensor:
-        return 2 * (batch[1] != -100).sum()
-
-
-class OwnForward:
-    """A mixin."""
-
-    def forward(self, batch: Any) -> dict[str, Any]:
-        return {"loss": (torch.zeros(()), 1)}
-
-
-class Mixed(OwnForward, LanguageModeling):
-    """Has the loss of the mixin."""
-
-
-class SameLoss(LanguageModeling):
-    """Changes nothing about the loss."""
-
-
-@pytest.mark.parametrize(
-    ("kind", "count"), [(LanguageModeling, 6), (SameLoss, 6), (Doubled, None), (CountsDoubled, 12), (Mixed, None)]
-)
-def test_the_count_belongs_to_the_forward_of_the_same_class(kind: Any, count: int | None) -> None:
-    """With the count of another loss, all gradients would be wrong, and no message would say so."""
-    tokens = torch.zeros(2, 3, dtype=torch.int64)
-    task = kind(nn.Embedding(4, 4))
-    assert (task.count and task.count((tokens, tokens))) == count
-
-
-class CountsItself(Task):
-    """Has used the name for its own purpose."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(2, 2))
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, batch: Any) -> dict[str, Any]:
-        self.count += 1
-        return {"loss": self.count}
-
-
-@pytest.mark.parametrize("kind", [Task, Classification, Regression, CountsItself])
-def test_means_over_samples_have_no_count(kind: Any) -> None:
-    """The engine knows the samples of all ranks from the loader, without a communication."""
-    assert getattr(kind, "count", None) is None
-
-
-def test_an_attribute_of_the_name_is_the_tasks_own() -> None:
-    task = CountsItself()
-    assert [task(None)["loss"].item(), task(None)["loss"].item()] == [1, 2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from hydraloop.errors import UserError
 
 
@@ -17,34 +19,61 @@ def no_loss_error(task: Any, outputs: Any, step: str = "") -> UserError:
     )
 
 
-def wrong_loss_error(loss: object) -> UserError:
-    """Return the error of a task whose loss is neither a tensor nor a pair."""
-    remedy = 'Return a scalar tensor, {"loss": loss}, without .item() and float().'
-    return UserError(f"the loss is a {type(loss).__name__}, not a tensor", key="task", remedy=remedy)
+def check_loss(task: Any, loss: Any, step: str = "") -> None:
+    """Refuse a loss that cannot be backpropagated. No host sync.
 
-
-def counted_mean_error() -> UserError:
-    """Return the error of a task that counts the terms of its loss and returns their mean."""
-    return UserError(
-        "the task has a method count, and its loss is a mean over an unknown number of terms",
+    Args:
+        task: whose `forward` has returned the loss.
+        loss: a scalar tensor, or a pair of the sum of the losses and their number.
+        step: of the task, if it has steps.
+    """
+    total = loss
+    if not isinstance(loss, Tensor):
+        total = check_pair(task, loss)
+    if total.requires_grad:
+        return
+    of_step = f" in the step {step!r}" if step else ""
+    if not total.is_floating_point():
+        raise UserError(
+            f"the loss of {type(task).__name__}{of_step} is {total.dtype}, which has no gradient",
+            key="task",
+            remedy="Return a floating-point tensor that is computed from the model's outputs.",
+        )
+    which = f"optimizer.{step}" if step else "the optimizer"
+    raise UserError(
+        f"the loss of {type(task).__name__}{of_step} does not depend on the parameters of {which}",
         key="task",
-        remedy='Return the sum of the losses and the number of count, {"loss": (sum, count)}, or remove count.',
+        remedy="Compute it with these parameters, without detach() and no_grad()"
+        + (", or exchange the names of the steps." if step else "."),
     )
 
 
-def wrong_count_error(counted: float, returned: float) -> UserError:
-    """Return the error of a task whose count is not that of its loss."""
-    return UserError(
-        f"count returned {counted:g} for the first batches, and forward returned losses of {returned:g} terms",
-        key="task",
-        remedy="Return the same number from count as with the loss, or remove count.",
-    )
+def check_pair(task: Any, loss: Any) -> Tensor:
+    """Refuse a loss that is neither a tensor nor a pair of a sum and a number; return the sum. No host sync."""
+    if not isinstance(loss, tuple | list) or len(loss) != 2 or not isinstance(loss[0], Tensor):
+        is_pair = isinstance(loss, tuple | list)
+        got = "not a pair (sum, count) with a tensor" if is_pair else f"a {type(loss).__name__}, not a tensor"
+        raise UserError(
+            f"the loss of {type(task).__name__} is {got}",
+            key="task",
+            remedy='Return a scalar tensor, {"loss": loss}, without .item() and float().',
+        )
+    total: Tensor = loss[0]
+    count = loss[1]
+    if count.numel() != 1 if isinstance(count, Tensor) else not isinstance(count, int | float):
+        got = f"a tensor of shape {list(count.shape)}" if isinstance(count, Tensor) else f"a {type(count).__name__}"
+        raise UserError(
+            f"the loss of {type(task).__name__} is a pair whose second entry is {got}, not a number of losses",
+            key="task",
+            remedy='Return {"loss": (sum, count)}, or the loss alone: {"loss": loss}.',
+        )
+    return total
 
 
-def no_gradient_error(step: str) -> UserError:
-    """Return the error of a step whose loss depends on no parameter of its optimizer."""
+def empty_batch_error(batch_idx: int) -> UserError:
+    """Return the error of a batch without samples, whose mean loss would be NaN."""
     return UserError(
-        f"the loss of the step {step!r} does not depend on the parameters of optimizer.{step}",
-        key="task",
-        remedy="Compute it with these parameters, without detach() and no_grad(), or exchange the names of the steps.",
+        f"batch {batch_idx} (from 0) of this epoch has no samples",
+        key="data.loader.collate_fn",
+        remedy="Let it return at least one sample, or leave such samples out of the data set.",
     )

@@ -9,10 +9,10 @@ from torch import Tensor, optim
 
 from hydraloop.engine.batches import Batches, Window
 from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.loaders import share_of
+from hydraloop.engine.loaders import has_exact_sizes, share_of
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.closure import Closure, closure_of
-from hydraloop.engine.steps.loss_errors import no_gradient_error, no_loss_error
+from hydraloop.engine.steps.loss_errors import check_loss, empty_batch_error, no_loss_error
 from hydraloop.engine.steps.loss_weighting import LossWeighting, SumAndCount, mean_and_weight, mean_of
 
 Outputs = dict[str, Any]
@@ -23,7 +23,7 @@ class Stepper:
 
     Args:
         run: the parts of the run.
-        batches: of training, which know the terms of their losses.
+        batches: of training.
         calls: after_backward and before_optimizer_step are called.
     """
 
@@ -64,7 +64,10 @@ class Stepper:
         filler."""
 
     def start(self) -> None:
-        """Begin to train: forget the gradients and the open window of an earlier use."""
+        """Begin to train, on every rank: forget the gradients and the open window of an earlier use."""
+        if self._weighting is not None:
+            exact = has_exact_sizes(self._batches.loaders.train) and not self._calls.one_by_one("before_train_iter")
+            self._weighting.sizes_are_exact = all(self._ranks.gather(exact))
         if self._all is not None:
             self._all.zero_grad(set_to_none=True)
         self.optimizer, self.step, self.window_closed = self._all, "", True
@@ -93,7 +96,7 @@ class Stepper:
         """
         weighting, calls, optimizer, closes = self._weighting, self._calls, self.optimizer, batch_idx == window[-1]
         if weighting is not None and batch_idx == window[0]:
-            weighting.begin_window(window, self._batches.terms_of(window, batch))
+            weighting.begin_window(window)
         outputs = self._forward_backward(batch_idx, batch, closes=closes)
         loss = outputs["loss"]  # held to the end: an iteration takes 10 µs longer if its graph is freed before the step
         outputs["loss"] = loss.detach()
@@ -121,6 +124,8 @@ class Stepper:
         """Add the gradients of a batch to those of its window. `closes`: it is the last one of the window."""
         weighting, step = self._weighting, self.step
         self.batch_samples = self.samples_of_all = samples = self._task.num_samples(batch)
+        if not samples:
+            raise empty_batch_error(batch_idx)
         if weighting is not None:
             weighting.begin_batch(batch_idx, samples)
             self.batch_samples, self.samples_of_all = weighting.samples, weighting.samples_of_all
@@ -130,11 +135,10 @@ class Stepper:
             loss: Tensor | SumAndCount = outputs["loss"]
         except (KeyError, TypeError, IndexError):
             raise no_loss_error(self._task, outputs, step) from None
+        check_loss(self._task, loss, step)
         samples = self.batch_samples
         mean, weight = (loss, samples) if isinstance(loss, Tensor) else mean_and_weight(loss, samples)
         self.loss_weights[f"{step}/loss" if step else "loss"] = weight
-        if step and not mean.requires_grad:
-            raise no_gradient_error(step)
         if weighting is None:
             self._precision.backward(mean)
         else:
@@ -152,7 +156,7 @@ class Stepper:
         def again() -> Tensor:
             optimizer.zero_grad()
             if self._weighting is not None:
-                self._weighting.begin_window((batch_idx,), self._batches.terms_of((batch_idx,), batch))
+                self._weighting.begin_window((batch_idx,))
             repeated = self._forward_backward(batch_idx, batch, closes=True)
             repeated["loss"] = repeated["loss"].detach()
             if self._weighting is not None:

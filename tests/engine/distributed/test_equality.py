@@ -39,21 +39,6 @@ class Padded(Regression):
         return {"loss": (errors[counts].sum(), counts.sum())}
 
 
-class CountedPadded(Padded):
-    """The number of tokens that count is known before the forward pass."""
-
-    def forward(self, batch: Any) -> dict[str, Any]:
-        """As in `Padded`."""
-        return super().forward(batch)
-
-    def count(self, batch: Any) -> torch.Tensor:
-        """The samples whose first input is positive."""
-        return (batch[0][:, 0] > 0).sum()
-
-
-KINDS = {"pairs": Padded, "counted": CountedPadded}
-
-
 def network() -> nn.Sequential:
     """Two layers, the same each time."""
     torch.manual_seed(0)
@@ -70,8 +55,7 @@ def train(
     distributed: Distributed, batch_size: int, accumulate: int, options: dict[str, Any], run_dir: str
 ) -> dict[str, Any]:
     """Two epochs over 17 samples. Returns weights, averages, metrics, gradients of the first step."""
-    kind = next((kind for name, kind in KINDS.items() if options.get(name)), Regression)
-    task = kind(network(), nn.MSELoss())
+    task = (Padded if options.get("pairs") else Regression)(network(), nn.MSELoss())
     distributed.prepare(task.model)
     optimizer: Any = torch.optim.AdamW(task.parameters(), lr=0.05) if options.get("adam") else None
     if options.get("several"):
@@ -137,11 +121,9 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         {"adam": True},
         {"foreign": True},
         {"pairs": True},
-        {"counted": True},
-        {"foreign": True, "counted": True},
+        {"foreign": True, "pairs": True},
         {"samples": WITH_FILLER},
         {"samples": WITH_FILLER, "pairs": True},
-        {"samples": WITH_FILLER, "counted": True},
         {"weighted": True},
         {"several": True},
     ],
@@ -161,7 +143,7 @@ def test_ranks_train_as_one_process_does(
         assert found["loss"] == pytest.approx(expected["loss"], abs=1e-7)
 
 
-@pytest.mark.parametrize("options", [{}, {"pairs": True}, {"counted": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"pairs": True}], ids=str)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_accumulated_gradients_are_those_of_the_whole_batch(
     world_size: int, options: dict[str, Any], tmp_path: Path

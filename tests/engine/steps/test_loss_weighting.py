@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
 
+from hydraloop.data import build_loader
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
+from hydraloop.hooks import DistSamplerSeedHook, RuntimeInfoHook
 from hydraloop.tasks import Task
 from tests.helpers import Batch, at, batches, make_engine, tiny_task
+from tests.ranks import on_ranks
 
 UNEQUAL = [4, 4, 1, 3, 4, 2, 4, 2]
 """Samples of each batch: an unequal batch within a window, a short last window, a short last batch."""
@@ -90,35 +95,6 @@ class Total(Task):
         return {"loss": (nn.functional.mse_loss(self.model(inputs), targets, reduction="sum"), len(inputs))}
 
 
-class Counted(Total):
-    """A task that counts the terms of its loss before the forward pass."""
-
-    def forward(self, batch: Batch) -> dict[str, Any]:
-        return super().forward(batch)
-
-    def count(self, batch: Batch) -> int:
-        return len(batch[0])
-
-
-@pytest.mark.parametrize("kind", [Task, Total, Counted])
-@pytest.mark.parametrize("empty", [[0], [1], [2], [0, 1], [0, 1, 2, 3], []])
-def test_batches_without_samples_count_for_nothing(tmp_path: Path, empty: list[int], kind: type[Task]) -> None:
-    train = [batches(1, 0 if index in empty else 2 + index, seed=index)[0] for index in range(4)]
-    task = kind(tiny_task().model, nn.MSELoss())
-    engine = make_engine(tmp_path, train=train, task=task, accumulate=2, lr=0.05)
-    engine.train()
-    windows = [[batch for batch in window if len(batch[0])] for window in (train[:2], train[2:])]
-    model = tiny_task().model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for inputs, targets in (_joined(window) for window in windows if window):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    assert engine.progress.samples == sum(len(inputs) for inputs, _ in train)
-    for one, other in zip(engine.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-
-
 def test_max_iters_closes_the_window(tmp_path: Path) -> None:
     train = batches(8)
     engine = make_engine(tmp_path, train=train, accumulate=3, max_iters=5, lr=0.05)
@@ -166,7 +142,7 @@ def test_a_validation_due_inside_a_window_waits_for_its_end(tmp_path: Path) -> N
     assert at_iterations == [6, 9, 12, 18], "4 is due at 6, 8 at 9, 12 at 12, 16 and the end at 18"
 
 
-# Terms that the task counts before the forward pass. -----------------------------------------------------------------
+# Samples that are not those of the sampler. --------------------------------------------------------------------------
 
 
 class Crops(Hook):
@@ -177,10 +153,10 @@ class Crops(Hook):
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_terms_are_counted_after_a_hook_has_changed_the_batch(tmp_path: Path, accumulate: int) -> None:
+def test_a_batch_is_counted_after_a_hook_has_changed_it(tmp_path: Path, accumulate: int) -> None:
     train = [list(batch) for batch in batches(3)]
     engine = make_engine(
-        tmp_path, {"crops": Crops()}, train=train, task=Counted(tiny_task().model), accumulate=accumulate, lr=0.05
+        tmp_path, {"crops": Crops()}, train=train, task=Total(tiny_task().model), accumulate=accumulate, lr=0.05
     )
     engine.train()
     cropped = [(inputs[:2], targets[:2]) for inputs, targets in batches(3)]
@@ -190,55 +166,125 @@ def test_terms_are_counted_after_a_hook_has_changed_the_batch(tmp_path: Path, ac
         torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
 
 
-def test_the_batches_of_a_window_are_counted_before_its_first_forward(tmp_path: Path) -> None:
-    trace: list[str] = []
+class Samples(Dataset[Batch]):
+    """Eighteen samples, one after the other."""
 
-    class Tells(Counted):
-        def forward(self, batch: Batch) -> dict[str, Any]:
-            trace.append(f"forward {len(batch[0])}")
-            return super().forward(batch)
+    def __init__(self) -> None:
+        (self.inputs, self.targets), *_ = batches(1, 18)
 
-        def count(self, batch: Batch) -> int:
-            trace.append(f"count {len(batch[0])}")
-            return len(batch[0])
+    def __len__(self) -> int:
+        return 18
 
-    train = [batches(1, size)[0] for size in (4, 3, 2, 1)]
-    make_engine(tmp_path, train=train, task=Tells(tiny_task().model), accumulate=3).train()
-    assert trace == [
-        "count 4", "count 3", "count 2", "forward 4", "forward 3", "forward 2", "count 1", "forward 1",
-    ]  # fmt: skip
+    def __getitem__(self, index: int) -> Batch:
+        return self.inputs[index], self.targets[index]
 
 
-class Wrong(Counted):
-    """Counts one term too many."""
+def drop(samples: list[Batch]) -> Any:
+    """Leave out the samples whose first input is negative, as if they could not be read."""
+    return default_collate([sample for sample in samples if sample[0][0] > 0] or samples[:1])
+
+
+def merge(samples: list[Batch]) -> Any:
+    """Make one sample of two, as a packed sequence does; the last one may be alone."""
+    return default_collate([(x + samples[-1][0], y) for x, y in samples[::2]])
+
+
+def repeat(samples: list[Batch]) -> Any:
+    """Repeat samples, as crops of one picture do."""
+    return default_collate([sample for number, sample in enumerate(samples) for _ in range(1 + number % 3)])
+
+
+COLLATE: dict[str, Any] = {"drop": drop, "merge": merge, "repeat": repeat}
+
+
+def loader_of(rank: int, ranks: int, collate: str, size: int) -> Any:
+    options: dict[str, Any] = {"rank": rank, "world_size": ranks, "collate_fn": COLLATE[collate]}
+    return build_loader(Samples(), shuffle=False, batch_size=size, **options)
+
+
+def changed_on_rank(distributed: Distributed, run_dir: str, collate: str, accumulate: int, size: int) -> Any:
+    """Train one epoch. Return the weights and the loss of the records."""
+    train = loader_of(distributed.rank, distributed.world_size, collate, size)
+    hooks: dict[str, Hook] = {"runtime_info": RuntimeInfoHook(), "sampler_seed": DistSamplerSeedHook()}
+    options: dict[str, Any] = {"train": train, "accumulate": accumulate, "lr": 0.1, "distributed": distributed}
+    engine = make_engine(Path(run_dir), hooks, **options)
+    engine.train()
+    weights = {name: value.detach().clone() for name, value in engine.model.state_dict().items()}
+    return weights, engine.messages.means(distributed)["loss"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("collate", ["drop", "merge", "repeat"])
+def test_each_sample_that_is_there_counts_once(collate: str, accumulate: int, ranks: int, tmp_path: Path) -> None:
+    """The same as by hand: of all samples in the batches of a window, on all ranks, one mean."""
+    found = on_ranks(ranks, changed_on_rank, str(tmp_path), collate, accumulate, 6 // ranks)
+    of_ranks = [list(loader_of(rank, ranks, collate, 6 // ranks)) for rank in range(ranks)]
+    steps = [_joined([*batches]) for batches in zip(*of_ranks, strict=True)]
+    windows = [steps[first : first + accumulate] for first in range(0, len(steps), accumulate)]
+    total, samples, model = 0.0, 0, tiny_task().model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in windows:
+        inputs, targets = _joined(window)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        total, samples = total + float(loss.detach()) * len(inputs), samples + len(inputs)
+    for weights, record in found:
+        assert record == pytest.approx(total / samples, abs=1e-6)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-6)
+
+
+def test_a_batch_without_samples_is_one_message(tmp_path: Path) -> None:
+    """On several ranks, the launcher ends the others, as after each error of a rank."""
+    engine = make_engine(tmp_path, train=[batches(1)[0], batches(1, 0)[0]])
+    with pytest.raises(UserError, match=r"batch 1 \(from 0\) of this epoch has no samples") as caught:
+        engine.train()
+    assert caught.value.key == "data.loader.collate_fn"
+
+
+class Odd(Task):
+    """Returns a loss that cannot be trained on."""
+
+    kind = ""
 
     def forward(self, batch: Batch) -> dict[str, Any]:
-        return super().forward(batch)
+        inputs, targets = batch
+        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        return {"loss": self.odd(loss)}
 
-    def count(self, batch: Batch) -> int:
-        return len(batch[0]) + 1
-
-
-class Mean(Counted):
-    """Returns the mean over the terms that it counts."""
-
-    def forward(self, batch: Batch) -> dict[str, Any]:
-        return Task.forward(self, batch)
-
-    def count(self, batch: Batch) -> int:
-        return len(batch[0])
+    def odd(self, loss: Tensor) -> Any:
+        """Return what is wrong with it."""
+        return {
+            "detached": loss.detach(),
+            "integer": loss.detach().long(),
+            "a float": 0.5,
+            "no count": (loss, torch.zeros(3)),
+            "three": (loss, 1, 2),
+        }[self.kind]
 
 
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        (Wrong, "count returned 10 for the first batches, and forward returned losses of 8 terms"),
-        (Mean, "the task has a method count, and its loss is a mean over an unknown number of terms"),
+        ("detached", "the loss of Odd does not depend on the parameters of the optimizer"),
+        ("integer", "the loss of Odd is torch.int64, which has no gradient"),
+        ("a float", "the loss of Odd is a float, not a tensor"),
+        (
+            "no count",
+            r"the loss of Odd is a pair whose second entry is a tensor of shape \[3\], not a number",
+        ),
+        ("three", r"the loss of Odd is not a pair \(sum, count\)"),
     ],
 )
-def test_a_count_that_is_not_that_of_the_loss_is_refused(tmp_path: Path, kind: type[Task], problem: str) -> None:
-    engine = make_engine(tmp_path, train=batches(4), task=kind(tiny_task().model, nn.MSELoss()), accumulate=2)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loss_that_cannot_be_trained_on_is_one_message(
+    kind: str, problem: str, accumulate: int, tmp_path: Path
+) -> None:
+    task = Odd(tiny_task().model)
+    task.kind = kind
     with pytest.raises(UserError, match=problem) as caught:
-        engine.train()
+        make_engine(tmp_path, task=task, accumulate=accumulate).train()
     assert caught.value.key == "task"
-    assert engine.progress.optimizer_step == 0

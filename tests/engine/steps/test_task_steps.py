@@ -342,8 +342,11 @@ class _Item(Gan):
 @pytest.mark.parametrize(
     ("task", "problem"),
     [
-        (_Swapped, "the loss of the step 'generator' does not depend on the parameters of optimizer.generator"),
-        (_Item, "the loss is a float, not a tensor"),
+        (
+            _Swapped,
+            "the loss of _Swapped in the step 'generator' does not depend on the parameters of optimizer.generator",
+        ),
+        (_Item, "the loss of _Item is a float, not a tensor"),
     ],
 )
 def test_a_loss_without_gradients_is_refused(task: type[Gan], problem: str, tmp_path: Path) -> None:
