@@ -22,10 +22,6 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), _COLOUR.sub("", text))
 
 
-RENAMED = {"warm_up": "warm_up_steps"}
-"""The new name of each renamed option. An error about the earlier name suggests only the new one."""
-
-
 class Remedy(str):
     """How to fix a mistake: a text for people, and the same change of the command line for programs (`--json`).
 
@@ -126,10 +122,6 @@ def close_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float
         cutoff: the lowest resemblance, as of difflib. 1 is equality.
     """
     by_lower = {other.lower(): other for other in known}
-    parent, dot, last = name.rpartition(".")
-    renamed = f"{parent}{dot}{RENAMED.get(last, '')}"
-    if renamed in by_lower:
-        return [renamed]
     found = difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=cutoff)
     return [by_lower[other] for other in found]
 

@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import hydraloop
-from hydraloop.engine.deprecated_names import NEW_NAMES
 
 ENGINE = Path(hydraloop.__file__).resolve().parent / "engine"
 PARTS = {
@@ -71,12 +70,6 @@ def part_names() -> str:
             if (part, name) not in on_engine and (not arguments or name in METHODS.get(part, ())):
                 rows.append(_name_row(f"{part}.{name}", arguments, text))
     return "\n".join(rows)
-
-
-def deprecated_table() -> str:
-    """Return the table of the engine's earlier names."""
-    rows = [f"| `engine.{old}` | `engine.{new}` |" for old, new in NEW_NAMES.items()]
-    return "\n".join(["| earlier | now |", "|---|---|", *rows])
 
 
 def _name_row(name: str, arguments: str, text: str) -> str:

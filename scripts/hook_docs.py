@@ -278,7 +278,6 @@ PAGES = {
         "engine": _ENGINE["engine_tables"],
         "parts": _ENGINE["part_table"],
         "names of parts": _ENGINE["part_names"],
-        "deprecated": _ENGINE["deprecated_table"],
         "table": hook_table,
         "hooks": hook_sections,
     },

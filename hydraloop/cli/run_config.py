@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.cli import arguments
-from hydraloop.errors import RENAMED, Remedy, UserError, suggestion
+from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.config_yaml import loaded, remember_config, resolved_but_secrets
 from hydraloop.run_files.run_directory import CONFIG, config_file
@@ -39,7 +39,6 @@ def config_of(
     if file is None:
         raise UserError(f"{run_dir} has no {RECORDS}/{CONFIG}", key="run", remedy="Name another run.")
     config = loaded(file, file) if saved is None else loaded(saved, f"the config in a checkpoint of {run_dir}")
-    _rename_options(config)
     try:
         cfg = _typed(config)
     except OmegaConfBaseException as error:
@@ -54,14 +53,6 @@ def config_of(
     _fill(cfg, cache(lambda: loaded(meta().get("config", ""), f"the config in a checkpoint of {run_dir}")))
     remember_config(cfg)
     return _typed(resolved_but_secrets(cfg))  # under torchrun, the ranks resolve them
-
-
-def _rename_options(config: DictConfig) -> None:
-    """Give options of hydraloop's hooks that are called differently in an older run their new names."""
-    for node in [*(config.get("default_hooks") or {}).values(), *(config.get("hooks") or {}).values()]:
-        if isinstance(node, DictConfig) and str(node.get("_target_")).startswith("hydraloop."):
-            for name in RENAMED.keys() & node.keys():
-                node[RENAMED[name]] = node.pop(name)
 
 
 def _typed(config: Any) -> DictConfig:

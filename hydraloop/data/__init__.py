@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from hydraloop.data.collate import Tokenize
 from hydraloop.data.in_memory import InMemoryDataset
 from hydraloop.data.map_style_loader import GlobalBatchLoader, build_loader
 from hydraloop.data.sampler import EpochSampler
-from hydraloop.moved_names import find_moved
 
 __all__ = ["EpochSampler", "GlobalBatchLoader", "InMemoryDataset", "Tokenize", "build_loader"]
-
-__getattr__ = partial(find_moved, __name__)

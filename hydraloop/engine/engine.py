@@ -14,7 +14,6 @@ from torch import nn, optim
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
-from hydraloop.engine.deprecated_names import with_deprecated_names
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.seeding import set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
@@ -43,7 +42,6 @@ def _of(path: str) -> Any:
     return property(attrgetter(path))
 
 
-@with_deprecated_names
 class Engine:
     """Trains, validates and tests a task, and calls hooks at every mount point. A run::
 

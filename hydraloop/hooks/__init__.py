@@ -46,12 +46,9 @@ CLASSES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("classe
 `scripts/hook_docs.py` reads them from the source of the classes.
 """
 __all__ = sorted(CLASSES)
-_EARLIER = ("NPUProfilerHook", "SyncNormHook")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _EARLIER:
-        return getattr(importlib.import_module(f"{__name__}.earlier_names"), name)
     if name not in CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(CLASSES[name]["module"]), name)

@@ -139,7 +139,7 @@ class EarlyStoppingHook(Hook):
             log.warning("%s: this run monitored %s until now; the count starts again", self.key, state["monitor"])
             return
         self.best, self.best_at, self.wait_count = state["best"], state["best_at"], state["wait_count"]
-        self._last_improvement = state.get("improved_to", self.best)  # not in older checkpoints
+        self._last_improvement = state["improved_to"]
         self.stopped, self._stopped_by = state["stopped"], state["stopped_by"]
 
     def _value_in(self, metrics: Mapping[str, float]) -> float | None:

@@ -138,7 +138,7 @@ class Schedule:
 def another_kind(key: str) -> UserError:
     """Return the error for a state that the schedule of this key cannot load."""
     return UserError(
-        "the checkpoint has the state of another kind of schedule, or of an earlier build",
+        "the checkpoint has the state of another kind of schedule",
         key=key,
         remedy="Use the schedule of the checkpoint, continue without schedules (resume_strict=false scheduler=[]), or "
         "start a new run with its weights (load_from=…).",

@@ -119,7 +119,7 @@ class TorchSchedule:
             UserError: it is the state of another kind of schedule, or this run has another length or lr.
         """
         kind = type(self.scheduler).__name__
-        if {"class": kind, **state}.keys() != {"class", "scheduler"} or state.get("class", kind) != kind:
+        if state.keys() != {"class", "scheduler"} or state["class"] != kind:
             raise another_kind(self.key)
         saved = state["scheduler"]
         here: dict[str, Any] = {name: getattr(self.scheduler, name, None) for name in _TOTALS}

@@ -1,4 +1,4 @@
-"""RunData: what the files of a run say. Files of older versions may be missing, and others may have written them."""
+"""RunData: what the files of a run say. Files may be missing, and others may have written them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def resumed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return a line for each change since a checkpoint was written. For a change without effect, the line says why.
 
     Args:
-        old: `meta` of the checkpoint. An older version may have left out entries.
+        old: `meta` of the checkpoint. That of an engine without a config has no `config`.
         new: the same entries of this run: `config`, `versions`, `git`.
     """
     changes = differences(config_of(old), config_of(new)) if "config" in old and "config" in new else ()

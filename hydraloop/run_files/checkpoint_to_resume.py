@@ -11,7 +11,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hydraloop.errors import UserError, leave_out, missing_path
-from hydraloop.moved_names import with_present_names
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.checkpoint_files import candidates, newest_intact
 from hydraloop.run_files.config_yaml import plain
@@ -118,7 +117,7 @@ def _identity(cfg: Any) -> Any:
 def _comparable(node: Any) -> Any:
     """Return the node resolved, or as written if it resolves only in the job (`${hydra:runtime.cwd}/data`)."""
     written = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
-    return with_present_names(written if "${hydra:" in str(written) else plain(node))
+    return written if "${hydra:" in str(written) else plain(node)
 
 
 def _config_in(records: Path) -> DictConfig:

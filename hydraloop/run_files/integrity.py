@@ -174,7 +174,7 @@ def _in_zip(path: Path, rank: int, ranks: int) -> str | None:
         table, length = end[:-2], int.from_bytes(end[-2:], "little")
         if length != len(archive.comment):  # zipfile accepts it
             return "its end is cut off"
-        is_sealed = archive.comment.startswith(_SEALED)  # the files of other programs and of early versions are not
+        is_sealed = archive.comment.startswith(_SEALED)  # the files of other programs are not
         if is_sealed and archive.comment != _SEALED + b"%08x" % zlib.crc32(table):
             return "its table of contents is wrong"
         members = archive.infolist()

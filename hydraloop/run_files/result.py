@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -98,7 +97,7 @@ class Result:
         try:
             content = uncached.read(run_dir / FILENAME)
             found = {name: value for name, value in json.loads(content).items() if name in cls.__slots__}
-            if earlier in _digests(content) or found["status"] not in get_args(Status):
+            if earlier == _digest(content) or found["status"] not in get_args(Status):
                 return None
             found["best"] = _with_number(Best, found.get("best"))
             found["objective"] = _with_number(Objective, found.get("objective"))
@@ -170,7 +169,7 @@ class ResultFile:
 
     def _written(self) -> Result | None:
         """Return what this attempt has written; None if it has not written the file."""
-        earlier = None if self._before is None else _digests(self._before)[0]
+        earlier = None if self._before is None else _digest(self._before)
         return Result.read(self._path.parent, earlier=earlier)
 
     def put_back(self) -> None:
@@ -190,14 +189,13 @@ class ResultFile:
 def digest(run_dir: Path) -> str | None:
     """Return a checksum of the file, which tells later whether it was replaced; None if there is no file."""
     try:
-        return _digests(uncached.read(run_dir / FILENAME))[0]
+        return _digest(uncached.read(run_dir / FILENAME))
     except OSError:
         return None
 
 
-def _digests(content: bytes) -> tuple[str, str]:
-    """Return the checksum of a file, and the one that trackers of an earlier version have noted for it."""
-    return f"{zlib.crc32(content):08x}", hashlib.sha256(content).hexdigest()[:16]
+def _digest(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"
 
 
 def _with_number(kind: type[T], found: Mapping[str, Any] | None) -> T | None:

@@ -89,7 +89,7 @@ def read(folder: Path, *, key: str | None = None) -> Description:
     except OSError as error:
         problem, remedy = f"cannot be read: {error.strerror}", "Name another sweep."
     except (ValueError, TypeError, KeyError, AttributeError):
-        problem = f"has a damaged {FILENAME}, or one of an earlier version"
+        problem = f"has a damaged {FILENAME}"
         remedy = "Copy that file again, or start a new sweep. The results of its jobs are in their result.json."
     raise UserError(f"{folder} {problem}", key=key, remedy=remedy)
 

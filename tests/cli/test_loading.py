@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 
 import hydraloop
 from hydraloop.cli.loading import checkpoint_of
-from hydraloop.cli.run_config import config_of
 from hydraloop.commands import export
 from hydraloop.errors import UserError
 from hydraloop.tasks import Classification
@@ -84,13 +83,6 @@ def test_a_loaded_run_has_the_metrics_of_the_run_and_writes_nothing(
     assert "load_from" in str(caught.value)
     assert files(run) == before
     assert files(tmp_path).keys() == {str(tmp_path)}
-
-
-def test_the_config_of_an_older_run_may_have_an_earlier_name_of_an_option(run: Path, tmp_path: Path) -> None:
-    older = shutil.copytree(run, tmp_path / "older")
-    file = older / ".hydra" / "config.yaml"
-    file.write_text(file.read_text(encoding="utf-8").replace("warm_up_steps: 100", "warm_up: 7"), encoding="utf-8")
-    assert config_of(older, [], dict).hooks.ema.warm_up_steps == 7
 
 
 class Drawing(Classification):

@@ -189,8 +189,6 @@ MORE_MISTAKES: dict[str, tuple[str, str]] = {
         "Use 'default_hooks=[",
     ),
     "hooks=[ema] hooks.ema.moment=0.1": ("hooks.ema.moment", "Did you mean hooks.ema.momentum"),
-    "hooks=[ema] hooks.ema.warm_up=5": ("hooks.ema.warm_up", "Did you mean hooks.ema.warm_up_steps?"),
-    "hooks=[ema] hooks.ema={warm_up:5}": ("hooks.ema.warm_up", "Did you mean hooks.ema.warm_up_steps?"),
     "hooks=[ema] hooks.ema.momentum=high": ("hooks.ema.momentum", "hooks.ema.momentum=0.0002"),
     "default_hooks.checkpoint.priority=20": ("default_hooks.checkpoint.priority", "a number above 70"),
     "optimizer.lr=1e-3,1e-2": ("optimizer.lr", "For a sweep add -m"),
@@ -534,12 +532,6 @@ FILES: dict[str, tuple[str, str, str, str]] = {
         "which has no average",
         "To replace accuracy, write in experiment/mine.yaml accuracy: null and the new one under another name.",
         "task: {metrics: {accuracy: null, f1: {_target_: torchmetrics.F1Score, average: micro}}}",
-    ),
-    "defaults: [override /hooks: [ema]]\nhooks: {ema: {ema_type: linear_momentum, warm_up: 5}}": (
-        "hooks.ema.warm_up",
-        "which has no warm_up",
-        "Use warm_up_steps, its new name.",
-        "defaults: [override /hooks: [ema]]\nhooks: {ema: {ema_type: linear_momentum, warm_up_steps: 5}}",
     ),
 }
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from hydraloop.engine.deprecated_names import NEW_NAMES
 from hydraloop.engine.engine import Engine
 from tests.helpers import make_engine
 from tests.scripts import load_script
@@ -77,7 +76,7 @@ def _names(table: str) -> list[str]:
 def test_every_public_name_of_the_engine_has_its_row(of_engine: Any, tmp_path: Path) -> None:
     """A hook is written with this page: a name that is not there is not found, and another name fails in a run."""
     engine = make_engine(tmp_path)
-    names = {name for name in vars(Engine) if not name.startswith("_")} - NEW_NAMES.keys()
+    names = {name for name in vars(Engine) if not name.startswith("_")}
     assert sorted(_names(of_engine.engine_tables())) == sorted(names)
     assert sorted(_names(of_engine.part_table())) == sorted(name for name in vars(engine) if not name.startswith("_"))
 
@@ -88,10 +87,6 @@ def test_every_name_of_a_part_exists_and_hooks_can_call_the_methods(of_engine: A
         assert getattr(engine, part) is not None
         assert hasattr(getattr(engine, part), name), f"{part}.{name}"
     assert {f"{part}.{name}" for part, methods in of_engine.METHODS.items() for name in methods} <= set(names)
-
-
-def test_every_deprecated_name_has_its_row(of_engine: Any) -> None:
-    assert _names(of_engine.deprecated_table()) == list(NEW_NAMES)
 
 
 def test_a_page_that_is_out_of_date_is_noticed(docs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

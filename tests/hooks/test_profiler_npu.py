@@ -15,7 +15,6 @@ import torch
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import ProfilerHook
-from hydraloop.hooks.earlier_names import NPUProfilerHook
 from tests.hooks.npu import torch_npu
 from tests.hooks.test_profiler import STARTED, Watcher, _recording, _steps, stop_all
 from tests.hooks.tiny_runs import batches, engine_of
@@ -51,7 +50,7 @@ def _folder(run_dir: Path) -> Path:
 
 @pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed")
 def test_without_torch_npu_there_is_one_message_before_training(tmp_path: Path) -> None:
-    engine, _ = _engine(tmp_path, NPUProfilerHook())  # the name in configs of earlier runs
+    engine, _ = _engine(tmp_path, _hook())
     with pytest.raises(UserError, match="torch_npu cannot be imported: No module named 'torch_npu'") as raised:
         engine.train()
     assert raised.value.key == "hooks.npu_profiler"

@@ -15,7 +15,6 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import SyncBuffersHook
-from hydraloop.hooks.earlier_names import SyncNormHook
 from hydraloop.hooks.sync_buffers import average_over_ranks
 from hydraloop.tasks import Regression
 from tests.helpers import HostSyncs
@@ -189,7 +188,7 @@ def collectives(distributed: Distributed, run_dir: str) -> list[int]:
     engine = Engine(
         task=Regression(net, nn.MSELoss()),
         loaders=Loaders(),
-        hooks={"sync_norm": (hook := SyncNormHook())},  # the name in configs of earlier runs
+        hooks={"sync_norm": (hook := SyncBuffersHook(norm_only=True))},
         settings=Settings(device="cpu"),
         run_dir=Path(run_dir),
         distributed=distributed,

@@ -188,22 +188,20 @@ def test_a_skipped_step_does_not_change_the_length(skipped: int, tmp_path: Path)
 # The state of another schedule. --------------------------------------------------------------------------------------
 
 STEP_LR = partial(torchs.StepLR, step_size=7)
-OLD = {"scheduler": {"last_epoch": 3, "_last_lr": [0.1]}, "values": [0.1], "done": 3, "product": [1.0]}
-OLD_BEFORE_BEGIN = {**OLD, "scheduler": None}
 
 
-@pytest.mark.parametrize("saved", ["cosine", "plateau", "step_lr", "lambda_lr", OLD, OLD_BEFORE_BEGIN])
+@pytest.mark.parametrize("saved", ["cosine", "plateau", "step_lr", "lambda_lr"])
 @pytest.mark.parametrize("used", ["cosine", "plateau", "step_lr", "lambda_lr"])
-def test_the_state_of_another_kind_is_refused(saved: Any, used: str) -> None:
+def test_the_state_of_another_kind_is_refused(saved: str, used: str) -> None:
     def made(name: str) -> Any:
         factory = {"step_lr": STEP_LR, "lambda_lr": partial(torchs.LambdaLR, lr_lambda=lambda step: 1.0)}.get(name)
         return option(name, two_groups()) if factory is None else of(name, factory, two_groups())
 
-    state = made(saved).state_dict() if isinstance(saved, str) else saved
+    state = made(saved).state_dict()
     if saved == used or (saved, used) == ("plateau", "cosine"):  # a cosine has no counts to continue
         made(used).load_state_dict(state)
         return
-    with pytest.raises(UserError, match="another kind of schedule, or of an earlier build") as caught:
+    with pytest.raises(UserError, match="another kind of schedule") as caught:
         made(used).load_state_dict(state)
     assert caught.value.key == f"scheduler.{used}"
     assert "resume_strict=false scheduler=[]" in str(caught.value.remedy)

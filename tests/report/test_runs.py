@@ -66,7 +66,7 @@ def torn_line(run: Path) -> None:
         file.write(b'{"mode": "val", "epoch": 1, "iter')
 
 
-def older_version(run: Path) -> None:
+def without_a_config(run: Path) -> None:
     (run / "result.json").unlink()
     (run / ".hydra" / "config.yaml").write_text("optimizer: [1")
 
@@ -94,7 +94,7 @@ def links_out_of_the_run(run: Path) -> None:
     [
         (no_records, "There are no records.", "Peak memory"),
         (torn_line, "finished", "no records"),
-        (older_version, "The run has no config.", "finished"),
+        (without_a_config, "The run has no config.", "finished"),
         (failed, "last line", "first line"),
         (links_out_of_the_run, "0 of 1 pictures", "data:image"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from contextlib import nullcontext
@@ -94,7 +93,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = Result("stopped", reason="enough", val_metrics={"loss": math.inf}, best=best, objective=objective)
     written.write(tmp_path)
     assert Result.read(tmp_path) == written
-    for old in ('{"status": "finished", "error": null, "of_an_older_version": 1}', '{"status": "failed"}'):
+    for old in ('{"status": "finished", "error": null, "of_another_program": 1}', '{"status": "failed"}'):
         (tmp_path / "result.json").write_text(old)
         assert Result.read(tmp_path) == Result(json.loads(old)["status"])
     for damaged in ("", "[1]", "{}", '{"status": "fini', '{"status": "done"}', '{"status": "failed", "best": {}}'):
@@ -104,9 +103,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_file_of_an_earlier_attempt_is_not_read(tmp_path: Path) -> None:
     Result("finished").write(tmp_path)
-    of_earlier_version = hashlib.sha256((tmp_path / "result.json").read_bytes()).hexdigest()[:16]
-    for earlier in (digest(tmp_path), of_earlier_version):
-        assert Result.read(tmp_path, earlier=earlier) is None
+    assert Result.read(tmp_path, earlier=digest(tmp_path)) is None
     assert Result.read(tmp_path, earlier="0" * 8) == Result("finished")
 
 

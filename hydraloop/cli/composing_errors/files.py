@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli.composing_errors.case import Case, select
 from hydraloop.cli.composing_errors.hints import type_hint
 from hydraloop.cli.own_keys import as_listed, line_for_defaults, selected_in_body
-from hydraloop.errors import RENAMED, Remedy, UserError, close_names, emptying
+from hydraloop.errors import Remedy, UserError, close_names, emptying
 
 
 def new_in_a_file(case: Case, found: re.Match[str]) -> UserError:
@@ -18,9 +18,7 @@ def new_in_a_file(case: Case, found: re.Match[str]) -> UserError:
     parent, _, name = key.rpartition(".")
     node = select(case.cfg, parent) if parent else case.cfg
     close = close_names(name, map(str, node), most=1) if isinstance(node, DictConfig) else []
-    if name in RENAMED:
-        close, remedy = [], f"Use {RENAMED[name]}, its new name."
-    elif name in close:  # without the overrides, the file fits
+    if name in close:  # without the overrides, the file fits
         close, remedy = [], f"Remove it from {file}.yaml, or select an option that has it."
     elif file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
         remedy = Remedy("For several by name, remove the one without a name: ~optimizer", add=["~optimizer"])

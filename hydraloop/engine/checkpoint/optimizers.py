@@ -94,13 +94,12 @@ class SavedOptimizers:
             problem = f"the checkpoint has the state of {_listed(saved)}, this run uses {_listed(here)}"
             differs(strict, "optimizer", problem, _REPEAT)
         fitting = here.keys() & saved.keys()
-        if "groups" in meta:
-            old = _by_optimizer((group["optimizer"], group["names"]) for group in meta["groups"])
-            now = _by_optimizer((group.optimizer, group.names) for group in self._run.groups)
-            moved = _moved(old, now)
-            if moved is not None:
-                differs(strict, "optimizer.groups", moved, _REPEAT)
-            fitting = {name for name in fitting if old[name] == now[name]}
+        old = _by_optimizer((group["optimizer"], group["names"]) for group in meta["groups"])
+        now = _by_optimizer((group.optimizer, group.names) for group in self._run.groups)
+        moved = _moved(old, now)
+        if moved is not None:
+            differs(strict, "optimizer.groups", moved, _REPEAT)
+        fitting = {name for name in fitting if old[name] == now[name]}
         for name in here.keys() - fitting:
             log.warning("%s starts without a state", _key(name))
         return fitting

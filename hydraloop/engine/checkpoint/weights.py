@@ -50,7 +50,7 @@ def own_state(task: nn.Module) -> dict[str, Any]:
 
 
 def load_own_state(run: Run, checkpoint: Checkpoint) -> None:
-    """Load the own state of the task. If the file has none, as those of older versions, the task keeps what it has.
+    """Load the own state of the task. If the file has none, as a published one, the task keeps what it has.
 
     Raises:
         UserError: an entry is missing or unknown (with `resume_strict`), or has another shape.

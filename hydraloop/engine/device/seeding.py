@@ -16,8 +16,8 @@ import torch
 
 log = logging.getLogger(__name__)
 
-_ACCELERATORS = ("cuda", "xpu", "mps", "accelerator")
-"""The entries for an accelerator's generator; `accelerator` is that of older versions."""
+_ACCELERATORS = ("cuda", "xpu", "mps")
+"""The entries for an accelerator's generator."""
 
 
 def use_deterministic_kernels(wanted: bool) -> None:
@@ -82,20 +82,20 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any] | None) -> None:
-    """Restore what `rng_state` returned, also in an older version. None: all generators keep their states.
+    """Restore what `rng_state` returned. None: all generators keep their states.
 
     If the state of this process's accelerator is not there, a warning says so, and its generator keeps its state.
     """
     if state is None:
         return
     version, keys, gauss = state["python"]
-    random.setstate((version, tuple(_listed(keys)), gauss))
+    random.setstate((version, tuple(keys.tolist()), gauss))
     torch.set_rng_state(state["torch"])
     if "numpy" in state and "numpy" in sys.modules:
         name, keys, *rest = state["numpy"]
-        sys.modules["numpy"].random.set_state((name, _listed(keys), *rest))
+        sys.modules["numpy"].random.set_state((name, keys.tolist(), *rest))
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    own = None if accelerator is None else _of_device(state, accelerator.type)
+    own = None if accelerator is None else state.get(accelerator.type)
     if own is not None:
         with suppress(torch.AcceleratorError):  # as in `rng_state`
             torch.get_device_module(accelerator).set_rng_state(own)
@@ -104,15 +104,6 @@ def set_rng_state(state: dict[str, Any] | None) -> None:
             "the checkpoint does not have the random generator state of the accelerator that is used now: random "
             "numbers on it differ from those of an uninterrupted run"
         )
-
-
-def _of_device(state: dict[str, Any], kind: str) -> torch.Tensor | None:
-    """Return the state of the current accelerator. Older versions saved those of all GPUs, and of others one."""
-    found = state.get(kind, state.get("accelerator") if kind != "cuda" else None)
-    if not isinstance(found, list):
-        return found
-    index = torch.accelerator.current_device_index()
-    return found[index] if index < len(found) else None
 
 
 @contextmanager
@@ -150,7 +141,3 @@ def of_rank(state: dict[str, Any], rank: int) -> dict[str, Any] | None:
     """Return a rank's state from what `of_all_ranks` returned; None if the run had fewer ranks."""
     states = [state, *state.get("other_ranks", [])]
     return states[rank] if rank < len(states) else None
-
-
-def _listed(keys: torch.Tensor | list[int]) -> list[int]:
-    return keys.tolist() if isinstance(keys, torch.Tensor) else keys

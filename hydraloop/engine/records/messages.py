@@ -107,8 +107,6 @@ class Messages:
         same = len(states) == over.world_size
         for state in states[over.rank : over.rank + 1] if same else states:
             for name, entry in (state or {}).items():
-                if len(entry) != 3:  # an early version of 0.1.0 wrote other sums: the record begins at the checkpoint
-                    continue
                 total, weight, count = entry
                 # Weights are numbers of samples. Without them, each iteration counts once on each rank.
                 ranks = 1 if same else over.world_size if weight else len(states)

@@ -160,8 +160,7 @@ class EMAHook(Hook):
         """
         self.updates = state["updates"]
         if self._waits_for_epoch:
-            begin = state.get("begin")  # not in older checkpoints
-            self._every = None if begin is None else Every(self._interval, begin)
+            self._every = None if state["begin"] is None else Every(self._interval, state["begin"])
         self._averages.load_state_dict(state["averaged"], strict=self._strict, key=self.key)
 
     # Within. -------------------------------------------------------------------------------------------------------

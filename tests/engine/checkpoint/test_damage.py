@@ -74,7 +74,7 @@ def test_a_damaged_file_is_an_error_that_names_the_checkpoint_before_it(tmp_path
 
 
 def test_files_without_a_checksum_of_the_table_are_checked_by_member(tmp_path: Path) -> None:
-    """Files of early versions, and of other programs."""
+    """Files of other programs."""
     path = tmp_path / "epoch_1.pth"
     torch.save(CHECKPOINT, path)
     assert damage(path) is None

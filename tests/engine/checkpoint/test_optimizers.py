@@ -19,7 +19,6 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
-from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import Cosine, OneCycle, Schedule
 from hydraloop.tasks.task import Task
@@ -27,7 +26,6 @@ from tests.engine.checkpoint.test_optimizer_state import messages, trained, two_
 from tests.helpers import at, batches, differences
 from tests.ranks import on_ranks
 
-BEFORE_GROUPS = Path(__file__).with_name("before_groups.pth")
 """Written by version 0.1.0 before checkpoints had the names of the groups: `two_groups(…, 0.01, EMAHook())`."""
 
 Groups = Sequence[Sequence[str]]
@@ -259,30 +257,6 @@ def test_typed_groups_change_all_numbers(tmp_path: Path, caplog: pytest.LogCaptu
     engine.train()
     assert [group["weight_decay"] for group in engine.optimizer.param_groups] == [0, 0.0, 0.3]
     assert "optimizer.rest.weight_decay: 0.01 -> [0.0, 0.3]" in messages(caplog)
-
-
-def test_a_checkpoint_of_an_older_version_is_resumed(tmp_path: Path) -> None:
-    found: dict[str, Any] = {}
-
-    def look(engine: Engine) -> None:
-        found.update(optimizer=engine.optimizer.state_dict(), model=engine.model.state_dict())
-        found.update(
-            ema=engine.hooks["hook0"].state_dict(),
-            lr=[group["lr"] for group in engine.checkpoints.optimizers.hyperparameters],
-        )
-        torch.save(found, tmp_path / "found.pth")  # copies
-
-    ema = EMAHook()
-    engine = two_groups(tmp_path, 0.01, ema, at("before_train", look), resume=BEFORE_GROUPS, max_epochs=2)
-    assert engine.train().status == "finished"
-    expected = torch.load(BEFORE_GROUPS, weights_only=True)
-    assert "groups" not in expected["meta"]
-    found = torch.load(tmp_path / "found.pth", weights_only=True)
-    assert list(differences(found["optimizer"], expected["optimizer"])) == []
-    assert list(differences(found["model"], expected["state_dict"])) == []
-    assert list(differences(found["ema"], expected["hooks"]["hook0"])) == []
-    assert found["lr"] == [0.01, 0.1]
-    assert engine.progress.iteration == 4
 
 
 # In shards. ----------------------------------------------------------------------------------------------------------

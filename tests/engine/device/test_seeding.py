@@ -112,29 +112,6 @@ def test_the_generator_of_the_own_accelerator_is_restored(monkeypatch: pytest.Mo
     assert accelerators.touched == {1}, "saving costs no call for other devices"
 
 
-@pytest.mark.parametrize(("current", "count"), [(0, 1), (1, 2), (2, 3)])
-def test_the_states_of_all_gpus_in_an_old_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, current: int, count: int
-) -> None:
-    """Older versions saved the states of all visible GPUs. Only their number decided whether these were restored."""
-    accelerators = Accelerators(monkeypatch, "cuda", count)
-    accelerators.current = current
-    saved = [torch.Generator().manual_seed(10 + index) for index in range(2)]
-    set_rng_state({**rng_state(), "cuda": [generator.get_state() for generator in saved]})
-    if current < 2:
-        assert accelerators.draw() == torch.rand(3, generator=saved[current]).tolist()
-    assert len(caplog.records) == (current == 2), "a warning if the own GPU's state is not there"
-
-
-@pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_the_state_of_another_accelerator_in_an_old_checkpoint(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    accelerators, saved = Accelerators(monkeypatch, kind, 1), torch.Generator().manual_seed(10)
-    state = rng_state()
-    del state[kind]
-    set_rng_state({**state, "accelerator": saved.get_state()})
-    assert accelerators.draw() == torch.rand(3, generator=saved).tolist()
-
-
 @pytest.mark.parametrize("kind", ["", "cuda"])
 def test_a_run_that_continues_on_another_kind_of_device(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
