@@ -25,6 +25,7 @@ from hydraloop.engine.mount_points import ON_ERROR, Priority
 from hydraloop.errors import any_of
 from hydraloop.hooks import CLASSES
 from hydraloop.schemas import stored
+from hydraloop.schemas.data import AT_LEAST as OF_LOADERS
 from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.docs import field_docs
 from hydraloop.schemas.hook import HookConf
@@ -66,9 +67,9 @@ def text() -> str:
 def document() -> dict[str, Any]:
     """Return the schema of a whole config."""
     limits = {key: {"minimum": least} for key, (least, _) in values.AT_LEAST.items()}
+    limits |= {f"data.loader.{name}": {"minimum": least} for name, (least, _) in OF_LOADERS.items()}
     limits |= {key: {"exclusiveMinimum": 0} for key in values.ABOVE_0}
     limits |= {key: {"enum": list(choices)} for key, choices in values.CHOICES.items()}
-    limits |= {f"data.loader.{name}": {"minimum": least} for name, least in _loader_limits()}
     properties = _fields(Config, "", limits)
     schedules = {name: section(_scheduler(schema), null=True) for name, schema in stored("scheduler")}
     one = section(_union(_scheduler(schema) for _, schema in stored("scheduler")), null=True)
@@ -190,15 +191,6 @@ def _any_of(forms: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 # Ranges and choices, from the sources. -------------------------------------------------------------------------------
-
-
-def _loader_limits() -> Iterator[tuple[str, int]]:
-    source = ast.parse((ROOT / "data" / "loader_options.py").read_text(encoding="utf-8"))
-    (check,) = [node for node in source.body if getattr(node, "name", "") == "check_ranges"]
-    for node in ast.walk(check):
-        if isinstance(node, ast.Tuple) and len(node.elts) == 3 and isinstance(node.elts[0], ast.Constant):
-            name, least, _ = (ast.literal_eval(part) for part in node.elts)
-            yield name, least
 
 
 def _hook_limits(schema: Any) -> dict[str, Any]:

@@ -131,13 +131,6 @@ def _modules() -> None:
     assert module(torch.ones(1)).tolist() == [2.0]
 
 
-def _metrics_reductions() -> None:
-    import torchmetrics
-
-    metric = torchmetrics.CatMetric()
-    assert metric._reductions == {"value": torchmetrics.utilities.data.dim_zero_cat}
-
-
 def _scalers_state() -> None:
     scaler = torch.amp.GradScaler("cpu")
     scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 3})
@@ -202,7 +195,6 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _schedulers: ["_last_lr", "_opt_called"],
     _norms: ["_NormBase"],
     _modules: ["_modules", "_orig_mod", "_compiled_call_impl"],
-    _metrics_reductions: ["_reductions"],
     _scalers_state: ["_growth_tracker"],
     _trees: ["torch.utils._pytree"],
     _wandbs_rows_and_inputs: ["_interface", "_log_artifact"],

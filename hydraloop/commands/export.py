@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from hydraloop.commands.finished_run import FinishedRunCommand, check_output
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import Remedy, UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
@@ -101,7 +101,7 @@ def _write_weights(engine: Engine, checkpoint: Path, path: Path) -> None:
 
 def _graph(engine: Engine, name: str) -> torch.export.ExportedProgram:
     loaders = (loader for split in SPLITS for loader in sets_of(getattr(engine.loaders, split)).values())
-    batch = next((batch for loader in loaders for batch in first_batches(loader, 1)), None)
+    batch = next((batch for loader in loaders for batch in islice(loader, 1)), None)
     if batch is None:
         raise UserError(
             f"{name} needs a batch as an example, and the data of the run has none",

@@ -1,4 +1,4 @@
-"""Makes a batch of samples, also of texts, and names the sample that cannot be put into a batch."""
+"""Makes a batch of samples, also of texts, and names the samples that cannot be put into a batch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from hydraloop.errors import UserError
 from hydraloop.run_files.result import describe
 
 
+class CollateError(Exception):
+    """A collate function has failed. Its text names the samples. Raised in the process that loads the batch."""
+
+
 class Collate:
     """Makes a batch of a list of samples. A class, so that workers can unpickle it.
 
@@ -18,72 +22,39 @@ class Collate:
         collate_fn: of the user. None: torch's `default_collate`, and a batch that the data set has stacked stays as it
             is.
         key: of `collate_fn` in the config, for errors.
+        data: key of the data set in the config, for errors.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any] | None, key: str) -> None:
-        self.stack, self.key, self.given = collate_fn or default_collate, key, collate_fn is not None
+    def __init__(self, collate_fn: Callable[[Any], Any] | None, key: str, data: str) -> None:
+        self.stack, self.key, self.data, self.given = collate_fn or default_collate, key, data, collate_fn is not None
 
-    def __call__(self, fetched: Any) -> Any:
-        if isinstance(fetched, list):
+    def __call__(self, fetched: Any, numbers: Sequence[int]) -> Any:
+        """Return the batch of what was fetched for the samples with these numbers.
+
+        Raises:
+            CollateError: the collate function has failed.
+        """
+        if not self.given and not isinstance(fetched, list):
+            return fetched
+        try:
             return self.stack(fetched)
-        if self.given:
-            raise UserError(
-                "it would have no effect, because the data set returns whole batches from __getitems__",
-                key=self.key,
-                remedy="Leave it out. For other data alone, set it in data.train_loader or data.val_loader.",
-            )
-        return fetched
+        except Exception as error:
+            function = getattr(self.stack, "func", self.stack)
+            name = getattr(function, "__name__", type(function).__name__)
+            raise CollateError(
+                f"{name} fails for the samples {[*numbers]} of {self.data}: {describe(error)}"
+            ) from error
 
-    @property
-    def name(self) -> str:
-        """The name of the function, or of the class."""
-        function = getattr(self.stack, "func", self.stack)
-        return getattr(function, "__name__", type(function).__name__)
+    def mistake(self, error: CollateError) -> UserError:
+        """Return what to say of an error that was raised in this process or in a worker."""
+        text = str(error).rpartition("CollateError: ")[2].strip()  # after the worker's traceback, if there is one
+        remedy = f"Look at these samples, or set {self.key} to a function that can batch them."
+        return UserError(text, key=self.key, remedy=remedy)
 
 
 def as_is(batch: Any) -> Any:
     """Return a batch that is already made; at module level, so that workers can unpickle it."""
     return batch
-
-
-def collate_error(
-    collate: Any, samples: Sequence[Any], numbers: Sequence[int], key: str, shown: str = "it"
-) -> UserError | None:
-    """Return the error that says for which sample `collate` fails; None if it does not fail.
-
-    Args:
-        collate: a `Collate`.
-        samples: of a batch.
-        numbers: of the samples, for the message.
-        key: of the data set in the config.
-        shown: how to look at a sample, with {} for its number.
-    """
-    error = _failure(collate, samples)
-    if error is None or isinstance(error, UserError):
-        return error
-    for number, sample in zip(numbers, samples, strict=True):
-        for together in ([sample], [samples[0], sample]):
-            failure = _failure(collate, together)
-            if failure is not None:
-                with_first = "" if len(together) == 1 else f" together with sample {numbers[0]}"
-                return UserError(
-                    f"{collate.name} fails for sample {number} of {key}{with_first}: {describe(failure)}",
-                    key=collate.key,
-                    remedy=f"Look at {shown.format(number)}, or set {collate.key} to a function that can batch it.",
-                )
-    return UserError(
-        f"{collate.name} fails for the samples {[*numbers]} of {key}: {describe(error)}",
-        key=collate.key,
-        remedy="Set it to a function that can batch them.",
-    )
-
-
-def _failure(collate: Callable[[Any], Any], samples: Sequence[Any]) -> Exception | None:
-    try:
-        collate(samples)
-    except Exception as error:
-        return error
-    return None
 
 
 class Tokenize:

@@ -12,12 +12,10 @@ from omegaconf import DictConfig
 from hydraloop.engine.device.batch_transfer import has_streams
 from hydraloop.engine.interruption.worker_signals import QuietWorker
 from hydraloop.errors import UserError
-from hydraloop.option_checks import check_at_least
 from hydraloop.safety.instantiate import instantiate, instantiate_callable
 from hydraloop.schemas.data import LoaderConf, loader_options
 
 _CALLABLES = ("collate_fn", "sampler", "batch_sampler", "worker_init_fn")
-_CONTEXTS = ("fork", "spawn", "forkserver")
 _OF_WORKERS = ("prefetch_factor", "timeout", "multiprocessing_context")
 
 
@@ -71,7 +69,7 @@ def options_from_config(data: DictConfig, split: str) -> tuple[dict[str, Any], d
     """Return the options of a split's loader, with its functions and objects, and the key that sets each option.
 
     Raises:
-        UserError: an option is unknown, out of range or cannot be built; names its key.
+        UserError: an option is unknown or cannot be built; names its key.
     """
     values, keys = loader_options(data, split)
     for name in _CALLABLES:
@@ -80,7 +78,6 @@ def options_from_config(data: DictConfig, split: str) -> tuple[dict[str, Any], d
     context = values["multiprocessing_context"]
     if isinstance(context, DictConfig):
         values["multiprocessing_context"] = instantiate(context, keys["multiprocessing_context"])
-    check_ranges(values, keys)
     return values, keys
 
 
@@ -95,40 +92,3 @@ def _built(name: str, node: Any, key: str) -> Any:
                 remedy=f"If it takes the data set, add it: ++{key}._partial_=true. {error.remedy}",
             ) from error
         raise
-
-
-def check_ranges(values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
-    """Refuse values for which torch raises other errors, or none.
-
-    Args:
-        values: by option; an option may be missing.
-        keys: of the options, for errors.
-
-    Raises:
-        UserError: names the key of the option.
-    """
-    for name, least, remedy in (
-        ("batch_size", 1, "Use 1 or more."),
-        ("num_workers", 0, "Use 0 to load in the training process."),
-        ("prefetch_factor", 1, "Use 1 or more, or null."),
-        ("timeout", 0, "Use 0 to wait forever."),
-        ("steps_per_epoch", 1, "Use 1 or more."),
-    ):
-        check_at_least(least, remedy, **{keys[name]: values.get(name)})
-    if values["pin_memory"] not in (True, False, "auto"):
-        raise UserError(
-            f"cannot be {values['pin_memory']!r}", key=keys["pin_memory"], remedy="Use auto, true or false."
-        )
-    context = values["multiprocessing_context"]
-    if isinstance(context, str) and context not in _CONTEXTS:
-        raise UserError(
-            f"cannot be {context!r}",
-            key=keys["multiprocessing_context"],
-            remedy=f"Use {', '.join(_CONTEXTS)}, or null.",
-        )
-    if values["sampler"] is not None and values["batch_sampler"] is not None:
-        raise UserError(
-            "there is a batch_sampler too, which defines the order",
-            key=keys["sampler"],
-            remedy="Leave one of the two out.",
-        )

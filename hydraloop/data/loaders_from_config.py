@@ -248,15 +248,7 @@ def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
         return "stream"
     if isinstance(data, DataLoader):
         return "batches"
-    if isinstance(data, Mapping):
-        raise UserError(
-            f"{type(data).__name__} is a mapping, not a data set. Its keys: {', '.join(map(str, data))}",
-            key=key,
-            remedy="Choose one of them. `datasets.load_dataset` takes it as the argument split.",
-        )
     if hasattr(data, "__getitem__"):
-        if not isinstance(data, Sized):
-            raise UserError(f"{type(data).__name__} has no length", key=key, remedy="Give it a method __len__.")
         return "samples"
     if inspect.isgenerator(data):
         raise UserError(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Unpack, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
-from hydraloop.data.collate import Collate, as_is, collate_error
+from hydraloop.data.collate import Collate, CollateError, as_is
 from hydraloop.data.custom_sampler import CustomOrder, create_sampler
 from hydraloop.data.in_memory import InMemoryDataset
-from hydraloop.data.loader_options import LoaderOptions, check_ranges, dataloader_options, with_defaults
+from hydraloop.data.loader_options import LoaderOptions, dataloader_options, with_defaults
 from hydraloop.data.random_state import mix_seed
-from hydraloop.data.sampler import BatchRequest, EpochBatchSampler, EpochOrder, EpochSampler
+from hydraloop.data.sampler import EpochBatchSampler, EpochOrder, EpochSampler
 from hydraloop.data.seeded_fetcher import SeededFetcher
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
-from hydraloop.engine.loaders import end_workers, failed_worker
+from hydraloop.engine.loaders import end_workers
 from hydraloop.errors import UserError
 from hydraloop.schemas.data import LoaderConf
 
@@ -72,15 +72,15 @@ class MapStyleLoader:
         """Return the batches of the epoch from index `first` on, without loading the others; see `TrainLoader`.
 
         Raises:
-            UserError: `collate_fn` has failed, or a worker has died or exceeded the timeout.
-            Exception: of the data set, with a note of the sample.
+            UserError: `collate_fn` has failed.
+            Exception: of the data set, with a note of the samples.
         """
         self.order.first = first
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
         # base + i. Only `worker_init_fn` draws from them. Persistent workers are seeded when they start.
         self._generator.manual_seed(mix_seed(self._seed, self.epoch, _WORKERS))
         here = not (self.num_workers or self._torch.pin_memory)  # torch's iterator would take 15 µs a batch more
-        return self._explained(map(self.seeded.__getitems__, self.order) if here else ended_at_exit(self._torch), first)
+        return self._explained(map(self.seeded.__getitems__, self.order) if here else ended_at_exit(self._torch))
 
     def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
         """Return None: the order follows from (seed, epoch); see `TrainLoader`."""
@@ -102,58 +102,17 @@ class MapStyleLoader:
         """Return the indices of this rank's samples in a batch, or of its filler; see `EpochOrder.request`."""
         return self.order.request(batch_idx, epoch).indices
 
-    def misfit(self, samples: Any, number: int) -> UserError | None:
-        """Return what to say if `collate_fn` fails for batch `number` of the data set's order; None if it does not."""
-        if not isinstance(samples, list):
-            return None
-        first = number * (self.batch_size or len(samples))
-        return self._collate_error(samples, range(first, first + len(samples)))
-
     def __len__(self) -> int:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Any]:
         return self.begin(0, 0)
 
-    def _explained(self, batches: Iterable[Any], first: int) -> Iterator[Any]:
-        """Yield the batches. An error is explained: by the worker that has failed, or by the sample that does not fit.
-
-        Args:
-            batches: of an epoch.
-            first: number of the first one in the epoch.
-        """
-        batch_idx = first
+    def _explained(self, batches: Iterable[Any]) -> Iterator[Any]:
         try:
-            for batch in batches:
-                yield batch
-                batch_idx += 1
-        except Exception as error:
-            mistake = failed_worker(error, self.key, self.keys) or self._failed_sample(error, batch_idx)
-            if mistake is None:
-                raise
-            raise mistake from error
-
-    def _failed_sample(self, error: Exception, batch_idx: int) -> UserError | None:
-        """Return what to say of a failed `collate_fn`; None for an error of the data set, which gets a note.
-
-        The samples are loaded again, in this process, with the same draws.
-        """
-        request = self.order.request(batch_idx, self.order.epoch)
-        index: Any = request.indices
-        samples: Any = []
-        try:
-            if self.seeded.by_batch:
-                samples = self.seeded.samples(request)
-            else:
-                for number, index in enumerate(request.indices, request.number):
-                    samples += self.seeded.samples(BatchRequest([index], request.epoch, number))
-        except Exception:
-            error.add_note(f"{self.key}: sample {index}, in batch {batch_idx} (from 0) of epoch {self.epoch + 1}")
-            return None
-        return self._collate_error(samples, request.indices)
-
-    def _collate_error(self, samples: Any, indices: Sequence[int]) -> UserError | None:
-        return collate_error(self.collate_fn, samples, indices, self.key, "dataset[{}]")
+            yield from batches
+        except CollateError as error:
+            raise self.collate_fn.mistake(error) from error
 
 
 class GlobalBatchLoader(MapStyleLoader):
@@ -223,14 +182,18 @@ def build_loader(
         options: as in `data.loader`, with objects instead of nodes.
 
     Raises:
-        UserError: the data set is an IterableDataset, is empty, has fewer samples than ranks (with `shuffle`) or than
-            one global batch (with `drop_last`), or an option is out of range.
-        ValueError: the rank is out of range.
+        UserError: the data set is empty, has fewer samples than ranks or than one global batch (with `drop_last`), or
+            an option is refused.
+        ValueError: the rank or the batch size is out of range.
     """
     conf = with_defaults(options)
     keys = keys or {name: f"data.loader.{name}" for name in vars(conf)}
-    check_ranges(vars(conf), keys)
-    samples = _length(dataset, key)
+    if conf.sampler is not None and conf.batch_sampler is not None:
+        problem = "there is a batch_sampler too, which defines the order"
+        raise UserError(problem, key=keys["sampler"], remedy="Leave one of the two out.")
+    samples = len(dataset)  # type: ignore[arg-type]  # torch leaves __len__ out of Dataset; a map-style one has it
+    if samples == 0:
+        raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
     which = "sampler" if conf.batch_sampler is None else "batch_sampler"
     sampler = create_sampler(getattr(conf, which), dataset, rank, world_size, keys[which])
     splits = hasattr(sampler, "num_replicas")
@@ -239,7 +202,9 @@ def build_loader(
     if isinstance(order, EpochSampler):
         order.check_size(key)
     of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
-    seeded = SeededFetcher(dataset, Collate(conf.collate_fn, keys["collate_fn"]), of_draws, repeats=sampler is not None)
+    seeded = SeededFetcher(
+        dataset, Collate(conf.collate_fn, keys["collate_fn"], key), of_draws, repeats=sampler is not None
+    )
     loader_class = MapStyleLoader if splits else GlobalBatchLoader
     of_torch = dataloader_options(vars(conf), device)
     of_torch["persistent_workers"] = conf.persistent_workers and conf.num_workers > 0
@@ -272,17 +237,3 @@ def _create_order(
         world_size=world_size,
         order=None if sampler is None else custom(batched=False),
     )
-
-
-def _length(dataset: Dataset[Any], key: str) -> int:
-    """Return the number of samples, or refuse a data set without any or without a length."""
-    if isinstance(dataset, IterableDataset):
-        raise UserError(
-            f"{type(dataset).__name__} is an IterableDataset, whose length and order are unknown",
-            key=key,
-            remedy="Use a data set with __len__ and __getitem__, so that an epoch can be counted and resumed.",
-        )
-    samples = len(dataset)  # type: ignore[arg-type]  # torch leaves __len__ out of Dataset; a map-style one has it
-    if samples == 0:
-        raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
-    return samples

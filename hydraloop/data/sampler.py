@@ -152,26 +152,24 @@ class EpochSampler(EpochOrder):
         self._samples_of_full = _share(0, batch_size, rank, world_size)[1], batch_size
 
     def check_size(self, key: str) -> None:
-        """Refuse an order that leaves a rank without samples to train on. For an evaluation, that is allowed.
+        """Refuse an order that leaves a rank without samples, for which metrics of torchmetrics fail.
 
         Args:
             key: of the data set in the config.
         """
         samples, ranks = self.samples, self.world_size
-        if self.shuffle and samples < ranks:
+        if samples < ranks:
             raise UserError(
                 f"{samples} samples cannot be shared by {ranks} processes",
                 key=key,
                 remedy=f"Use at most {samples} processes, or more data.",
             )
         if self._batches == 0:
-            fits = samples // ranks
-            smaller = f"data.loader.batch_size={fits} or less, or " if fits else ""
             each = f"{self.batch_of_rank} for each of {ranks} processes" if ranks > 1 else f"{self.batch_of_rank}"
             raise UserError(
                 f"{samples} samples are less than a batch of {each}, and drop_last drops the incomplete batch",
                 key=key,
-                remedy=f"Use {smaller}data.loader.drop_last=false.",
+                remedy=f"Use data.loader.batch_size={samples // ranks} or less, or data.loader.drop_last=false.",
             )
 
     def __len__(self) -> int:

@@ -50,7 +50,7 @@ class SeededFetcher:
         """Return the batch of a request."""
         may_draw = self.may_draw or self.collate.given
         if not may_draw and request.epoch == self._epoch:
-            return self.collate(self._samples(request, None))
+            return self.collate(self._samples(request, None), request.indices)
         return self._generators.loaded(lambda seed: self._batch(request, seed), exact=not may_draw)
 
     def samples(self, request: BatchRequest) -> Any:
@@ -78,10 +78,17 @@ class SeededFetcher:
         samples = self._samples(request, seed)
         if self.collate.given:
             seed(mix_seed(self._seed, request.epoch or 0, _COLLATE, request.number))
-        return self.collate(samples)
+        return self.collate(samples, request.indices)
 
     def _samples(self, request: BatchRequest, seed: Callable[[int], object] | None) -> Any:
         """Return the samples; each is loaded after `seed` was called, unless that is None."""
+        try:
+            return self._loaded(request, seed)
+        except Exception as error:
+            error.add_note(f"{self.collate.data}: samples {request.indices}, in epoch {(request.epoch or 0) + 1}")
+            raise
+
+    def _loaded(self, request: BatchRequest, seed: Callable[[int], object] | None) -> Any:
         indices, epoch, number, seeds = request
         if epoch != self._epoch:
             self._set_epoch(epoch)

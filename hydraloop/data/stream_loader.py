@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -13,14 +12,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hydraloop.data.collate import Collate, as_is
+from hydraloop.data.collate import Collate, CollateError, as_is
 from hydraloop.data.loader_options import dataloader_options
 from hydraloop.data.mixture import StreamMixture
 from hydraloop.data.stream_sources import has_shuffle_buffer, split, steps_of
 from hydraloop.data.stream_worker import BatchedStream, WorkerBatch, WorkerPosition
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
-from hydraloop.engine.loaders import failed_worker
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -66,7 +64,8 @@ class StreamLoader:
             if options[name] is not None:
                 raise UserError(f"{key} is a stream: it has no indices", key=keys[name], remedy="Leave it out.")
         self.dataset, self.num_workers, self.batch_size = dataset, options["num_workers"], options["batch_size"]
-        self._key, self._keys, self._world_size = key, keys, world_size
+        self._key, self._world_size = key, world_size
+        self._collate = Collate(options["collate_fn"], keys["collate_fn"], key)
         workers = max(self.num_workers, 1)
         mixture = dataset if isinstance(dataset, StreamMixture) else StreamMixture([dataset], [1.0])
         self._sources = [
@@ -78,7 +77,7 @@ class StreamLoader:
             BatchedStream,
             weights=mixture.weights,
             batch_size=self.batch_size,
-            collate=Collate(options["collate_fn"], keys["collate_fn"]),
+            collate=self._collate,
             seed=seed,
             key=key,
             workers_key=keys["num_workers"],
@@ -87,24 +86,24 @@ class StreamLoader:
         self._ends = options["steps_per_epoch"] is not None or options["drop_last"]
         self._options = dataloader_options(options, device)
 
-    def first_batches(self, count: int) -> list[Any]:
-        """Return up to `count` batches from the beginning, drawn in this process from shallow copies of the sets.
-
-        They are of the first part on each rank, because other parts may have no samples.
-        """
-        sets = [source._replace(dataset=copy.copy(source.dataset)) for source in self._sources]
-        stream = self._stream(sets, endless=False, copies=(0, self._copies[1]))
-        batches = [_checked(drawn).batch for drawn in islice(stream, count)]
-        if not batches:
-            raise stream.no_samples()
-        return batches
-
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of this rank, each sample once."""
-        return (drawn.batch for drawn in islice(self._drawn(endless=False), len(self) if self._ends else None))
+        """Yield the batches of this rank, each sample once.
+
+        Raises:
+            UserError: this rank has no samples.
+        """
+        drawn = None
+        for drawn in islice(self._drawn(endless=False), len(self) if self._ends else None):
+            yield drawn.batch
+        if drawn is None:
+            raise UserError(
+                "the stream has no samples for this rank",
+                key=self._key,
+                remedy="Check its path and its split, use fewer ranks, or store the data in more shards.",
+            )
 
     def _drawn(self, **where: Any) -> Iterator[WorkerBatch]:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
@@ -112,13 +111,12 @@ class StreamLoader:
         try:
             loader = DataLoader(stream, batch_size=None, collate_fn=as_is, generator=seeds, **self._options)
             for drawn in ended_at_exit(loader):
+                if isinstance(drawn, UserError):
+                    raise drawn
                 if drawn is not None:
-                    yield _checked(drawn)
-        except RuntimeError as error:
-            mistake = failed_worker(error, self._key, self._keys)
-            if mistake is None:
-                raise
-            raise mistake from error
+                    yield drawn
+        except CollateError as error:
+            raise self._collate.mistake(error) from error
 
 
 class TrainStreamLoader(StreamLoader):
@@ -230,9 +228,3 @@ class TrainStreamLoader(StreamLoader):
         goes_on = "it begins again" if stateless else "it continues without the samples in the buffer"
         log.warning("%s: %s, so %s. %s", self._key, lacks, goes_on, remedy)
         return {"pass": of_set["pass"] + 1, "samples": 0, "state": None} if stateless else of_set
-
-
-def _checked(drawn: WorkerBatch | UserError) -> WorkerBatch:
-    if isinstance(drawn, UserError):
-        raise drawn
-    return drawn

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hydraloop.data.collate import Collate, collate_error
+from hydraloop.data.collate import Collate
 from hydraloop.data.random_state import mix_seed, private_generators, seed_generators
 from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError
@@ -52,8 +52,8 @@ class BatchedStream(IterableDataset[Any]):
     """Yields a `WorkerBatch` for each batch, in each worker of a DataLoader that does not collate.
 
     For training it is endless: a set that ends begins its next pass in the same batch. Otherwise each sample is read
-    once, and the last batch may be short. If there are no samples, it yields the UserError to raise; an evaluation may
-    have parts without samples.
+    once, and the last batch may be short; a worker may have no samples. If there are none in training, it yields the
+    UserError to raise.
 
     What the sets and `collate` draw from the generators of random, numpy and torch (CPU) is a function of the seed,
     the copy, the pass and the number of the sample. The generators of this process keep their states.
@@ -108,14 +108,13 @@ class BatchedStream(IterableDataset[Any]):
         while True:
             with private_generators():
                 samples, numbers = self._samples(readers)
-                batch = self._collated(samples, numbers)
+                batch = self._collate(samples, numbers) if samples else None
             if not samples:
-                alone = self._copies[1] == 1
-                if self._endless or (alone and not any(reader.samples for reader in readers)):
-                    yield self.no_samples()
+                if self._endless:
+                    yield self._no_samples()
                 return
             position = WorkerPosition(self._drawn, [reader.position() for reader in readers])
-            yield batch if isinstance(batch, UserError) else WorkerBatch(worker, position, batch)
+            yield WorkerBatch(worker, position, batch)
 
     def _samples(self, readers: Sequence[_Reader]) -> tuple[list[Any], list[int]]:
         """Return the samples of the next batch and their numbers; fewer, or none, at the end of sets that have one."""
@@ -132,17 +131,7 @@ class BatchedStream(IterableDataset[Any]):
             self._drawn += 1
         return drawn, numbers
 
-    def _collated(self, samples: list[Any], numbers: list[int]) -> Any:
-        """Return the batch, or the error to raise; None if there are no samples."""
-        try:
-            return self._collate(samples) if samples else None
-        except Exception:
-            mistake = collate_error(self._collate, samples, numbers, self._key)
-            if mistake is None:
-                raise
-            return mistake
-
-    def no_samples(self) -> UserError:
+    def _no_samples(self) -> UserError:
         """Return the error for a part without samples."""
         copies = self._copies[1]
         if copies == 1:

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hydraloop.engine.loaders import failed_worker
 from hydraloop.engine.mount_points import OnError
 from hydraloop.errors import UserError
 from hydraloop.run_files.result import describe
@@ -29,9 +28,6 @@ class Policy:
 
     def handle(self, error: Exception, point: str) -> None:
         """Raise the error, or log it with its traceback the first time, and let the run continue."""
-        killed = failed_worker(error)  # not the hook's error
-        if killed is not None:
-            raise killed from error
         if self.on_error == "raise" or isinstance(error, UserError):  # a user's mistake always ends the run
             error.add_note(f"hydraloop: raised in the hook {self.name!r} at {point}")
             raise error

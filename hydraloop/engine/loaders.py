@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hydraloop.errors import UserError
 
-_KEYS = {"num_workers": "data.loader.num_workers", "timeout": "data.loader.timeout"}
-
 
 class Loader(Sized, Iterable[Any], Protocol):
     """Anything with a length that yields batches, a DataLoader or a list."""
@@ -104,31 +102,6 @@ def end_workers(loader: object) -> None:
         iterator._shutdown_workers()  # type: ignore[attr-defined]  # of the iterator class with workers
         for worker in iterator._workers:  # type: ignore[attr-defined]  # hydraloop's ignore torch's SIGTERM
             worker.kill()
-
-
-def failed_worker(error: BaseException, key: str = "data", keys: Mapping[str, str] | None = None) -> UserError | None:
-    """Return what to say of torch's error for workers that were killed, have exited or exceeded the timeout.
-
-    torch raises the error of a killed worker in a signal handler: wherever the process is, also in a hook.
-
-    Args:
-        error: any error of a run.
-        key: of the data set in the config.
-        keys: of the options in the config. None: those of `data.loader`.
-    """
-    texts = (str(one) for one in (error.__cause__, error) if isinstance(one, RuntimeError))  # the cause has the signal
-    text = next((text for text in texts if text.startswith(("DataLoader worker (pid", "DataLoader timed out"))), None)
-    if text is None or isinstance(error, UserError):  # which names its data set
-        return None
-    timed_out, workers = text.startswith("DataLoader timed out"), (keys or _KEYS)["num_workers"]
-    return UserError(
-        f"{text.splitlines()[0].rstrip('. ')}, while it loaded {key}",
-        key=(keys or _KEYS)["timeout"] if timed_out else workers,
-        remedy="Use more seconds, or 0 to wait forever."
-        if timed_out
-        else f"Often there is too little memory: use fewer workers. {workers}=0 loads in the training process, which "
-        "shows any other error.",
-    )
 
 
 def data_sets_with(attribute: str, loader: object, *, outermost: bool = False) -> list[Any]:

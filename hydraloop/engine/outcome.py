@@ -17,7 +17,7 @@ from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.seeding import cudnn_benchmark, with_states
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.evaluation.sanity_step import check_validation
-from hydraloop.engine.loaders import end_workers, failed_worker
+from hydraloop.engine.loaders import end_workers
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
@@ -198,7 +198,7 @@ class Outcome:
         """Call on_exception for the first error of the run, before any closing hook. Return the error to raise."""
         if self.error is not None:
             return error
-        self.error = error = failed_worker(error) or error
+        self.error = error
         if "device-side assert" in str(error):
             error.add_note("An index is out of range, usually a label or a token: engine.device=cpu names it.")
         self._run.ranks.abandon(error)  # before any hook, so that no hook waits for the other ranks

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from torch import nn
 
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import UserError
@@ -81,7 +81,7 @@ class TestTimeAugmentationHook(Hook):
             return
         for name, loader in sets_of(engine.loaders.test).items():
             with engine.evaluator.without_effect("test", name), engine.task.uncounted():
-                self._try(engine, first_batches(loader, 1))
+                self._try(engine, list(islice(loader, 1)))
 
     def before_test_epoch(self, engine: Engine) -> None:
         engine.during_evaluation(self._augmented(engine))

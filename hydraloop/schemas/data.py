@@ -8,9 +8,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ValidationError
 
 from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.option_checks import check_at_least, check_choice
 from hydraloop.schemas.sweep import open_mapping
 
 SPLITS = ("train", "val", "test")
+AT_LEAST = {
+    "batch_size": (1, "Use 1 or more."),
+    "eval_batch_size": (1, "Use 1 or more, or null for batch_size."),
+    "num_workers": (0, "Use 0 to load in the training process."),
+    "prefetch_factor": (1, "Use 1 or more, or null."),
+    "timeout": (0, "Use 0 to wait forever."),
+    "steps_per_epoch": (1, "Use 1 or more."),
+}
+"""By option of a loader: the lowest value, and the fix. Null is always accepted."""
 OF_TRAINING = ("sampler", "batch_sampler", "drop_last", "steps_per_epoch")
 """Options of `data.loader` that val and test do not take from it: they define an epoch of training."""
 
@@ -42,7 +52,7 @@ class LoaderConf:
     """Seconds to wait for a batch from a worker. 0, torch's default: no limit, because slow storage is not an error."""
     collate_fn: Any = None
     """Makes a batch of a list of samples: a node whose `_target_` is a function, or a class with `__call__`. Null:
-    torch's `default_collate`, which stacks tensors of one shape. Refused for data that returns whole batches."""
+    torch's `default_collate`, which stacks tensors of one shape."""
     sampler: Any = None
     """Yields the indices of an epoch, of all ranks: a node with `_target_`. A function, or a class with
     `_partial_: true`, is called with the data set. Its draws are seeded by (seed, epoch). Null: all samples, shuffled
@@ -104,7 +114,7 @@ def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[s
         ({option: value}, {option: the key that sets it}). `batch_size` is that of the split. Nodes are not copied.
 
     Raises:
-        UserError: an option is unknown, or its value is of another type.
+        UserError: an option is unknown, or its value is of another type or out of range.
     """
     values: Dict[str, Any] = {entry.name: entry.default for entry in fields(LoaderConf)}
     keys = {name: f"data.loader.{name}" for name in values}
@@ -129,6 +139,11 @@ def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[s
             if split == "train" or section != "loader" or name not in OF_TRAINING:
                 values[name] = value if is_typed or isinstance(value, DictConfig) else typed[name]
                 keys[name] = key
+    for name, (least, remedy) in AT_LEAST.items():
+        check_at_least(least, remedy, **{keys[name]: values[name]})
+    for name, choices in (("pin_memory", ("auto",)), ("multiprocessing_context", ("fork", "spawn", "forkserver"))):
+        if isinstance(values[name], str):
+            check_choice(choices, **{keys[name]: values[name]})
     eval_batch_size = values.pop("eval_batch_size")
     if split != "train" and eval_batch_size is not None and keys["batch_size"] == "data.loader.batch_size":
         values["batch_size"] = eval_batch_size

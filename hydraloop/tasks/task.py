@@ -316,8 +316,7 @@ class Task(nn.Module):
             reduce: sums a vector over all ranks. (The mean works too: the built-in metrics are quotients of sums.)
                 Called once, on every rank; again if a rank has scalars with new names. Metrics that are not a
                 `SumMetric` reduce themselves, as torchmetrics' do.
-            gather: returns a plain value (tensors on the CPU, lists) of all ranks, by rank. Called only for new names,
-                and for metrics of torchmetrics that keep all samples, which fail if a rank has no samples.
+            gather: returns a plain value (tensors on the CPU, lists) of all ranks, by rank. Called only for new names.
         """
         if self.logged:
             raise UserError(

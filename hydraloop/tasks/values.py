@@ -15,7 +15,7 @@ from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.distributed.mean_over_ranks import SumsByName
 from hydraloop.engine.records.entries import as_tensor
 from hydraloop.errors import UserError
-from hydraloop.tasks.metrics import Metric, SumMetric, agree_on_list_states, sums_dtype
+from hydraloop.tasks.metrics import Metric, SumMetric, sums_dtype
 
 _CPU = torch.device("cpu")
 
@@ -107,8 +107,6 @@ def values_over_ranks(
     scalars, sums = averages.over_ranks([metric.sums for metric in of_sums.values()], reduce, gather)
     values = {name: metric.value(part) for (name, metric), part in zip(of_sums.items(), sums, strict=True)}
     others = {name: metric for name, metric in metrics.items() if name not in of_sums}
-    if gather is not None:
-        agree_on_list_states([*others.values()], gather)
     values |= {name: metric.compute() for name, metric in others.items()}
     tensors, matrices = numbers_and_matrices({name: values[name] for name in metrics})
     read = torch.stack([part.to(averages.zeros) for part in tensors.values()]).tolist() if tensors else []

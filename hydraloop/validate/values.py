@@ -24,7 +24,6 @@ AT_LEAST = {
     "distributed.nnodes": (1, "Use 1 or more."),
     "distributed.max_restarts": (0, "Use 0 (no restart) or more."),
     "distributed.agree_interval": (1, "Use 1 or more."),
-    "data.loader.eval_batch_size": (1, "Use 1 or more."),
     "sweep.max_workers": (1, "Use 1 or more, or null for one per GPU."),
     "sweep.max_retries": (0, "Use 0 (no retry) or more."),
     "sweep.trials": (1, "Use 1 or more, or null for a grid."),

@@ -98,20 +98,6 @@ class Epoch:
         return iter(torch.arange(6).split(2))
 
 
-class Splits(dict[str, Any]):
-    """As Hugging Face's DatasetDict."""
-
-    def __init__(self) -> None:
-        super().__init__(train=words(), test=words())
-
-
 def refuses(samples: Sequence[Any]) -> Tensor:
     """A collate function that fails."""
     raise ValueError("refused")
-
-
-class NoLength(Dataset[int]):
-    """A data set whose length was forgotten."""
-
-    def __getitem__(self, index: int) -> int:
-        return index

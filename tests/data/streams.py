@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -123,14 +122,6 @@ class Odd:
     def __iter__(self) -> Iterator[Tensor]:
         for number in range(10):
             yield torch.full((2 if number == self.at else 1,), float(number))
-
-
-class Dying:
-    """Ends its process at the fifth sample."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(4)
-        os._exit(7)
 
 
 class Points:

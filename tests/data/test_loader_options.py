@@ -98,6 +98,7 @@ MISTAKES = {
     "data.test_loader.batch_size=0": ("data.test_loader.batch_size", "Use 1 or more"),
     "data.loader.steps_per_epoch=3": ("data.loader.steps_per_epoch", "has indices"),
     "data.loader.multiprocessing_context=thread": ("data.loader.multiprocessing_context", "spawn"),
+    "data.loader.pin_memory=atuo": ("data.loader.pin_memory", "auto"),
     "data.loader.sampler={_target_: torch.utils.data.SequentialSampler}": ("data.loader.sampler", "_partial_=true"),
     "data.loader.collate_fn=pad": ("data.loader.collate_fn", "_target_"),
     "data.loader.collate_fn={_target_: os.system}": ("data.loader.collate_fn", "may not instantiate"),
@@ -146,8 +147,6 @@ class _OfTwo(Distributed):
     ("target", "ranks", "text"),
     [
         ("Epoch", 2, "yields the same batches on each of 2 processes"),
-        ("NoLength", 1, "NoLength has no length"),
-        ("Splits", 1, "Splits is a mapping, not a data set. Its keys: train, test"),
         ("pad", 1, "pad"),
         ("Pad, value: 1", 1, "Pad is neither a data set nor a loader"),
     ],

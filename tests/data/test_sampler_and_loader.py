@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from hydraloop.data import EpochSampler, InMemoryDataset, build_loader
 from hydraloop.data.map_style_loader import GlobalBatchLoader
@@ -146,22 +145,6 @@ def test_an_empty_data_set_names_its_key() -> None:
 def test_drop_last_must_not_drop_everything() -> None:
     with pytest.raises(UserError, match="batch_size=10"):
         build_loader(numbers(), shuffle=True, batch_size=11, drop_last=True)
-
-
-def test_an_iterable_data_set_is_refused() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
-    with pytest.raises(UserError, match="IterableDataset"):
-        build_loader(Stream(), shuffle=False)
-
-
-@pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("num_workers", -1), ("pin_memory", "yes")])
-def test_options_out_of_range_name_their_key(option: str, value: object) -> None:
-    with pytest.raises(UserError) as caught:
-        build_loader(numbers(), shuffle=False, **{option: value})  # type: ignore[arg-type]
-    assert caught.value.key == f"data.loader.{option}"
 
 
 # The samples of a batch in any epoch. --------------------------------------------------------------------------------

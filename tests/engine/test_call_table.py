@@ -178,17 +178,6 @@ def test_a_users_mistake_is_always_raised(tmp_path: Path, on_error: str) -> None
     assert caught.value is mistake
 
 
-@pytest.mark.parametrize("on_error", ["raise", "warn", "disable"])
-def test_a_killed_worker_is_not_the_error_of_the_hook_in_which_torch_raises_it(tmp_path: Path, on_error: str) -> None:
-    killed = RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
-    engine = make_engine(tmp_path, {"mine": failing("after_train_iter", killed, on_error=on_error)})
-    with pytest.raises(UserError, match="is killed by signal: Killed, while it loaded data") as caught:
-        engine.train()
-    assert (caught.value.key, caught.value.__cause__) == ("data.loader.num_workers", killed)
-    assert engine.result is not None
-    assert "use fewer workers" in str(engine.result.error)
-
-
 @pytest.mark.parametrize("on_error", ["warn", "disable"])
 def test_an_interrupt_is_never_swallowed(tmp_path: Path, on_error: str) -> None:
     engine = make_engine(tmp_path, {"mine": failing("before_run", KeyboardInterrupt(), on_error=on_error)})

@@ -9,7 +9,6 @@ import pytest
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
-from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
 from tests.helpers import Recorder, at, batches, failing, make_engine
@@ -190,8 +189,8 @@ def test_an_exception_in_a_phase(tmp_path: Path, point: str, until: list[str]) -
 
 def test_an_exception_of_the_task_in_validation(tmp_path: Path) -> None:
     misshapen = [(batches(1)[0][0][:, :2], batches(1)[0][1])]
-    assert _trace(tmp_path, val=misshapen, raises=UserError) == ["on_exception", "after_run"], "in the sanity step"
-    assert _trace(tmp_path, val=misshapen, raises=UserError, sanity_val_steps=0) == [
+    assert _trace(tmp_path, val=misshapen, raises=RuntimeError) == ["on_exception", "after_run"], "in the sanity step"
+    assert _trace(tmp_path, val=misshapen, raises=RuntimeError, sanity_val_steps=0) == [
         *START, *EPOCH,
         "before_val", "before_val_epoch", "before_val_iter 0",
         "on_exception", "after_train", "after_run",

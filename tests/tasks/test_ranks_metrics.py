@@ -1,8 +1,6 @@
-"""Metrics of torchmetrics that keep all samples, if some ranks have none."""
+"""Metrics of torchmetrics that keep all samples, on ranks with different numbers of samples."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.tasks import Classification, Regression
+from hydraloop.errors import UserError
+from hydraloop.tasks import Classification
 from tests.ranks import on_ranks
 
 
@@ -38,36 +37,16 @@ def validate(distributed: Distributed, samples: int) -> dict[str, float]:
     return first
 
 
-@pytest.mark.parametrize(("samples", "world_size"), [(2, 3), (7, 3), (6, 2)])
+@pytest.mark.parametrize(("samples", "world_size"), [(3, 3), (7, 3), (6, 2)])
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")  # of classes without samples
-def test_ranks_without_samples_do_not_change_the_value(samples: int, world_size: int) -> None:
+def test_the_number_of_ranks_does_not_change_the_value(samples: int, world_size: int) -> None:
     pytest.importorskip("torchmetrics")
     alone = validate(Distributed(), samples)
     for metrics in on_ranks(world_size, validate, samples):
         assert metrics == pytest.approx(alone, nan_ok=True)
 
 
-def gathers(distributed: Distributed, name: str) -> tuple[float, int]:
-    """The value of a metric of samples that only rank 0 has, and the number of gathers of its states."""
-    import torchmetrics
-
-    met: list[Any] = []
-
-    def gather(value: Any) -> list[Any]:
-        met.append(value)
-        return distributed.gather(value)
-
-    task = Regression(nn.Linear(1, 1), nn.MSELoss(), {"metric": getattr(torchmetrics, name)()})
-    task.reset_metrics()
-    if distributed.is_main:
-        values = torch.arange(3.0)
-        task.update_metrics(torch.zeros(()), values, values**2, 3)
-    return task.compute_metrics(distributed.sum, gather)["metric"], len(met)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected", "meetings"), [("SpearmanCorrCoef", 1, 1), ("MeanAbsoluteError", 2 / 3, 0)]
-)
-def test_only_metrics_with_lists_are_gathered(name: str, expected: float, meetings: int) -> None:
-    pytest.importorskip("torchmetrics")
-    assert on_ranks(2, gathers, name) == [(pytest.approx(expected, abs=1e-4), meetings)] * 2
+def test_an_evaluation_with_fewer_samples_than_ranks_is_refused() -> None:
+    data = InMemoryDataset(torch.randn(2, 3), torch.arange(2))
+    with pytest.raises(UserError, match="2 samples cannot be shared by 3 processes"):
+        build_loader(data, shuffle=False, batch_size=2, rank=2, world_size=3)

@@ -19,7 +19,6 @@ from hydraloop.data.map_style_loader import MapStyleLoader
 from hydraloop.data.sampler import BatchRequest
 from hydraloop.data.seeded_fetcher import SeededFetcher
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.tasks.labels import ignored_label, labels_error
 
 MOST = 20_000
@@ -142,9 +141,9 @@ def cross_entropy_of(engine: Engine) -> tuple[Tensor, Tensor] | None:
         None for another loss, or if the task fails, as training then shows.
     """
     task = engine.task
-    if task.steps or not (batches := first_batches(engine.loaders.train, 1)):
+    batch = next(engine.batches.on_device(engine.loaders.train, count=1), None)
+    if task.steps or batch is None:
         return None
-    (batch,) = engine.batches.on_device(None, batches)
     task.eval()
     try:
         with torch.no_grad():

@@ -16,7 +16,6 @@ from hydraloop.data.map_style_loader import MapStyleLoader
 from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.device.seeding import seed_everything
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.evaluation.first_batches import first_batches
 
 _ITERATIONS = 60
 _SECONDS = 30.0
@@ -42,7 +41,7 @@ def on_one_batch(project: Project, engine: Engine, folder: Path) -> tuple[Engine
     if isinstance(engine.loaders.train, MapStyleLoader):
         changes["engine.overfit_batches"] = 1
     else:
-        (batch,) = first_batches(engine.loaders.train, 1)
+        batch = next(iter(engine.loaders.train or ()))
     trained = project.engine(folder, watch, changes, batch=batch)
     trained.train()
     return trained, watch
@@ -86,7 +85,7 @@ def _ignores_inputs(base: Engine, losses: list[float]) -> bool:
 
 def _draws(engine: Engine) -> bool:
     """Return whether the task draws random numbers for its loss, apart from dropout."""
-    (batch,) = engine.batches.on_device(None, first_batches(engine.loaders.train, 1))
+    (batch,) = engine.batches.on_device(engine.loaders.train, count=1)
     engine.task.train()
     engine.task.model.eval()
     losses = set()

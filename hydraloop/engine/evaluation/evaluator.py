@@ -259,17 +259,22 @@ class Evaluator:
         return random.Random(f"{self._run.seed}/{self._run.ranks.rank}/{mode}/{data_set}").getrandbits(63)
 
     @torch.no_grad()
-    def run_batches(self, loader: Loader, before: Call | None = None, after: Call | None = None) -> None:
+    def run_batches(
+        self, loader: Loader, before: Call | None = None, after: Call | None = None, most: int | None = None
+    ) -> None:
         """Reset the metrics and add the batches of a loader, with all modules in eval mode; called on every rank.
 
         Args:
             loader: of the data set.
             before: called before each batch.
             after: called after each batch.
+            most: the number of batches at most; None: no limit.
         """
         task, ranks, requests = self._run.task, self._run.ranks, self._requests
         samples_at, length = share_of(loader), len(loader)
         self.length = self._run.settings.limited(self._progress.mode, length)
+        if most is not None:
+            self.length = min(self.length, most)
         with in_eval_mode(task), equal_buffers(self._run):
             task.reset_metrics()
             batches = self._batches.on_device(loader, count=self.length if self.length < length else None)

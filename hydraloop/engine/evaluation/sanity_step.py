@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from hydraloop.engine.evaluation.evaluator import Evaluator
-from hydraloop.engine.evaluation.first_batches import first_batches
-from hydraloop.engine.loaders import Loaders, sets_of
+from hydraloop.engine.loaders import Loader, Loaders, end_workers, sets_of
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 from hydraloop.run_files.result import describe
@@ -18,8 +16,7 @@ log = logging.getLogger(__name__)
 def check_validation(run: Run, loaders: Loaders, evaluator: Evaluator) -> None:
     """Evaluate the first `engine.sanity_val_steps` batches of the validation, once, and set the names of the metrics.
 
-    Called on each rank; all ranks evaluate the same batches, unless the data is a stream that splits itself. The
-    weights are those that the model has been built with.
+    Called on each rank. The weights are those that the model has been built with.
 
     Raises:
         Exception: of the data set, the collate function or the task. An error in computing the metrics is a warning,
@@ -33,7 +30,8 @@ def check_validation(run: Run, loaders: Loaders, evaluator: Evaluator) -> None:
     try:
         for name, loader in data_sets.items():
             with evaluator.without_effect("val", name):
-                found = _metrics(evaluator, first_batches(loader, settings.sanity_val_steps), run.ranks.is_main)
+                found = _metrics(evaluator, loader, settings.sanity_val_steps, run.ranks.is_main)
+            end_workers(loader)  # hooks may change the data set before the first validation
             if not found:
                 return
             numbers += found
@@ -45,11 +43,9 @@ def check_validation(run: Run, loaders: Loaders, evaluator: Evaluator) -> None:
         evaluator.set_metric_names(tuple(numbers), tuple(matrices))
 
 
-def _metrics(evaluator: Evaluator, batches: list[Any], is_main: bool) -> dict[str, float]:
-    """Return the metrics over the batches; an empty dict if they are not known."""
-    if not batches:
-        return {}
-    evaluator.run_batches(batches)
+def _metrics(evaluator: Evaluator, loader: Loader, steps: int, is_main: bool) -> dict[str, float]:
+    """Return the metrics over the first batches of a loader; an empty dict if they are not known."""
+    evaluator.run_batches(loader, most=steps)
     try:
         return evaluator.compute()
     except UserError:
@@ -58,6 +54,6 @@ def _metrics(evaluator: Evaluator, batches: list[Any], is_main: bool) -> dict[st
         if is_main:
             log.warning(
                 "the metrics cannot be computed from %d batch%s, so their names are not checked: %s",
-                len(batches), "" if len(batches) == 1 else "es", describe(error),
+                evaluator.length, "" if evaluator.length == 1 else "es", describe(error),
             )  # fmt: skip
         return {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import Dataset
 
 from hydraloop.data import build_loader
 from hydraloop.engine.device.seeding import rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.evaluation.first_batches import first_batches
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
@@ -46,18 +44,6 @@ class Lazy(Dataset[Any]):
         return torch.full((3,), float(index)), torch.zeros(1)
 
 
-class Stream(IterableDataset[Any]):
-    """Samples without a length."""
-
-    def __iter__(self) -> Iterator[Tensor]:
-        yield from torch.arange(10.0)
-
-
-def collated(samples: list[Any]) -> list[Any]:
-    """A collate function that shows what it gets."""
-    return [int(sample[0][0]) if isinstance(sample, tuple) else int(sample) for sample in samples]
-
-
 # What changes nothing. -----------------------------------------------------------------------------------------------
 
 
@@ -78,7 +64,7 @@ def listed(state: dict[str, Any]) -> dict[str, list[Any]]:
     return {name: [item.tolist() if isinstance(item, Tensor) else item for item in own] for name, own in state.items()}
 
 
-def test_it_calls_no_hook_starts_no_process_and_changes_no_state(tmp_path: Path) -> None:
+def test_it_calls_no_hook_leaves_no_process_and_changes_no_state(tmp_path: Path) -> None:
     recorder, task, data = Recorder(), Drawing(), Lazy()
     loader = build_loader(data, shuffle=False, batch_size=4, num_workers=2)
     found: dict[str, Any] = {}
@@ -296,44 +282,3 @@ def test_a_metric_that_needs_more_samples_is_one_warning(tmp_path: Path, caplog:
 def test_without_a_validation_nothing_is_evaluated(tmp_path: Path, settings: dict[str, Any]) -> None:
     make_engine(tmp_path, val=[None] if settings.get("val_interval", 1) is None else batches(1), **settings).train()
     assert make_engine(tmp_path, test=batches(1)).train().test_metrics
-
-
-# Batches. ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_have_the_first_samples(workers: int) -> None:
-    options: dict[str, Any] = {"num_workers": workers, "collate_fn": collated}
-    shuffled = DataLoader(Lazy(), 4, shuffle=True, **options)
-    assert first_batches(shuffled, 1) == [[0, 1, 2, 3]]
-    assert first_batches(shuffled, 9) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert first_batches(DataLoader(Stream(), 4, **options), 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    by_batch = DataLoader(Lazy(), batch_sampler=BatchSampler(SequentialSampler(Lazy()), 3, False), **options)
-    assert first_batches(by_batch, 1) == [[0, 1, 2]]
-    assert first_batches(DataLoader(Lazy(), batch_sampler=[[5], [6, 7]], **options), 1) == [[0, 1]]
-    own = build_loader(Lazy(), shuffle=False, batch_size=4, num_workers=workers, collate_fn=collated)
-    assert first_batches(own, 1) == [[0, 1, 2, 3]]
-
-
-def test_batches_that_a_set_makes_itself() -> None:
-    ready = DataLoader(Lazy(), batch_size=None, collate_fn=lambda batch: int(batch[0][0]))
-    assert first_batches(ready, 2) == [0, 1]
-    assert first_batches(["a", "b", "c"], 2) == ["a", "b"]
-    assert first_batches(iter(["a"]), 2) == [], "the validation needs it"
-
-
-def test_a_set_that_workers_will_read_is_not_touched() -> None:
-    inner = [Lazy(), Lazy()]
-    data = Subset(torch.utils.data.ConcatDataset(inner), [0, 12])
-    assert first_batches(DataLoader(data, 2, num_workers=1, collate_fn=collated), 1) == [[0, 2]]
-    assert [each.file for each in inner] == ["", ""]
-    assert first_batches(DataLoader(data, 2, collate_fn=collated), 1) == [[0, 2]]
-    assert [each.file for each in inner] == ["open", "open"], "in this process, as in the validation"
-
-
-def test_a_set_that_cannot_be_copied_is_left_to_the_validation() -> None:
-    class Single(Lazy):
-        def __copy__(self) -> Single:
-            raise TypeError("only one")
-
-    assert first_batches(DataLoader(Single(), 2, num_workers=1), 1) == []
