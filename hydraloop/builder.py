@@ -19,7 +19,11 @@ from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.device.seeding import rng_state, seed_everything, use_deterministic_kernels, use_threads
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook_order import Slot, missing, slot_of
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.param_scheduler import ParamSchedulerHook
+from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from hydraloop.hooks.shared.build_from_config import build_hooks
 from hydraloop.hooks.shared.selected_hooks import log_notices
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
@@ -106,6 +110,8 @@ def assemble(
     settings = settings_from_config(cfg, checkpoint, parts, typed, channels_last=channels_last)
     hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1, given=parts.hooks)
     schedules = {} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders, position)
+    if optimizer is not None and loaders.train is not None:
+        _add_missing(hooks, slots, scheduled=bool(schedules))
     if not distributed.is_main:
         seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
     return Engine(
@@ -124,3 +130,19 @@ def assemble(
         lock=lock,
         generators=rng_state(),
     )
+
+
+def _add_missing(hooks: dict[str, Hook | None], slots: list[Slot], *, scheduled: bool) -> None:
+    """Add the default hooks that a run must have (`missing`), unless a hook of their class has another name.
+
+    Args:
+        hooks: by name; None for a hook that is left out explicitly.
+        slots: their places in the order.
+        scheduled: whether the run has schedules.
+    """
+    classes: dict[str, type[Hook]] = {"sampler_seed": DistSamplerSeedHook, "param_scheduler": ParamSchedulerHook}
+    for name in missing(hooks, scheduled=scheduled):
+        if not any(isinstance(hook, classes[name]) for hook in hooks.values()):
+            hook = hooks[name] = classes[name]()
+            hook.key = f"default_hooks.{name}"
+            slots.append(slot_of(name, hook, is_default=True))

@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
-from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.loaders import Loaders, epoch_setters
 from hydraloop.engine.settings import Settings
+from hydraloop.hooks import DistSamplerSeedHook, ParamSchedulerHook
 from hydraloop.tasks.task import Task
 
 Batch = tuple[Tensor, Tensor]
@@ -45,6 +46,19 @@ def tiny_task(seed: int = 0) -> Task:
     return Task(model, nn.MSELoss())
 
 
+class EngineWithNeededHooks(Engine):
+    """An engine with the hooks that the builder adds: `sampler_seed`, and with schedules `param_scheduler`."""
+
+    def __init__(self, *, loaders: Loaders, hooks: Mapping[str, Any] | None = None, **parts: Any) -> None:
+        needed: dict[str, Any] = {"sampler_seed": DistSamplerSeedHook} if epoch_setters(loaders.train) else {}
+        if parts.get("schedules"):
+            needed["param_scheduler"] = ParamSchedulerHook
+        hooks = dict(hooks or {})
+        for name, cls in needed.items() if parts.get("optimizer") is not None else ():
+            hooks.setdefault(name, cls())
+        super().__init__(loaders=loaders, hooks=hooks, **parts)
+
+
 def make_engine(
     run_dir: Path,
     hooks: Mapping[str, Hook] | None = None,
@@ -54,7 +68,7 @@ def make_engine(
     test: Sequence[Any] | None = None,
     task: nn.Module | None = None,
     lr: float = 0.01,
-    engine: type[Engine] = Engine,
+    engine: type[Engine] = EngineWithNeededHooks,
     optimizer: torch.optim.Optimizer | None = None,
     seed: int = 0,
     distributed: Distributed | None = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -24,3 +26,23 @@ def test_a_reader_follows_a_run_from_the_command_line_to_a_hook_in_800_lines() -
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     assert [str(file.relative_to(ROOT)) for file in files[1:] if str(file.relative_to(ROOT)) not in page] == []
     assert sum(len(file.read_text().splitlines()) for file in files) <= 800
+
+
+def test_calls_of_import_module_point_downwards_as_imports_do() -> None:
+    """`lint-imports` does not see them. A name that is not constant is not followed."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    floors = {name.strip(): floor for floor, names in enumerate(contract["layers"]) for name in names.split("|")}
+
+    def floor_of(module: str) -> int:
+        return next((floors[name] for name in sorted(floors, reverse=True) if f"{module}.".startswith(f"{name}.")), 0)
+
+    upwards = []
+    for path in (ROOT / "hydraloop").rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module":
+                name = node.args[0]
+                target = name.value if isinstance(name, ast.Constant) else None
+                if isinstance(target, str) and target.startswith("hydraloop.") and floor_of(target) < floor_of(module):
+                    upwards.append(f"{module} -> {target}")
+    assert upwards == []

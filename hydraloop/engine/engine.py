@@ -20,9 +20,9 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.evaluation.module_modes import begin_training
 from hydraloop.engine.evaluation.prediction import only_test_set, predict_batches
-from hydraloop.engine.hook_order import Slot, with_missing
+from hydraloop.engine.hook_order import Slot, check_needed, in_place
 from hydraloop.engine.interruption.signals import preemptible
-from hydraloop.engine.loaders import Loader, Loaders
+from hydraloop.engine.loaders import Loader, Loaders, epoch_setters
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.mount_points import HookLike, Mode, OnError
 from hydraloop.engine.outcome import Outcome
@@ -56,8 +56,8 @@ class Engine:
 
     Args:
         loaders: of batches; the engine moves them to the device.
-        hooks: by name, in the order of registration. An engine that trains adds `sampler_seed`, and with schedules
-            `param_scheduler`, if they are not given. `{"sampler_seed": None}` leaves it out.
+        hooks: by name, in the order of registration. To train with schedules, `param_scheduler` must be one of them;
+            with a train loader that has `set_epoch`, `sampler_seed`, which is None to leave it out.
         slots: the hooks' places (`hook_order.Slot`); by default from the classes, all given ones custom.
         on_error: by name; by default from the classes.
         lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
@@ -76,8 +76,10 @@ class Engine:
         generators: dict[str, Any] | None = None,
         **parts: Unpack[Parts],
     ) -> None:
-        trains = parts.get("optimizer") is not None and loaders.train is not None
-        found, places = with_missing(hooks or {}, slots, trains=trains, scheduled=bool(parts.get("schedules")))
+        if parts.get("optimizer") is not None and loaders.train is not None:
+            has_epochs = bool(epoch_setters(loaders.train))
+            check_needed(hooks or {}, scheduled=bool(parts.get("schedules")), has_epochs=has_epochs)
+        found, places = in_place(hooks or {}, slots)
         self.run = run = make_run(hooks=found, **parts)
         self.progress = progress = Progress()
         self.messages = Messages()

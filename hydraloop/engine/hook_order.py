@@ -1,11 +1,10 @@
-"""The order in which hooks are called, the check of that order, and the hooks that an engine adds if they are missing.
+"""The order in which hooks are called, the check of that order, and the hooks that a run must have.
 
 The dry run uses this file too, without torch.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +12,8 @@ from hydraloop.engine.argument_checks import check_hook
 from hydraloop.engine.mount_points import GENERAL_POINTS, MOUNT_POINTS, HookLike, Priority
 from hydraloop.errors import Remedy, UserError
 
-_NEEDED = {"sampler_seed": "DistSamplerSeedHook", "param_scheduler": "ParamSchedulerHook"}
-"""By name, the classes of the hooks without which a run trains worse, and nothing says so."""
+NEEDED = ("sampler_seed", "param_scheduler")
+"""The hooks without which a run trains worse, and nothing says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,38 +92,48 @@ def missing(given: Container[str], *, scheduled: bool) -> list[str]:
         given: the names of all hooks, also of those that are left out explicitly.
         scheduled: whether the run has schedules.
     """
-    return [name for name in _NEEDED if name not in given and (scheduled or name != "param_scheduler")]
+    return [name for name in NEEDED if name not in given and (scheduled or name != "param_scheduler")]
 
 
-def with_missing(
-    hooks: Mapping[str, HookLike | None], slots: Sequence[Slot] | None, *, trains: bool, scheduled: bool
+def in_place(
+    hooks: Mapping[str, HookLike | None], slots: Sequence[Slot] | None
 ) -> tuple[dict[str, HookLike], list[Slot]]:
-    """Return the hooks with those that are missing, and their places in the order.
+    """Return the hooks of an engine, which now know their names, and their places in the order.
 
     Args:
         hooks: by name; None for a hook that is left out explicitly.
         slots: the places of these hooks; None: from their classes.
-        trains: whether the engine can train. If it only evaluates, no hook is missing.
-        scheduled: whether the run has schedules.
 
     Raises:
-        UserError: a hook does not fit the engine; or there are schedules, and `param_scheduler` is left out.
+        UserError: a hook does not fit the engine.
     """
-    if scheduled and trains and hooks.get("param_scheduler", ...) is None:
-        raise not_applied()
     found = {name: hook for name, hook in hooks.items() if hook is not None}
     for name, hook in found.items():
         check_hook(hook, f"hooks.{name}")
         hook.attach(name, f"hooks.{name}")
-    places = [slot_of(name, hook) for name, hook in found.items()] if slots is None else [*slots]
-    for name in missing(hooks, scheduled=scheduled) if trains else ():
-        # By name, because hooks are built on the engine. A class derived from it, under another name, does its work.
-        cls: type[HookLike] = getattr(importlib.import_module("hydraloop.hooks"), _NEEDED[name])
-        if not any(isinstance(hook, cls) for hook in found.values()):
-            found[name] = cls()
-            found[name].attach(name, f"default_hooks.{name}")
-            places.append(slot_of(name, found[name], is_default=True))
-    return found, places
+    return found, [slot_of(name, hook) for name, hook in found.items()] if slots is None else [*slots]
+
+
+def check_needed(hooks: Mapping[str, HookLike | None], *, scheduled: bool, has_epochs: bool) -> None:
+    """Refuse to train without the hooks that apply the schedules and set the epoch of the train loader.
+
+    Args:
+        hooks: by name; None for a hook that is left out explicitly.
+        scheduled: whether the run has schedules.
+        has_epochs: whether the order of the train loader depends on its `set_epoch`.
+
+    Raises:
+        UserError: there are schedules, and `param_scheduler` is missing or left out; or the loader has `set_epoch`, and
+            `sampler_seed` is missing.
+    """
+    if scheduled and hooks.get("param_scheduler") is None:
+        raise not_applied()
+    if has_epochs and "sampler_seed" not in hooks:
+        raise UserError(
+            "no hook calls set_epoch of the train loader, so all epochs would have the same order",
+            key="hooks.sampler_seed",
+            remedy='Give hooks={"sampler_seed": hydraloop.hooks.DistSamplerSeedHook()}. None keeps the order.',
+        )
 
 
 def not_applied() -> UserError:
@@ -133,6 +142,8 @@ def not_applied() -> UserError:
         "the schedules of this run would not be applied, and the learning rate would be constant",
         key="default_hooks.param_scheduler",
         remedy=Remedy(
-            "For a constant learning rate, use scheduler={}. Otherwise leave this null out.", add=["scheduler={}"]
+            "For a constant learning rate, use scheduler={}. Otherwise leave this null out. In Python, give "
+            'hooks={"param_scheduler": hydraloop.hooks.ParamSchedulerHook()}.',
+            add=["scheduler={}"],
         ),
     )

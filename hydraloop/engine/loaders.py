@@ -69,6 +69,17 @@ def has_exact_sizes(loader: object) -> bool:
     return isinstance(loader, Shared) and getattr(loader, "has_exact_sizes", False) is True
 
 
+def epoch_setters(loader: object) -> list[Callable[[int], object]]:
+    """Return `set_epoch` of a loader, of its samplers, and of the sampler in its `batch_sampler`, if they have it.
+
+    It is torch's convention: the loader may be a list, and the sampler any object.
+    """
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    orders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = (getattr(order, "set_epoch", None) for order in {id(order): order for order in orders}.values())
+    return [set_epoch for set_epoch in found if set_epoch is not None]
+
+
 @runtime_checkable
 class Ordered(Protocol):
     """A loader that knows which samples are in a batch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.loaders import epoch_setters
 
 
 class DistSamplerSeedHook(Hook):
@@ -11,7 +12,7 @@ class DistSamplerSeedHook(Hook):
 
     All ranks then use the same order, and a resumed run continues with it. `set_epoch` is called if the loader, its
     `sampler`, its `batch_sampler` or the sampler of that has it. A sampler without it (torch's for a single process)
-    uses the global generator and is not changed. An engine that trains adds this hook if it is not given. With
+    uses the global generator and is not changed. With
     `default_hooks.sampler_seed=null`, all epochs have the same order and the same augmentation.
 
     Priority NORMAL, MMEngine's. No host sync, nothing in an iteration. No state: the epoch is part of the run's
@@ -20,14 +21,8 @@ class DistSamplerSeedHook(Hook):
 
     def at_position(self, engine: Engine) -> None:
         """Set the epoch, counted from 0."""
-        loader = engine.loaders.train
-        # The loader may be a list, and the sampler any object; set_epoch is torch's convention.
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        orders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-        for order in {id(found): found for found in orders}.values():
-            set_epoch = getattr(order, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(engine.progress.epoch)
+        for set_epoch in epoch_setters(engine.loaders.train):
+            set_epoch(engine.progress.epoch)
 
     def before_train_epoch(self, engine: Engine) -> None:
         """Set the next epoch."""

@@ -18,7 +18,7 @@ from hydraloop.engine.hook_order import Slot, slot_of
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
-from tests.helpers import At, Recorder, at, batches, failing, make_engine, tiny_task
+from tests.helpers import At, EngineWithNeededHooks, Recorder, at, batches, failing, make_engine, tiny_task
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def test_the_order_is_the_same_at_every_mount_point_closing_ones_included(tmp_pa
             hooks["failing"] = failing(error_at)
             slots.append(slot_of("failing", hooks["failing"], 100))
         task = tiny_task()
-        engine = Engine(
+        engine = EngineWithNeededHooks(
             task=task,
             optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
             loaders=Loaders(batches(1), batches(1), batches(1)),
@@ -188,7 +188,7 @@ def test_an_interrupt_is_never_swallowed(tmp_path: Path, on_error: str) -> None:
 def test_on_error_of_the_config_overrides_the_class(tmp_path: Path) -> None:
     hook = failing("before_run", on_error="raise")
     made = make_engine(tmp_path)
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=made.task,
         optimizer=made.optimizer,
         loaders=made.loaders,

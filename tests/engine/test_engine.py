@@ -13,13 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks.task import Task
-from tests.helpers import Recorder, at, batches, failing, make_engine, tiny_task
+from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, failing, make_engine, tiny_task
 
 # Training. -----------------------------------------------------------------------------------------------------------
 
@@ -227,13 +226,17 @@ def test_without_training_data_or_with_an_empty_loader(tmp_path: Path) -> None:
     settings = Settings(device="cpu", max_iters=3)
     for loaders, key in ((Loaders(), "data.train"), (Loaders([]), "data.loader.batch_size")):
         with pytest.raises(UserError) as caught:
-            Engine(task=task, optimizer=optimizer, loaders=loaders, settings=settings, run_dir=tmp_path).train()
+            EngineWithNeededHooks(
+                task=task, optimizer=optimizer, loaders=loaders, settings=settings, run_dir=tmp_path
+            ).train()
         assert caught.value.key == key
         assert caught.value.remedy
 
 
 def test_without_an_optimizer_nothing_is_trained(tmp_path: Path) -> None:
-    engine = Engine(task=tiny_task(), loaders=Loaders(batches(1)), settings=Settings(device="cpu"), run_dir=tmp_path)
+    engine = EngineWithNeededHooks(
+        task=tiny_task(), loaders=Loaders(batches(1)), settings=Settings(device="cpu"), run_dir=tmp_path
+    )
     with pytest.raises(UserError, match="no optimizer") as caught:
         engine.train()
     assert caught.value.key == "optimizer"

@@ -23,7 +23,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import assert_same, dataset, network
-from tests.helpers import at, batches, differences, make_engine
+from tests.helpers import EngineWithNeededHooks, at, batches, differences, make_engine
 from tests.ranks import on_ranks
 
 # Batches. ------------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def _limited(distributed: Distributed, batch_size: int, run_dir: str, resume: st
     workers = {"num_workers": 1, "persistent_workers": True} if distributed.world_size == 1 else {}
     train = build_loader(dataset(40), shuffle=True, seed=3, **part, **workers)
     hooks: dict[str, Hook] = {"ema": EMAHook(), "checkpoint": CheckpointHook(interval=1, by_epoch=False)}
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9),
         loaders=Loaders(train, build_loader(dataset(), shuffle=False, **part)),
@@ -144,7 +144,7 @@ def _timed(distributed: Distributed, run_dir: str, length: int, slow_rank: int, 
     """Train up to 20 epochs of `length` batches, of which each takes a second on the slow rank only."""
     train = Clocked(length, float(distributed.rank == slow_rank))
     task = Regression(network(), torch.nn.MSELoss())
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(train, batches(1), batches(1)),

@@ -15,7 +15,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders, end_workers, keeps_workers
 from hydraloop.engine.settings import Settings
-from tests.helpers import at, failing, tiny_task
+from tests.helpers import EngineWithNeededHooks, at, failing, tiny_task
 
 
 def loader(*, workers: int = 2, persistent: bool = True) -> GlobalBatchLoader:
@@ -25,7 +25,7 @@ def loader(*, workers: int = 2, persistent: bool = True) -> GlobalBatchLoader:
 
 def engine_of(run_dir: Path, hooks: dict[str, Hook]) -> Engine:
     task = tiny_task()
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(loader(), loader(workers=1)),

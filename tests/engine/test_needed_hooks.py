@@ -1,4 +1,4 @@
-"""`Engine` adds the hooks without which it trains worse: `sampler_seed`, and with schedules `param_scheduler`."""
+"""The hooks without which a run trains worse: `build` adds them, and `Engine` refuses to train without them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler
 
 import hydraloop
 from hydraloop.data import build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, ParamSchedulerHook
 from hydraloop.optim import Exponential, Schedule
+from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
 from tests.helpers import differences
 from tests.hooks.tiny_runs import batches, engine_of, model
@@ -48,56 +51,60 @@ class Seen(Hook):
         self.epochs[-1].append([batch[0], engine.optimizer.param_groups[0]["lr"]])
 
 
-def seen(run_dir: Path, hooks: dict[str, Hook | None], **options: Any) -> list[list[Any]]:
-    watch, net = Seen(), model()
+def engine_by_hand(
+    run_dir: Path, hooks: dict[str, Hook | None], *, scheduled: bool = True, train: Any = None
+) -> Engine:
+    net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    schedules = {"half": Schedule("half", Exponential(0.5), optimizer)} if options.get("scheduled", True) else {}
-    train = build_loader(Noisy(), shuffle=True, batch_size=2)
-    engine_of(
-        run_dir, {**hooks, "watch": watch}, net=net, optimizer=optimizer, schedules=schedules, train=train
-    ).train()
-    return watch.epochs
+    return Engine(
+        task=Task(net, torch.nn.functional.mse_loss),
+        optimizer=optimizer,
+        loaders=Loaders(build_loader(Noisy(), shuffle=True, batch_size=2) if train is None else train),
+        hooks=hooks,
+        schedules={"half": Schedule("half", Exponential(0.5), optimizer)} if scheduled else {},
+        settings=Settings(device="cpu", max_epochs=3),
+        run_dir=run_dir,
+    )
 
 
-def test_an_engine_without_hooks_trains_as_one_with_them(tmp_path: Path) -> None:
-    """Each epoch has its own order and its own augmentation, and the schedule changes the learning rate."""
-    found = seen(tmp_path / "without", {})
-    expected = seen(tmp_path / "with", {"sampler_seed": DistSamplerSeedHook(), "param_scheduler": ParamSchedulerHook()})
-    assert list(differences(found, expected)) == []
-    assert len({str(epoch) for epoch in found}) == 3
-    assert [lr for epoch in found for _, lr in epoch] == [0.1 * 0.5**step for step in range(12)]
+def test_the_hooks_give_each_epoch_its_own_order_and_apply_the_schedule(tmp_path: Path) -> None:
+    watch = Seen()
+    hooks: dict[str, Hook | None] = {"sampler_seed": DistSamplerSeedHook(), "param_scheduler": ParamSchedulerHook()}
+    engine_by_hand(tmp_path, {**hooks, "watch": watch}).train()
+    assert len({str(epoch) for epoch in watch.epochs}) == 3
+    assert [lr for epoch in watch.epochs for _, lr in epoch] == [0.1 * 0.5**step for step in range(12)]
+
+
+def test_an_engine_without_them_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="all epochs would have the same order") as caught:
+        engine_by_hand(tmp_path, {}, scheduled=False)
+    assert caught.value.key == "hooks.sampler_seed"
+    for hooks in ({}, {"param_scheduler": None}):
+        with pytest.raises(UserError, match="would not be applied") as caught:
+            engine_by_hand(tmp_path, {"sampler_seed": None, **hooks})
+        assert caught.value.key == "default_hooks.param_scheduler"
+
+
+def test_also_for_the_sampler_of_a_foreign_loader(tmp_path: Path) -> None:
+    sampler: Any = DistributedSampler(Noisy(), num_replicas=1, rank=0)
+    train = DataLoader(Noisy(), batch_size=2, sampler=sampler)
+    with pytest.raises(UserError, match="all epochs would have the same order"):
+        engine_by_hand(tmp_path, {}, scheduled=False, train=train)
+    assert engine_by_hand(tmp_path, {}, scheduled=False, train=DataLoader(Noisy(), batch_size=2)).hooks == {}
 
 
 def test_a_hook_can_be_left_out(tmp_path: Path) -> None:
-    first, *others = seen(tmp_path, {"sampler_seed": None}, scheduled=False)
+    watch = Seen()
+    engine_by_hand(tmp_path, {"sampler_seed": None, "watch": watch}, scheduled=False).train()
+    first, *others = watch.epochs
     assert all(not list(differences(first, other)) for other in others), "all epochs are the same"
-    with pytest.raises(UserError, match="would not be applied") as caught:
-        seen(tmp_path / "scheduled", {"param_scheduler": None})
-    assert caught.value.key == "default_hooks.param_scheduler"
-    assert "scheduler={}" in str(caught.value.remedy)
 
 
-def test_a_hook_of_the_same_class_is_enough(tmp_path: Path) -> None:
-    class Mine(ParamSchedulerHook):
-        """A user's own, under another name."""
-
-    engine = engine_of(tmp_path, {"mine": Mine()}, schedules={"half": Schedule("half", Exponential(0.5), optimizer())})
-    assert list(engine.hooks) == ["mine", "sampler_seed"]
-
-
-def optimizer() -> torch.optim.Optimizer:
-    return torch.optim.SGD(model().parameters(), lr=0.1)
-
-
-def test_they_are_default_hooks_and_cost_nothing_in_an_iteration(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, {"mine": Seen()})
-    assert [(slot.name, slot.priority, slot.is_default) for slot in engine.calls.slots] == [
-        ("sampler_seed", 50, True),
-        ("mine", 50, False),
-    ]
-    alone = engine_of(tmp_path, {})
-    for point in ("before_train_iter", "after_backward", "before_optimizer_step", "after_train_iter"):
-        assert alone.calls.one_by_one(point) == []
+def test_the_builder_adds_no_second_hook_of_the_class(tmp_path: Path) -> None:
+    """Under another name, the engine does not know it, and says so."""
+    line = ["default_hooks=[]", "+hooks.mine._target_=hydraloop.hooks.ParamSchedulerHook"]
+    with pytest.raises(UserError, match="would not be applied"):
+        hydraloop.build(hydraloop.compose(line, folder=REPOSITORY), run_dir=tmp_path)
 
 
 def test_an_engine_that_only_evaluates_needs_none(tmp_path: Path) -> None:

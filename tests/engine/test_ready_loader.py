@@ -32,7 +32,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook
 from hydraloop.tasks.task import Task
-from tests.helpers import differences
+from tests.helpers import EngineWithNeededHooks, differences
 from tests.ranks import on_ranks
 
 BATCHES, SIZE = 10, 4
@@ -174,11 +174,11 @@ def run(
     random.seed(torch.initial_seed())
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     watch = Watch(save_at)
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=Dropping(model, None),  # type: ignore[arg-type]
         optimizer=torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9),
         loaders=Loaders(train),
-        hooks={"seeds": DistSamplerSeedHook(), "watch": watch},
+        hooks={"sampler_seed": DistSamplerSeedHook(), "watch": watch},
         settings=Settings(device="cpu", max_epochs=3, accumulate=2, test=False, **settings),
         run_dir=folder,
         distributed=distributed,

@@ -15,7 +15,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook, ParamSchedulerHook
 from hydraloop.optim import Cosine, Function, MultiStep, Schedule
-from tests.helpers import at, batches, failing, make_engine, tiny_task
+from tests.helpers import EngineWithNeededHooks, at, batches, failing, make_engine, tiny_task
 
 
 def _scheduled(
@@ -24,7 +24,7 @@ def _scheduled(
     task = tiny_task()
     optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
     hooks = {"param_scheduler": ParamSchedulerHook(), "checkpoint": CheckpointHook(save_optimizer=save_optimizer)}
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=optimizer,
         loaders=Loaders(batches(5), batches(2)),

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from tests.e2e.projects import REPOSITORY
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
 BATCH = 8
@@ -39,7 +39,7 @@ def trained(distributed: Distributed, run_dir: Path) -> dict[str, Tensor]:
     ranks: Any = {"rank": distributed.rank, "world_size": distributed.world_size}
     loader = build_loader(Pairs(), batch_size=BATCH // distributed.world_size, shuffle=True, seed=1, **ranks)
     (own := run_dir / str(distributed.rank)).mkdir(exist_ok=True)
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.5),
         loaders=Loaders(loader, None, None),

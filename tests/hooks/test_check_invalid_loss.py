@@ -88,7 +88,11 @@ def _raised(engine: Engine) -> InvalidLossError:
 
 
 def test_the_error_says_where_it_began(tmp_path: Path) -> None:
-    hooks = {"check": CheckInvalidLossHook(interval=5), "seed": DistSamplerSeedHook(), "poison": (bad := Poison([8]))}
+    hooks = {
+        "check": CheckInvalidLossHook(interval=5),
+        "sampler_seed": DistSamplerSeedHook(),
+        "poison": (bad := Poison([8])),
+    }
     engine = _engine(tmp_path, hooks)
     error = _raised(engine)
     assert (error.iteration, error.batch_idx, error.samples) == (8, 1, bad.samples[0])
@@ -109,7 +113,7 @@ def test_the_error_says_where_it_began(tmp_path: Path) -> None:
 def test_any_iteration_is_found_with_its_samples(interval: int, iteration: int, tmp_path: Path) -> None:
     """Also with an interval longer than an epoch or the run."""
     bad = Poison([iteration])
-    hooks = {"check": CheckInvalidLossHook(interval=interval), "seed": DistSamplerSeedHook(), "poison": bad}
+    hooks = {"check": CheckInvalidLossHook(interval=interval), "sampler_seed": DistSamplerSeedHook(), "poison": bad}
     error = _raised(_engine(tmp_path, hooks))
     assert (error.iteration, error.samples) == (iteration, bad.samples[0])
 
@@ -125,8 +129,8 @@ def test_a_run_resumed_within_an_epoch(tmp_path: Path) -> None:
             if engine.progress.iteration == 8:
                 engine.request_checkpoint("saved")
 
-    _engine(tmp_path, {"seed": DistSamplerSeedHook(), "saving": Saving()}).train()
-    hooks = {"check": CheckInvalidLossHook(), "seed": DistSamplerSeedHook(), "poison": (bad := Poison([10]))}
+    _engine(tmp_path, {"sampler_seed": DistSamplerSeedHook(), "saving": Saving()}).train()
+    hooks = {"check": CheckInvalidLossHook(), "sampler_seed": DistSamplerSeedHook(), "poison": (bad := Poison([10]))}
     error = _raised(_engine(tmp_path, hooks, resume=tmp_path / "checkpoints" / "saved.pth"))
     assert (error.iteration, error.batch_idx, error.samples) == (10, 3, bad.samples[0])
 
@@ -200,7 +204,11 @@ def test_of_another_loader_the_number_of_the_batch(tmp_path: Path) -> None:
 
 
 def test_accumulated_iterations_count_one_by_one(tmp_path: Path) -> None:
-    hooks = {"check": CheckInvalidLossHook(interval=2), "seed": DistSamplerSeedHook(), "poison": (bad := Poison([8]))}
+    hooks = {
+        "check": CheckInvalidLossHook(interval=2),
+        "sampler_seed": DistSamplerSeedHook(),
+        "poison": (bad := Poison([8])),
+    }
     error = _raised(_engine(tmp_path, hooks, accumulate=3))
     assert (error.iteration, error.samples) == (8, bad.samples[0])
 
@@ -247,7 +255,7 @@ def test_a_long_batch_is_cut_off_in_the_message(tmp_path: Path) -> None:
 def on_rank(distributed: Distributed, run_dir: str, interval: int) -> dict[str, Any]:
     """Rank 1 has a NaN at iteration 2, which reaches the weights of all ranks; a long run stops there."""
     bad = Poison([2] if distributed.rank == 1 else [])
-    hooks: dict[str, Hook] = {"check": CheckInvalidLossHook(interval=interval), "seed": DistSamplerSeedHook()}
+    hooks: dict[str, Hook] = {"check": CheckInvalidLossHook(interval=interval), "sampler_seed": DistSamplerSeedHook()}
     hooks["poison"] = bad
     if interval > 10:
         hooks["stop"] = at("after_train_iter", lambda engine: engine.request_stop("told to", agreed=True), nth=2)

@@ -33,7 +33,7 @@ from hydraloop.optim import Cosine, Schedule
 from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
 from hydraloop.tracking.hook import TrackerHook
-from tests.helpers import differences
+from tests.helpers import EngineWithNeededHooks, differences
 from tests.hooks.npu import torch_npu
 from tests.marks import nightly
 
@@ -190,7 +190,7 @@ def _engine(run_dir: Path, hooks: dict[str, Hook], *, val: bool = True, **settin
     )
     model.num_classes = 2  # type: ignore[assignment]  # a plain number
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return Engine(
+    return EngineWithNeededHooks(
         task=Classification(model, nn.CrossEntropyLoss(), {"accuracy": Accuracy()}),
         optimizer=optimizer,
         loaders=Loaders(build_loader(data, shuffle=True, batch_size=4), loader if val else None, loader),

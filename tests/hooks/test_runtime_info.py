@@ -17,6 +17,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.tasks.task import Task
+from tests.helpers import EngineWithNeededHooks
 from tests.hooks.tiny_runs import BATCHES, Scripted, engine_of
 
 NewOptimizer = Callable[..., torch.optim.Optimizer]
@@ -48,7 +49,7 @@ def _engine(tmp_path: Path, optimizer: NewOptimizer | None = torch.optim.SGD, **
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     batches: list[tuple[Tensor, Tensor]] = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)]
-    return Engine(
+    return EngineWithNeededHooks(
         task=TwoLosses(model, nn.MSELoss()),
         optimizer=None if optimizer is None else optimizer(model.parameters(), lr=0.25, **options),
         loaders=Loaders(batches, batches[:1]),

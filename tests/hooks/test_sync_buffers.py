@@ -17,7 +17,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.hooks import SyncBuffersHook
 from hydraloop.hooks.sync_buffers import average_over_ranks
 from hydraloop.tasks import Regression
-from tests.helpers import HostSyncs
+from tests.helpers import EngineWithNeededHooks, HostSyncs
 from tests.hooks.tiny_runs import load
 from tests.ranks import on_ranks
 
@@ -100,7 +100,7 @@ def run(
     tested = SyncBuffersHook(norm_only=hook == "sync_norm")
     hooks: dict[str, Hook] = {"first": (first := First()), "last": (last := Last()), hook: tested}
     task = Regression(net, nn.MSELoss())
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(batches(4), batches(1), batches(1)),
@@ -185,7 +185,7 @@ def test_one_process_has_nothing_to_do(hook: str, tmp_path: Path) -> None:
 def collectives(distributed: Distributed, run_dir: str) -> list[int]:
     """Number of collectives for averaging three layers: after an iteration, again, and after a checkpoint is loaded."""
     net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.InstanceNorm1d(1))
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=Regression(net, nn.MSELoss()),
         loaders=Loaders(),
         hooks={"sync_norm": (hook := SyncBuffersHook(norm_only=True))},

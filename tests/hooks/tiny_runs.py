@@ -17,6 +17,7 @@ from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.tasks.task import Task
+from tests.helpers import EngineWithNeededHooks
 
 BATCHES = 4
 """In an epoch."""
@@ -92,7 +93,7 @@ def engine_of(
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     task = task or Task(model() if net is None else net, nn.functional.mse_loss, metrics)
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=optim.SGD(task.parameters(), lr=0.1, momentum=0.9) if optimizer is None else optimizer,
         loaders=loaders

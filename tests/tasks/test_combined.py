@@ -14,13 +14,12 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, DistSamplerSeedHook, EMAHook, LoggerHook, RuntimeInfoHook
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import Accuracy, Metric, Task
-from tests.helpers import differences
+from tests.helpers import EngineWithNeededHooks, differences
 from tests.marks import slow
 from tests.ranks import on_ranks
 
@@ -66,7 +65,7 @@ def train(distributed: Distributed, run_dir: Path, resume: Path | None = None) -
     part = {"rank": distributed.rank, "world_size": distributed.world_size, "batch_size": 4, "seed": 7}
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
     metrics: dict[str, Metric | None] = {"accuracy": Accuracy(), "classes": PerClass()}
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=Counts(model, metrics=metrics),
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.02),
         loaders=Loaders(

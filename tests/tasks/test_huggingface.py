@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import Accuracy, HuggingFace, TokenAccuracy
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
 WORDS = 8
@@ -178,7 +178,7 @@ def train(distributed: Distributed, run_dir: Path, accumulate: int, batches: lis
     """One epoch on this rank's batches. Return the weights."""
     torch.manual_seed(0)
     task = HuggingFace(TokenModel())
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=1.0),
         loaders=Loaders(batches[distributed.rank :: distributed.world_size]),

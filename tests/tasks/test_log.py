@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, RuntimeInfoHook
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import MeanAbsoluteError, Regression
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
 
@@ -45,7 +45,7 @@ def train(distributed: Distributed, run_dir: Path, samples: int) -> None:
         return build_loader(InMemoryDataset(inputs, inputs), shuffle=shuffle, batch_size=2, seed=1, **part)
 
     loaders = Loaders(loader(0, shuffle=True), loader(100, shuffle=False), loader(200, shuffle=False))
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
         loaders=loaders,
@@ -108,7 +108,7 @@ def test_values_that_change_later_numpy_and_half_precision(tmp_path: Path, log_i
                 task.bias += 1
                 task.model.bias += 1  # type: ignore[operator]
 
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=Moves(task.parameters(), lr=1.0),
         loaders=Loaders(batches, batches),

@@ -13,12 +13,12 @@ from torch.nn import functional
 import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import MultiLabel
 from hydraloop.tasks.building import build_task
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
 LINES = [
@@ -40,7 +40,9 @@ def validated(distributed: Distributed, cfg: DictConfig, batch: int) -> dict[str
         task.model.bias += 0.3
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     loader = build_loader(InMemoryDataset(INPUTS, LABELS), shuffle=False, batch_size=batch, **part)
-    engine = Engine(task=task, loaders=Loaders(None, loader), settings=Settings(device="cpu"), distributed=distributed)
+    engine = EngineWithNeededHooks(
+        task=task, loaders=Loaders(None, loader), settings=Settings(device="cpu"), distributed=distributed
+    )
     return engine.validate()
 
 

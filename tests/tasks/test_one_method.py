@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, RuntimeInfoHook
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import Classification, MeanAbsoluteError, Task
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
 
@@ -69,7 +69,7 @@ def batch_of(*targets: float) -> dict[str, Tensor]:
 
 def test_one_method_trains_validates_and_tests_with_the_same_names(tmp_path: Path) -> None:
     task = OneMethod(Constant(), metrics={"mae": MeanAbsoluteError()})
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
         loaders=Loaders([batch_of(1, 3), batch_of(5)], [batch_of(1, 3), batch_of(6)], [batch_of(2, 2), batch_of(-4)]),
@@ -94,7 +94,7 @@ def test_a_task_of_two_methods_still_works() -> None:
     results = []
     for kind in (OneMethod, TwoMethods):
         task = kind(Constant(), metrics={"mae": MeanAbsoluteError()})
-        engine = Engine(
+        engine = EngineWithNeededHooks(
             task=task, loaders=Loaders(None, [batch_of(1, 3), batch_of(6)]), settings=Settings(device="cpu")
         )
         results.append(engine.validate())
@@ -107,7 +107,9 @@ def validate_pairs(distributed: Distributed, samples: int) -> list[dict[str, flo
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     inputs = torch.arange(1.0, 1 + samples).unsqueeze(1)
     val = build_loader(InMemoryDataset(inputs, inputs + 1), shuffle=False, batch_size=1, **part)
-    engine = Engine(task=task, loaders=Loaders(None, val), settings=Settings(device="cpu"), distributed=distributed)
+    engine = EngineWithNeededHooks(
+        task=task, loaders=Loaders(None, val), settings=Settings(device="cpu"), distributed=distributed
+    )
     return [engine.validate(), engine.validate()]
 
 
@@ -189,5 +191,5 @@ class TwoArguments(Task):
 )
 def test_what_is_not_a_task_gives_one_message(task: nn.Module, problem: str) -> None:
     with pytest.raises(UserError, match=problem) as caught:
-        Engine(task=task, loaders=Loaders(None, [batch_of(1)]), settings=Settings(device="cpu"))
+        EngineWithNeededHooks(task=task, loaders=Loaders(None, [batch_of(1)]), settings=Settings(device="cpu"))
     assert caught.value.key == "task"

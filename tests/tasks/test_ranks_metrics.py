@@ -8,11 +8,11 @@ from torch import nn
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import Classification
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
 
@@ -31,7 +31,9 @@ def validate(distributed: Distributed, samples: int) -> dict[str, float]:
     task = Classification(nn.Linear(3, 3), nn.CrossEntropyLoss(), metrics)
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     loader = build_loader(InMemoryDataset(inputs, classes), shuffle=False, batch_size=2, **part)
-    engine = Engine(task=task, loaders=Loaders(None, loader), settings=Settings(device="cpu"), distributed=distributed)
+    engine = EngineWithNeededHooks(
+        task=task, loaders=Loaders(None, loader), settings=Settings(device="cpu"), distributed=distributed
+    )
     first = engine.validate()
     assert engine.validate() == first
     return first

@@ -14,13 +14,12 @@ from torch.nn import functional
 import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import Segmentation, Task
 from hydraloop.tasks.building import build_task
-from tests.helpers import HostSyncs
+from tests.helpers import EngineWithNeededHooks, HostSyncs
 from tests.ranks import on_ranks
 
 CLASSES, IGNORED = 3, 7
@@ -50,7 +49,7 @@ def trained(distributed: Distributed, cfg: DictConfig, batch: int, accumulate: i
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     loader = build_loader(InMemoryDataset(*data()), shuffle=False, batch_size=batch, **part)
     with TemporaryDirectory() as folder:
-        engine = Engine(
+        engine = EngineWithNeededHooks(
             task=task,
             optimizer=torch.optim.SGD(task.parameters(), lr=0.5),
             loaders=Loaders(loader, loader),

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
@@ -21,6 +20,7 @@ from hydraloop.hooks import CheckpointHook, LoggerHook
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import Accuracy, Classification
 from hydraloop.tasks.values import forms_of
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
 CONFUSION = [[2.0, 1.0, 0.0], [0.0, 3.0, 0.0], [1.0, 0.0, 0.0]]
@@ -45,7 +45,7 @@ def validate(distributed: Distributed, run_dir: Path) -> dict[str, float]:
     logits = nn.functional.one_hot(torch.tensor(PREDICTED), 3).float()
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     val = build_loader(InMemoryDataset(logits, torch.tensor(TARGETS)), shuffle=False, batch_size=7, **part)
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         loaders=Loaders(None, val),
         hooks={"logger": LoggerHook()},
@@ -90,7 +90,7 @@ class Matrix(Accuracy):
 def test_the_best_is_chosen_by_a_number(tmp_path: Path, save_best: str, problem: str | None) -> None:
     task = Classification(nn.Linear(3, 3), nn.CrossEntropyLoss(), {"m": Matrix()})
     batches = [(torch.eye(3), torch.arange(3))]
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(batches, batches),

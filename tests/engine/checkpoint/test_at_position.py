@@ -18,7 +18,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, ModeSwitchHook, SetEpochInfoHook
 from hydraloop.tasks.task import Task
-from tests.helpers import Recorder, at, batches, differences, make_engine
+from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, differences, make_engine
 from tests.hooks.tiny_runs import load
 
 PROGRESS = ("iteration", "epoch", "batch_in_epoch")
@@ -152,7 +152,7 @@ def seen_in(run_dir: Path, *hooks: Hook, **settings: Any) -> Seen:
         **{f"mine_{index}": hook for index, hook in enumerate(hooks)},
     }
     run_dir.mkdir()
-    Engine(
+    EngineWithNeededHooks(
         task=Told(net, nn.MSELoss()),
         optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
         loaders=Loaders(data, batches_of_one()),

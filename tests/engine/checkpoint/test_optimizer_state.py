@@ -36,7 +36,7 @@ from hydraloop.optim import (
     build_schedule,
 )
 from tests.config.composed import REPOSITORY
-from tests.helpers import at, batches, tiny_task
+from tests.helpers import EngineWithNeededHooks, at, batches, tiny_task
 from tests.marks import nightly, slow
 from tests.ranks import on_ranks
 
@@ -249,7 +249,7 @@ def scheduled(run_dir: Path, lr: float, iters: int, schedules: Sequence[Entry], 
         for name, (function, ours) in zip(("first", "second"), schedules, strict=False)
     }
     save = at("after_train", lambda engine: engine.request_checkpoint("a"))
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=optimizer,
         loaders=Loaders(batches(5)),
@@ -305,7 +305,7 @@ def two_groups(run_dir: Path, lr: float, *hooks: Hook, **settings: Any) -> Engin
     save = at("after_train", lambda engine: engine.request_checkpoint("a"))
     task = tiny_task()
     groups = [{"params": [task.model.weight], "lr": lr}, {"params": [task.model.bias], "lr": lr * 10}]
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(groups, lr=lr, momentum=0.9),
         loaders=Loaders(batches(2)),

@@ -23,7 +23,7 @@ from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import Cosine, OneCycle, Schedule
 from hydraloop.tasks.task import Task
 from tests.engine.checkpoint.test_optimizer_state import messages, trained, two_groups
-from tests.helpers import at, batches, differences
+from tests.helpers import EngineWithNeededHooks, at, batches, differences
 from tests.ranks import on_ranks
 
 """Written by version 0.1.0 before checkpoints had the names of the groups: `two_groups(…, 0.01, EMAHook())`."""
@@ -57,7 +57,7 @@ def engine_of(
         made[name] = torch.optim.SGD(values, lr, momentum=0.9) if name == "hidden" else torch.optim.AdamW(values, lr)
     optimizer = made[""] if "" in made else OptimizerSet(made)
     cosine = Schedule("cosine", Cosine(T_max=9), optimizer)
-    return Engine(
+    return EngineWithNeededHooks(
         task=Task(model, nn.MSELoss()),
         optimizer=optimizer,
         loaders=Loaders(batches(2)),

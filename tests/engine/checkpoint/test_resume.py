@@ -39,7 +39,7 @@ from hydraloop.hooks import (
 from hydraloop.optim import Cosine, Length, Plateau, build_schedule
 from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
-from tests.helpers import differences
+from tests.helpers import EngineWithNeededHooks, differences
 
 EPOCHS, SAMPLES, BATCH, LENGTH = 4, 26, 4, 7
 """Of 7 batches, the last one of 2 samples."""
@@ -113,7 +113,7 @@ def _engine(
         "param_scheduler": ParamSchedulerHook(),
         "checkpoint": CheckpointHook(interval=1, by_epoch=settings.pop("save_by_epoch", True)),
     }
-    return Engine(
+    return EngineWithNeededHooks(
         task=Classification(model, nn.CrossEntropyLoss(), {"accuracy": Accuracy()}),
         optimizer=optimizer,
         loaders=Loaders(train, val, val),

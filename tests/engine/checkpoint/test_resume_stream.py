@@ -27,7 +27,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, EMAHook, GradClipHook, LoggerHook, RuntimeInfoHook
 from hydraloop.tasks.classification import Classification
 from tests.data.streams import stream_loader
-from tests.helpers import differences
+from tests.helpers import EngineWithNeededHooks, differences
 from tests.ranks import on_ranks
 
 EPOCHS, STEPS, SAMPLES = 4, 7, 25
@@ -127,7 +127,7 @@ def _engine(
         {} if distributed is None else {"rank": distributed.rank, "world_size": distributed.world_size}
     )
     val = build_loader(InMemoryDataset(points, points[:, :3].argmax(1)), shuffle=False, batch_size=10, **ranks)
-    return Engine(
+    return EngineWithNeededHooks(
         task=Classification(model, nn.CrossEntropyLoss()),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9),
         loaders=Loaders(stream_loader(stream, train=True, steps_per_epoch=STEPS, seed=7, **options, **ranks), val),

@@ -22,7 +22,7 @@ from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.optim import Cosine, Schedule
 from hydraloop.tasks.task import Task
-from tests.helpers import Recorder, at, batches, differences, make_engine, tiny_task
+from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, differences, make_engine, tiny_task
 from tests.hooks.tiny_runs import engine_of, model
 
 
@@ -132,7 +132,7 @@ def test_the_precisions_state_is_saved_and_resumed(tmp_path: Path) -> None:
     scales = []
     for resume, epochs in ((None, 1), (tmp_path / "checkpoints" / "a.pth", 2)):
         task, precision = tiny_task(), Scaled()
-        Engine(
+        EngineWithNeededHooks(
             task=task,
             optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
             loaders=Loaders(batches(2)),
@@ -173,7 +173,7 @@ def test_a_state_without_its_hook_is_named(tmp_path: Path) -> None:
 def _with_schedule(run_dir: Path, name: str | None, **settings: Any) -> Engine:
     task = tiny_task()
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=optimizer,
         loaders=Loaders(batches(2)),

@@ -28,6 +28,7 @@ from hydraloop.run_files.checkpoint_files import newest_intact, remove
 from hydraloop.run_files.integrity import damage, shards_of
 from hydraloop.tasks import Regression
 from hydraloop.tracking.run_description import checkpoints
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.slow
@@ -40,7 +41,7 @@ def engine_of(distributed: Distributed, run_dir: Path, resume: Path | None = Non
     model = model.to(memory_format=torch.channels_last)
     task = Regression(model, nn.MSELoss())
     distributed.prepare(model)
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.AdamW(task.parameters(), lr=0.01),
         loaders=Loaders([(torch.ones(2, 3), torch.zeros(2, 1))] * 2),

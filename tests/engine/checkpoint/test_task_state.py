@@ -19,7 +19,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.tasks.task import Task
-from tests.helpers import at, batches, differences
+from tests.helpers import EngineWithNeededHooks, at, batches, differences
 from tests.ranks import on_ranks
 
 
@@ -59,7 +59,7 @@ def engine_of(
     def save(engine: Engine) -> None:
         engine.request_checkpoint(f"epoch_{engine.progress.epoch}", agreed=True)
 
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1, momentum=0.9),
         loaders=Loaders(batches(3), None, batches(2, seed=1)),

@@ -18,11 +18,11 @@ from torch.utils.data import TensorDataset, default_collate
 from hydraloop.data import build_loader
 from hydraloop.engine.device.batch_transfer import leaves_of, mover, tensors_of
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import EMAHook
 from hydraloop.tasks import Task
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
 META = torch.device("meta")
@@ -180,7 +180,7 @@ def _train(distributed: Distributed, form: str, run_dir: Path) -> list[Tensor]:
     collate = partial(_collate, form)
     loader = build_loader(data, shuffle=True, batch_size=2, collate_fn=collate, **ranks)
     task, average = AnyForm(form), EMAHook()
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9),
         loaders=Loaders(loader),

@@ -33,7 +33,7 @@ from hydraloop.hooks import (
     RuntimeInfoHook,
 )
 from hydraloop.tasks import Regression
-from tests.helpers import batches
+from tests.helpers import EngineWithNeededHooks, batches
 
 
 class Block(nn.Module):
@@ -77,7 +77,7 @@ def forwards_of(model: nn.Module) -> list[int]:
 def engine_for(model: nn.Module, run_dir: Path, hooks: dict[str, Any], **settings: Any) -> Engine:
     """An engine over twelve batches of the same size and two to validate on."""
     task = Regression(model, nn.MSELoss())
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.AdamW(task.parameters(), lr=0.01),
         loaders=Loaders(batches(12), batches(2)),
@@ -244,7 +244,7 @@ def test_a_run_with_cuda_graphs_has_the_losses_of_an_eager_run(
     def losses(options: object) -> Tensor:
         torch.manual_seed(0)
         compile_modules([model := ReturnsLoss().cuda()], options)
-        engine = Engine(
+        engine = EngineWithNeededHooks(
             task=(task := OwnLoss(model)),
             optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
             loaders=Loaders(batches(12), batches(2)),
@@ -382,7 +382,7 @@ def test_channels_last(wanted: object, expected: bool, tmp_path: Path) -> None:
     assert list(model.state_dict()) == names
     task = Regression(model, nn.MSELoss())
     images = [(torch.randn(2, 3, 5, 5), torch.randn(2, 1))] * 2
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(images, images),

@@ -24,7 +24,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.schemas.precision import BF16Conf, FP16Conf, FP32Conf, TF32Conf
-from tests.helpers import HostSyncs, at, batches, differences, tiny_task
+from tests.helpers import EngineWithNeededHooks, HostSyncs, at, batches, differences, tiny_task
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def step(precision: Precision, model: nn.Module, optimizer: optim.Optimizer, fac
 def engine_with(precision: Precision, run_dir: Path, hooks: dict[str, Hook] | None = None, **loaders: Any) -> Engine:
     """An engine on the CPU over a tiny task and SGD, for one epoch."""
     task = tiny_task()
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(**{"train": batches(2), **loaders}),
@@ -526,7 +526,7 @@ def test_a_run_that_skips_every_step_says_so(
     init_scale: float, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = tiny_task()
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(batches(4)),

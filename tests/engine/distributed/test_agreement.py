@@ -18,6 +18,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import dataset
+from tests.helpers import EngineWithNeededHooks
 from tests.ranks import RankError, on_ranks
 
 
@@ -67,7 +68,7 @@ def run(distributed: Distributed, run_dir: str, hooks: dict[str, Hook], accumula
     torch.manual_seed(0)
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(

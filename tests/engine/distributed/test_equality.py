@@ -19,7 +19,7 @@ from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Regression
-from tests.helpers import failing
+from tests.helpers import EngineWithNeededHooks, failing
 from tests.ranks import on_ranks
 
 SAMPLES = 17
@@ -75,12 +75,12 @@ def train(
             for i, (x, y) in enumerate(train_loader)
         ]
     hooks: dict[str, Any] = {
-        "seeds": DistSamplerSeedHook(),
+        "sampler_seed": DistSamplerSeedHook(),
         "ema": EMAHook(),
         "clip": GradClipHook(max_norm=options.get("max_norm", 1.0)),
         "runtime_info": RuntimeInfoHook(),
     }
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=optimizer,
         loaders=Loaders(train_loader, build_loader(dataset(5), shuffle=False, batch_size=2, **part)),
@@ -176,7 +176,7 @@ class NothingCounts(Padded):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_window_in_which_nothing_counts_changes_nothing(accumulate: int, tmp_path: Path) -> None:
     task = NothingCounts(network(), nn.MSELoss())
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(build_loader(dataset(), shuffle=True, batch_size=4)),
@@ -191,7 +191,7 @@ def test_a_window_in_which_nothing_counts_changes_nothing(accumulate: int, tmp_p
 def test_an_engine_that_was_interrupted_inside_a_window_begins_a_new_one(tmp_path: Path) -> None:
     def engine_with(hooks: dict[str, Any]) -> Engine:
         task = Regression(network(), nn.MSELoss())
-        return Engine(
+        return EngineWithNeededHooks(
             task=task,
             optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
             loaders=Loaders(build_loader(dataset(12), shuffle=True, batch_size=2)),

@@ -22,6 +22,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import assert_same, dataset, train
+from tests.helpers import EngineWithNeededHooks
 from tests.marks import slow
 from tests.ranks import RankError, on_ranks
 
@@ -34,11 +35,9 @@ class Counted(Hook):
     def __init__(self) -> None:
         self.steps = self.collectives = 0
 
-    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        if batch_idx == 6:  # DDP makes its buckets again after the first average
-            self.collectives -= _so_far()
-
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        if batch_idx == 5:  # DDP makes its buckets again after the first average
+            self.collectives -= _so_far()
         if 6 <= batch_idx <= 17:
             self.steps += engine.stepped
         if batch_idx == 17:
@@ -58,7 +57,7 @@ def collectives(distributed: Distributed, accumulate: int, kind: type[Regression
     loader = build_loader(
         dataset(80), shuffle=True, batch_size=2, rank=distributed.rank, world_size=distributed.world_size
     )
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(loader),
@@ -103,7 +102,7 @@ def evaluate(distributed: Distributed, samples: int, strategy: str) -> tuple[dic
     task = Regression(model, nn.MSELoss(), metrics)
     distributed.prepare(model)
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         loaders=Loaders(None, build_loader(dataset(samples), shuffle=False, batch_size=2, **part)),
         hooks={"sees": (sees := Sees())},
@@ -139,7 +138,7 @@ def unequal(distributed: Distributed, run_dir: str) -> None:
     """A train loader with one batch more on rank 1."""
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
     batch = (torch.zeros(2, 3), torch.zeros(2, 1))
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders([batch] * (2 + distributed.rank)),
@@ -167,7 +166,7 @@ def train_and_save(
     distributed.prepare(model)
     torch.manual_seed(100 + distributed.rank)
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.AdamW(task.parameters(), lr=0.01),
         loaders=Loaders(
@@ -276,7 +275,7 @@ def stop_inside(distributed: Distributed, run_dir: str, batch_size: int, resume:
     """A checkpoint at each second iteration."""
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(build_loader(dataset(), shuffle=True, batch_size=batch_size, **part)),
@@ -321,7 +320,7 @@ def save_states(distributed: Distributed, run_dir: str) -> None:
     """A checkpoint with the states of all three."""
     task = Regression(nn.Linear(3, 2), nn.MSELoss())
     distributed.prepare(task.model)
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders([(torch.zeros(2, 3), torch.zeros(2, 2))]),
@@ -354,7 +353,7 @@ class Full(CheckpointHook):
 def cannot_write(distributed: Distributed, run_dir: str) -> tuple[int, str]:
     """Train with it. Returns the trained epochs, and what was raised."""
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders([(torch.zeros(2, 3), torch.zeros(2, 1))]),
@@ -402,7 +401,7 @@ def evaluate_twice(distributed: Distributed, samples: int) -> dict[str, float]:
     task = Twice(nn.Linear(3, 1), nn.MSELoss())
     distributed.prepare(task.model)
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         loaders=Loaders(None, build_loader(dataset(samples), shuffle=False, batch_size=2, **part)),
         settings=Settings(device="cpu"),
@@ -433,7 +432,7 @@ def take_turns(distributed: Distributed, run_dir: str) -> list[float]:
     """Train it. Returns its weights."""
     torch.manual_seed(0)
     task = Regression(model := Some(), nn.MSELoss())
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders([(torch.ones(2, 3) * (distributed.rank + 1), torch.zeros(2, 1))] * 4),
@@ -478,7 +477,7 @@ def compiled_in_shards(distributed: Distributed, run_dir: str) -> tuple[str, lis
         blocks = modules_of(model, ["Block"], key="key")
         compile_modules(blocks, {"backend": "aot_eager"} if ranks.world_size > 1 else False)
         ranks.prepare(model)
-        Engine(
+        EngineWithNeededHooks(
             task=task,
             optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
             loaders=Loaders([batch] * 3),

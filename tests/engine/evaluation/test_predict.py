@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import EMAHook, TestTimeAugmentationHook
 from hydraloop.tasks import Classification, HuggingFace, Task
 from hydraloop.tasks.metrics import Accuracy
-from tests.helpers import batches, make_engine
+from tests.helpers import EngineWithNeededHooks, batches, make_engine
 from tests.ranks import on_ranks
 
 SAMPLES = 13
@@ -43,7 +42,7 @@ def predicted(ranks: Distributed, run_dir: str) -> tuple[list[float], list[str],
     ranks.prepare(task.model)
     data: Any = numbers()
     loader = build_loader(data, shuffle=False, batch_size=4, rank=ranks.rank, world_size=ranks.world_size)
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         loaders=Loaders(test=loader),
         distributed=ranks,

@@ -25,7 +25,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
 from hydraloop.tasks import Regression, Task
 from tests.engine.distributed.test_equality import dataset, network
-from tests.helpers import Recorder, at, batches, differences, make_engine, tiny_task
+from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, differences, make_engine, tiny_task
 from tests.marks import slow
 from tests.ranks import RankError, on_ranks
 
@@ -110,7 +110,7 @@ def run(distributed: Distributed, run_dir: str, steps: int, settings: dict[str, 
     distributed.prepare(task.model)
     part = {"rank": distributed.rank, "world_size": distributed.world_size, "batch_size": 3}
     hooks = {"ema": EMAHook(), "checkpoint": CheckpointHook(interval=1, by_epoch=False)}
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9),
         loaders=Loaders(
@@ -244,7 +244,7 @@ def fails_on_one_rank(distributed: Distributed, run_dir: str) -> None:
     """Rank 1 has a validation batch that the model cannot take."""
     width = 3 - distributed.rank
     task = Regression(network(), nn.MSELoss())
-    Engine(
+    EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(batches(2), [(torch.ones(4, width), torch.ones(4, 1))]),

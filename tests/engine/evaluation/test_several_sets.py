@@ -22,7 +22,7 @@ from hydraloop.hooks.shared.monitoring import direction
 from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy
 from tests.engine.distributed.test_equality import assert_same, dataset, network
-from tests.helpers import Recorder, batches, differences, make_engine, tiny_task
+from tests.helpers import EngineWithNeededHooks, Recorder, batches, differences, make_engine, tiny_task
 from tests.ranks import on_ranks
 
 
@@ -41,7 +41,7 @@ def test_each_set_is_evaluated_in_one_validation(tmp_path: Path) -> None:
     a, b, c = batches(2, seed=1), batches(3, seed=2), batches(1, seed=3)
     recorder, sets = Recorder(), Sets()
     task = tiny_task()
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(batches(2), {"a": a, "b": b}, {"c": c}),
@@ -82,7 +82,7 @@ def run(distributed: Distributed, batch_size: int, run_dir: str, resume: str | N
                     raise FloatingPointError("told to")
 
         hooks["fails"] = Fails()
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(
@@ -160,7 +160,7 @@ def pictures_engine(run_dir: Path, hooks: dict[str, Hook], *, classes: int = 3) 
         for number, shade in ((3, 0.5), (3, 0.1), (classes, 0.9))
     )
     task = Classification(Net(), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
         loaders=Loaders(train, {"dark": dark, "light": light}, {"dark": dark}),
@@ -221,7 +221,7 @@ def test_a_metric_that_is_not_a_number_is_refused(
         ("hooks.checkpoint.save_best", CheckpointHook(save_best=name)),
         ("hooks.stop.monitor", EarlyStoppingHook(monitor=name)),
     ):
-        engine = Engine(
+        engine = EngineWithNeededHooks(
             task=task,
             optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
             loaders=Loaders(batches(1), {"a": batches(1), "b": batches(1)} if several else batches(1)),
@@ -256,7 +256,7 @@ def test_the_name_of_a_set_does_not_say_which_values_are_better(tmp_path: Path, 
             return {**super().forward(batch), "class_loss": torch.tensor(float(len(batch)))}
 
     task = Logging(nn.Linear(3, 1), nn.MSELoss())
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(batches(1), {name: batches(1)}),

@@ -22,7 +22,7 @@ from hydraloop.tasks import Regression
 from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY
 from tests.engine.distributed.test_equality import dataset
-from tests.helpers import at, batches, differences, logged, make_engine
+from tests.helpers import EngineWithNeededHooks, at, batches, differences, logged, make_engine
 from tests.ranks import on_ranks
 
 
@@ -40,7 +40,7 @@ def made(distributed: Distributed, run_dir: Path, *, save_best: str | None = "lo
         "logger": LoggerHook(interval=3),
         "checkpoint": CheckpointHook(interval=1, max_keep_ckpts=1, save_best=save_best),
     }
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.AdamW(task.parameters(), lr=0.01),
         loaders=Loaders(

@@ -28,7 +28,7 @@ from hydraloop.errors import Terminated, UserError
 from hydraloop.hooks import CheckpointHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import dataset, network
-from tests.helpers import batches, differences, make_engine
+from tests.helpers import EngineWithNeededHooks, batches, differences, make_engine
 from tests.ranks import on_ranks
 
 
@@ -265,7 +265,7 @@ def _preempted_on(distributed: Distributed, run_dir: str, rank: int) -> dict[str
             if batch_idx == 2 and distributed.rank == rank:
                 engine.preempt("a test")
 
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(

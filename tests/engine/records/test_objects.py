@@ -21,7 +21,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.safety import secrets
-from tests.helpers import at, batches, make_engine, tiny_task
+from tests.helpers import EngineWithNeededHooks, at, batches, make_engine, tiny_task
 from tests.ranks import on_ranks
 
 
@@ -141,7 +141,7 @@ def test_two_objects_with_one_file_are_refused(tmp_path: Path) -> None:
 
 def log_on_a_rank(distributed: Distributed, run_dir: str) -> None:
     """Log a text, with something that cannot be written on the other ranks."""
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=tiny_task(),
         optimizer=None,
         loaders=make_engine(Path(run_dir)).loaders,

@@ -31,7 +31,7 @@ from hydraloop.run_files.environment import shown
 from hydraloop.run_files.result import Best
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
-from tests.helpers import at, batches, failing, make_engine, summary
+from tests.helpers import EngineWithNeededHooks, at, batches, failing, make_engine, summary
 
 
 class Slow(Hook):
@@ -61,7 +61,7 @@ def _engine(run_dir: Path, **hooks: Hook) -> Engine:
     model[0].requires_grad_(False)
     data = TensorDataset(torch.randn(12, 1000), torch.randn(12, 1))
     batches = [(torch.randn(4, 1000), torch.randn(4, 1))] * 2
-    return Engine(
+    return EngineWithNeededHooks(
         task=Task(model, nn.MSELoss()),
         optimizer=torch.optim.SGD(model[1].parameters(), lr=0.01),
         loaders=Loaders(DataLoader(data, batch_size=4), batches, batches[:1]),
@@ -90,7 +90,7 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "schedule" not in rows
     assert rows["training"] == "6 iterations in 2 epochs, 3 per epoch"
     assert rows["run"] == os.path.join("runs", "one")
-    assert rows["hooks"] == "slow (30), sampler_seed (50), failing (50)"
+    assert rows["hooks"] == "slow (30), failing (50)"
     assert _by_point(text) == {"before_run": "slow", "after_train_iter": "slow", "after_train_epoch": "failing"}
 
 
@@ -153,7 +153,7 @@ def test_the_groups_of_several_optimizers_are_a_table(tmp_path: Path) -> None:
     groups = [{"params": decayed, "lr": 1e-3 / 3}, {"params": []}, {"params": others, "weight_decay": 0.0}]
     rest = torch.optim.AdamW(groups, lr=0.002)
     optimizer = OptimizerSet({"hidden": muon, "rest": rest})
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=Task(net, nn.MSELoss()),
         optimizer=optimizer,
         loaders=Loaders(batches(2)),
@@ -175,7 +175,7 @@ def test_what_differs_between_groups_is_a_column(tmp_path: Path) -> None:
     net = nn.Linear(3, 1)
     groups = [{"params": [net.weight]}, {"params": [net.bias], "betas": (0.5, 0.9), "name": "bias"}]
     optimizer = torch.optim.AdamW(groups, lr=0.1)
-    engine = Engine(task=Task(net, nn.MSELoss()), optimizer=optimizer, loaders=Loaders(batches(2)))
+    engine = EngineWithNeededHooks(task=Task(net, nn.MSELoss()), optimizer=optimizer, loaders=Loaders(batches(2)))
     assert [line[11:] for line in engine.outcome.report.start().splitlines()[4:7]] == [
         "group  tensors  parameters   lr  weight_decay      betas",
         "0            1           3  0.1          0.01  0.9,0.999  weight",
@@ -188,7 +188,9 @@ def test_many_groups_are_cut_short(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD([{"params": [parameter]} for parameter in net.parameters()], lr=0.1)
     task = Task(net, nn.MSELoss())
     engines = [
-        Engine(task=task, optimizer=optimizer, loaders=Loaders(batches(2)), settings=Settings(verbose=verbose))
+        EngineWithNeededHooks(
+            task=task, optimizer=optimizer, loaders=Loaders(batches(2)), settings=Settings(verbose=verbose)
+        )
         for verbose in (False, True)
     ]
     short, verbose = (engine.outcome.report.start() for engine in engines)
@@ -204,7 +206,7 @@ def test_start_of_an_evaluation(tmp_path: Path) -> None:
     assert "training" not in rows
     assert "optimizer" not in rows
     assert rows["data"] == "test 1 batch"
-    assert rows["hooks"] == "sampler_seed (50)", "the engine was made to train"
+    assert "hooks" not in rows
 
 
 def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +233,7 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert max(map(len, summary(engine).splitlines())) <= 80
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
     assert re.fullmatch(r"12.00s: 0% waiting for data, 5\d% in hooks", rows["time"])
-    assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+, sampler_seed [^,]+", rows["hooks"])
+    assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+", rows["hooks"])
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
     assert rows["profile"] == "tensorboard --logdir " + os.path.join("run", "tf_tracing_logs")
     assert "continue" not in rows

@@ -22,7 +22,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
-from tests.helpers import Batch, batches, differences, tiny_task
+from tests.helpers import Batch, EngineWithNeededHooks, batches, differences, tiny_task
 from tests.ranks import on_ranks
 
 
@@ -104,7 +104,7 @@ def engine_of(
     hooks = {"grad_clip": GradClipHook(max_norm=CLIP), "checkpoint": CheckpointHook()}
     weight, bias = task.parameters()
     both = {"first": optim.SGD([weight], lr=0.1), "second": optim.LBFGS([bias])}
-    return Engine(
+    return EngineWithNeededHooks(
         task=task,
         optimizer=OptimizerSet(both) if several else MADE[name](task.parameters()),
         loaders=Loaders(Part(distributed, counted=counted), None, None),
@@ -190,7 +190,7 @@ def check_by_hand(make: Any, task: Task, run_dir: Path, *, needs_gradients: bool
         if needs_gradients:
             closure()
         optimizer.step(closure)
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=make(task.parameters()),
         loaders=Loaders(DATA),

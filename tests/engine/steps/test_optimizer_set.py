@@ -17,7 +17,7 @@ from hydraloop.engine.optimizers.parameter_groups import describe
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import EMAHook, GradClipHook
 from hydraloop.tasks import Task
-from tests.helpers import batches, differences
+from tests.helpers import EngineWithNeededHooks, batches, differences
 
 
 class _Overflows(nn.MSELoss):
@@ -48,7 +48,7 @@ def trained(run_dir: Path, *, several: bool, precision: str, accumulate: int) ->
     """Train for two epochs of 8 batches, with clipping and EMA, and one overflow in fp16."""
     task = Task(network(), _Overflows() if precision == "fp16" else nn.MSELoss())
     model: Any = task.model
-    engine = Engine(
+    engine = EngineWithNeededHooks(
         task=task,
         optimizer=two(model) if several else optim.AdamW(model.parameters(), lr=0.05),
         loaders=Loaders(batches(8, last=2)),

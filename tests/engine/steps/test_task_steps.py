@@ -23,7 +23,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Task
 from hydraloop.tasks.building import prepare_model
-from tests.helpers import at, batches, tiny_task
+from tests.helpers import EngineWithNeededHooks, at, batches, tiny_task
 from tests.ranks import RankError, on_ranks
 
 STEPS = ("discriminator", "generator")
@@ -101,11 +101,11 @@ def gan_engine(
     data = InMemoryDataset(torch.randn(samples, 3, generator=generator), torch.zeros(samples, 1))
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     scale = {"init_scale": 1024.0} if precision == "fp16" else {}
-    return Engine(
+    return EngineWithNeededHooks(
         task=gan,
         optimizer=OptimizerSet(optimizers(gan.model)),  # type: ignore[arg-type]
         loaders=Loaders(build_loader(data, shuffle=True, seed=3, batch_size=batch_size, **part)),
-        hooks={"seeds": DistSamplerSeedHook(), **hooks},
+        hooks={"sampler_seed": DistSamplerSeedHook(), **hooks},
         settings=Settings(**{"device": "cpu", "max_epochs": 2, **settings}),
         run_dir=run_dir,
         distributed=distributed,
@@ -385,7 +385,7 @@ def test_steps_and_optimizers_have_the_same_names(names: dict[str, int], tmp_pat
     made: Any = {name: optim.SGD(model[name].parameters()) for name in names}
     optimizer = OptimizerSet(made) if made else optim.SGD(model.parameters())
     with pytest.raises(UserError, match="Gan has the steps discriminator, generator") as caught:
-        Engine(task=Gan(model), optimizer=optimizer, loaders=Loaders(batches(2)), run_dir=tmp_path)
+        EngineWithNeededHooks(task=Gan(model), optimizer=optimizer, loaders=Loaders(batches(2)), run_dir=tmp_path)
     assert caught.value.key in ("optimizer.generator", "optimizer.discriminator", "optimizer.encoder")
 
 
@@ -393,7 +393,9 @@ def test_an_optimizer_pauses_only_in_steps(tmp_path: Path) -> None:
     task = tiny_task()
     optimizer = optim.SGD(task.parameters())
     with pytest.raises(UserError, match="the task has no steps") as caught:
-        Engine(task=task, optimizer=optimizer, loaders=Loaders(batches(2)), settings=Settings(every={"": 2}))
+        EngineWithNeededHooks(
+            task=task, optimizer=optimizer, loaders=Loaders(batches(2)), settings=Settings(every={"": 2})
+        )
     assert caught.value.key == "optimizer.every"
 
 
