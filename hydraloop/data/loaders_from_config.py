@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from hydraloop.data.loader_options import LoaderOptions, options_from_config
 from hydraloop.data.map_style_loader import MapStyleLoader, build_loader
-from hydraloop.data.mixture import MixtureSampler, StreamMixture, join_sets, mix_streams
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders
@@ -83,9 +82,9 @@ class _Builder:
     of_run: Mapping[str, int | None]
 
     def loader(self, split: str, node: Any, key: str) -> Loader:
-        """Return the loader of a data set; `node` describes it, or several sets of `data.train` by name."""
+        """Return the loader of the data set that `node` describes."""
         train = split == "train"
-        data, order = _train_data(self.cfg.data) if train else (instantiate(node, key), None)
+        data = instantiate(node, key)
         kind = _kind(data, key)
         if kind == "batches":
             return self._given(data, split, key)
@@ -105,14 +104,6 @@ class _Builder:
                 key=keys["steps_per_epoch"],
                 remedy="Leave it out. engine.limit_train_batches limits an epoch.",
             )
-        if order is not None:
-            if options["sampler"] is not None or options["batch_sampler"] is not None:
-                raise UserError(
-                    "data.weights and data.lengths define the order, and so does a sampler",
-                    key=keys["sampler" if options["sampler"] is not None else "batch_sampler"],
-                    remedy="Use one of them.",
-                )
-            options["sampler"] = order
         if split == "test":  # a single pass
             options["persistent_workers"] = False
         return self._of_samples(data, split, key, options, keys)
@@ -206,45 +197,13 @@ def _named(node: Any, key: str) -> dict[str, DictConfig]:
     return sets
 
 
-def _train_data(data: DictConfig) -> tuple[Any, MixtureSampler | None]:
-    """Return the train data, several sets as one, and the sampler that `data.weights` or `data.lengths` ask for."""
-    nodes = _named(data.train, "data.train")
-    given = [name for name in ("weights", "lengths") if data.get(name)]
-    if given and not nodes:
-        raise UserError(
-            "data.train is one set", key=f"data.{given[0]}", remedy="Name its sets: 'data.train={a: {…}, b: {…}}'."
-        )
-    if not nodes:
-        return instantiate(data.train, "data.train"), None
-    sets = {name: instantiate(node, f"data.train.{name}") for name, node in nodes.items()}
-    kinds = {name: _kind(one, f"data.train.{name}") for name, one in sets.items()}
-    weights, lengths = (_by_set(data.get(name), f"data.{name}", sets) for name in ("weights", "lengths"))
-    if len({*kinds.values()}) > 1 or "batches" in kinds.values():
-        found = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
-        raise UserError(
-            f"sets of different kinds cannot be joined: {found}",
-            key="data.train",
-            remedy="Use only sets with indices, or only streams.",
-        )
-    if "stream" in kinds.values():
-        return mix_streams(sets, weights, lengths), None
-    return join_sets(sets, weights, lengths)
-
-
-def _by_set(numbers: Any, key: str, sets: Iterable[str]) -> dict[str, Any]:
-    if numbers is not None and not isinstance(numbers, DictConfig):
-        example = ", ".join(f"{name}: 1" for name in sets)
-        raise UserError(f"expected a number for each set, got {numbers}", key=key, remedy=f"Set '{key}={{{example}}}'.")
-    return {str(name): number for name, number in (numbers or {}).items()}
-
-
 def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
     """Return what `data` is: a loader, a set with indices, or a set that can only be iterated.
 
     Raises:
         UserError: it is something else.
     """
-    if isinstance(data, StreamMixture | IterableDataset):
+    if isinstance(data, IterableDataset):
         return "stream"
     if isinstance(data, DataLoader):
         return "batches"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -14,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from hydraloop.data.collate import Collate, CollateError, as_is
 from hydraloop.data.loader_options import dataloader_options
-from hydraloop.data.mixture import StreamMixture
 from hydraloop.data.stream_sources import has_shuffle_buffer, split, steps_of
 from hydraloop.data.stream_worker import BatchedStream, WorkerBatch, WorkerPosition
 from hydraloop.engine.checkpoint.format import check_loadable
@@ -31,7 +31,7 @@ class StreamLoader:
     and `len(loader)` is an estimate: each worker may end with a short batch.
 
     Args:
-        dataset: anything iterable, or `StreamMixture`. An iteration begins at the first sample, or after the one at
+        dataset: anything iterable. An iteration begins at the first sample, or after the one at
             which `state_dict` returned the state that was loaded.
         options: by name; see `LoaderConf`.
         keys: of the options in the config, for errors.
@@ -67,15 +67,10 @@ class StreamLoader:
         self._key, self._world_size = key, world_size
         self._collate = Collate(options["collate_fn"], keys["collate_fn"], key)
         workers = max(self.num_workers, 1)
-        mixture = dataset if isinstance(dataset, StreamMixture) else StreamMixture([dataset], [1.0])
-        self._sources = [
-            split(one, options["split_stream"], rank, world_size, workers, key, keys["split_stream"])
-            for one in mixture.datasets
-        ]
+        self._source = split(dataset, options["split_stream"], rank, world_size, workers, key, keys["split_stream"])
         self._copies = rank * workers, world_size * workers
         self._stream = partial(
             BatchedStream,
-            weights=mixture.weights,
             batch_size=self.batch_size,
             collate=self._collate,
             seed=seed,
@@ -107,7 +102,7 @@ class StreamLoader:
 
     def _drawn(self, **where: Any) -> Iterator[WorkerBatch]:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
-        stream = self._stream(self._sources, copies=self._copies, **where)
+        stream = self._stream(self._source, copies=self._copies, **where)
         try:
             loader = DataLoader(stream, batch_size=None, collate_fn=as_is, generator=seeds, **self._options)
             for drawn in ended_at_exit(loader):
@@ -129,7 +124,7 @@ class TrainStreamLoader(StreamLoader):
     def __init__(self, dataset: Any, options: Mapping[str, Any], *keys: Any, rank: int, **of_run: Any) -> None:
         super().__init__(dataset, options, *keys, rank=rank, **of_run)
         self._skip = options["skip_on_resume"]
-        self._positions = [WorkerPosition.begin(len(self._sources)) for _ in range(max(self.num_workers, 1))]
+        self._positions = [WorkerPosition() for _ in range(max(self.num_workers, 1))]
         """Of each worker, after the batches that were consumed."""
         self._next = 0
         """The worker with the first batch that was not consumed."""
@@ -161,19 +156,17 @@ class TrainStreamLoader(StreamLoader):
         epoch. At the end of an epoch, a warning says where it continues.
         """
         positions = [WorkerPosition(**one) for one in state["workers"]] if state else []
-        layout = (state["ranks"], len(positions), len(positions[0].sets)) if state else (0, 0, 0)
-        mine = (self._world_size, len(self._positions), len(self._sources))
+        layout = (state["ranks"], len(positions)) if state else (0, 0)
+        mine = (self._world_size, len(self._positions))
         if state is None or layout != mine:
             raise UserError(
-                "the checkpoint has the position of a stream on {} ranks, with {} workers on each, in {} sets; this "
-                "run has {} ranks, {} workers and {} sets".format(*layout, *mine),
+                "the checkpoint has the position of a stream on {} ranks, with {} workers on each; this run has {} "
+                "ranks and {} workers".format(*layout, *mine),
                 key=self._key,
                 remedy="Use the data, data.loader.num_workers and the number of ranks of that run, or set "
                 "resume_strict=false to begin the stream again.",
             )
-        for position in positions:
-            pairs = zip(self._sources, position.sets, strict=True)
-            position.sets = [self._restored(source.dataset, of_set, inside=first > 0) for source, of_set in pairs]
+        positions = [self._restored(position, inside=first > 0) for position in positions]
         self._running = None
         self._fetched.clear()
         self._positions, self._next = positions, state["next"]
@@ -200,7 +193,7 @@ class TrainStreamLoader(StreamLoader):
     def _check_state(self, position: WorkerPosition) -> None:
         """Refuse, at the first batch, a state that no checkpoint can keep."""
         try:
-            check_loadable([of_set["state"] for of_set in position.sets], "its state")
+            check_loadable(position.state, "its state")
         except TypeError as error:
             raise UserError(str(error), key=self._key, remedy="int(…) makes a number of a NumPy scalar.") from error
 
@@ -210,13 +203,13 @@ class TrainStreamLoader(StreamLoader):
             self._positions[drawn.worker] = drawn.position
             self._next = (drawn.worker + 1) % len(self._positions)
 
-    def _restored(self, dataset: Any, of_set: dict[str, Any], *, inside: bool) -> dict[str, Any]:
-        """Return where a set begins."""
-        name, stateless = type(dataset).__name__, of_set["state"] is None
-        if of_set["samples"] == 0 or not (stateless or has_shuffle_buffer(dataset)):
-            return of_set
+    def _restored(self, position: WorkerPosition, *, inside: bool) -> WorkerPosition:
+        """Return where a worker begins."""
+        name, stateless = type(self.dataset).__name__, position.state is None
+        if position.samples == 0 or not (stateless or has_shuffle_buffer(self.dataset)):
+            return position
         if self._skip:
-            return {**of_set, "state": None}
+            return replace(position, state=None)
         lacks = f"{name} has no state_dict" if stateless else f"the state of {name} does not contain its shuffle buffer"
         remedy = "Set data.loader.skip_on_resume=true to read it forward to its position"
         if inside:
@@ -227,4 +220,4 @@ class TrainStreamLoader(StreamLoader):
             )
         goes_on = "it begins again" if stateless else "it continues without the samples in the buffer"
         log.warning("%s: %s, so %s. %s", self._key, lacks, goes_on, remedy)
-        return {"pass": of_set["pass"] + 1, "samples": 0, "state": None} if stateless else of_set
+        return WorkerPosition(position.passes + 1) if stateless else position

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -16,7 +14,7 @@ from hydraloop.data.random_state import mix_seed, private_generators, seed_gener
 from hydraloop.data.stream_sources import Source, is_hugging_face
 from hydraloop.errors import UserError
 
-_STREAM, _CHOICE = 3, 4  # separate these seeds from others of the run
+_STREAM = 3  # separates these seeds from others of the run
 _END = object()
 
 
@@ -24,20 +22,12 @@ _END = object()
 class WorkerPosition:
     """Where a worker is. Not a mapping, so that torch does not pin what is in it."""
 
-    drawn: int
-    """Samples that it has drawn in the run."""
-    sets: list[dict[str, Any]]
-    """Of each set: its `pass`, the `samples` read in it, and its `state` after them (None: it has no `state_dict`)."""
-
-    @property
-    def passes(self) -> int:
-        """Ends of sets that it has passed."""
-        return sum(of_set["pass"] for of_set in self.sets)
-
-    @classmethod
-    def begin(cls, sets: int) -> WorkerPosition:
-        """Return the position before the first sample."""
-        return cls(0, [{"pass": 0, "samples": 0, "state": None} for _ in range(sets)])
+    passes: int = 0
+    """Ends of the stream that it has passed."""
+    samples: int = 0
+    """Samples that it has read in this pass."""
+    state: Any = None
+    """The state of the stream after them; None if it has no `state_dict`."""
 
 
 class WorkerBatch(NamedTuple):
@@ -51,21 +41,20 @@ class WorkerBatch(NamedTuple):
 class BatchedStream(IterableDataset[Any]):
     """Yields a `WorkerBatch` for each batch, in each worker of a DataLoader that does not collate.
 
-    For training it is endless: a set that ends begins its next pass in the same batch. Otherwise each sample is read
+    For training it is endless: a stream that ends begins its next pass in the same batch. Otherwise each sample is read
     once, and the last batch may be short; a worker may have no samples. If there are none in training, it yields the
     UserError to raise.
 
-    What the sets and `collate` draw from the generators of random, numpy and torch (CPU) is a function of the seed,
+    What the stream and `collate` draw from the generators of random, numpy and torch (CPU) is a function of the seed,
     the copy, the pass and the number of the sample. The generators of this process keep their states.
 
     Args:
-        sources: the sets.
-        weights: how often a sample is drawn from each set; relative.
+        source: the stream.
         batch_size: samples in a batch, 1 or more.
         collate: makes a batch of a list of samples.
         seed: the run's seed.
         copies: (the first copy of this rank, copies of all ranks).
-        key: of the sets in the config, for errors.
+        key: of the stream in the config, for errors.
         workers_key: of the number of workers in the config, for errors.
         endless: whether to train.
         positions: where each worker begins; None: at the first sample.
@@ -74,9 +63,8 @@ class BatchedStream(IterableDataset[Any]):
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        source: Source,
         *,
-        weights: Sequence[float],
         batch_size: int,
         collate: Collate,
         seed: int,
@@ -87,48 +75,39 @@ class BatchedStream(IterableDataset[Any]):
         positions: Sequence[WorkerPosition] | None = None,
         first: int = 0,
     ) -> None:
-        self._sources, self._batch_size, self._collate = sources, batch_size, collate
+        self._source, self._batch_size, self._collate = source, batch_size, collate
         self._seed, self._copies, self._key, self._workers_key = seed, copies, key, workers_key
         self._endless, self._positions, self._first = endless, positions, first
-        # Where the share of each set ends, in 0 .. 1. The last one ends at 1, also after rounding.
-        self._ends = list(accumulate(weight / sum(weights) for weight in weights))[:-1]
 
     def __iter__(self) -> Iterator[WorkerBatch | UserError | None]:
         info = get_worker_info()
         worker = 0 if info is None else info.id
         if worker < self._first:
             yield None
-        position = WorkerPosition.begin(len(self._sources)) if self._positions is None else self._positions[worker]
-        self._copy, self._drawn = self._copies[0] + worker, position.drawn
+        begin = WorkerPosition() if self._positions is None else self._positions[worker]
+        self._copy = self._copies[0] + worker
         with private_generators():
-            readers = [
-                _Reader(source, begin, (self._copy, self._copies[1]), (self._seed, number), endless=self._endless)
-                for number, (source, begin) in enumerate(zip(self._sources, position.sets, strict=True))
-            ]
+            reader = _Reader(self._source, begin, (self._copy, self._copies[1]), self._seed, endless=self._endless)
         while True:
             with private_generators():
-                samples, numbers = self._samples(readers)
+                samples, numbers = self._samples(reader)
                 batch = self._collate(samples, numbers) if samples else None
             if not samples:
                 if self._endless:
                     yield self._no_samples()
                 return
-            position = WorkerPosition(self._drawn, [reader.position() for reader in readers])
-            yield WorkerBatch(worker, position, batch)
+            yield WorkerBatch(worker, reader.position(), batch)
 
-    def _samples(self, readers: Sequence[_Reader]) -> tuple[list[Any], list[int]]:
-        """Return the samples of the next batch and their numbers; fewer, or none, at the end of sets that have one."""
+    def _samples(self, reader: _Reader) -> tuple[list[Any], list[int]]:
+        """Return the samples of the next batch and their numbers; fewer, or none, at the end of the stream."""
         drawn: list[Any] = []
         numbers: list[int] = []
         while len(drawn) < self._batch_size:
-            at = mix_seed(self._seed, _CHOICE, self._copy, self._drawn) / 2**32 if self._ends else 0.0
-            reader = readers[bisect(self._ends, at)]
             sample = reader.next()
             if sample is _END:
                 return ([], []) if self._endless else (drawn, numbers)
             drawn.append(sample)
             numbers.append(reader.samples - 1)
-            self._drawn += 1
         return drawn, numbers
 
     def _no_samples(self) -> UserError:
@@ -144,22 +123,22 @@ class BatchedStream(IterableDataset[Any]):
 
 
 class _Reader:
-    """Reads one copy of a set, pass after pass."""
+    """Reads one copy of a stream, pass after pass."""
 
     def __init__(
-        self, source: Source, begin: dict[str, Any], part: tuple[int, int], seeds: tuple[int, int], *, endless: bool
+        self, source: Source, begin: WorkerPosition, part: tuple[int, int], seed: int, *, endless: bool
     ) -> None:
         self._dataset = source.dataset
         if get_worker_info() is not None and is_hugging_face(self._dataset):
             self._dataset = copy.deepcopy(self._dataset)  # its epoch is in memory that all workers share
         if source.split == "method":
             self._dataset = self._dataset.split(*part)
-        # With `samples`, every copy must read the same stream, also if the set shuffles it.
+        # With `samples`, every copy must read the same stream, also if the stream shuffles itself.
         by_samples = source.split == "samples"
         self._part, self._parts = part if by_samples else (0, 1)
-        self._seeds, self._endless = (_STREAM, *seeds, 0 if by_samples else part[0]), endless
-        self.passes, self.samples = begin["pass"], begin["samples"]
-        self._iterator = self._begin(begin["state"])
+        self._seeds, self._endless = (_STREAM, seed, 0 if by_samples else part[0]), endless
+        self.passes, self.samples = begin.passes, begin.samples
+        self._iterator = self._begin(begin.state)
 
     def next(self) -> Any:
         """Return the next sample of this copy; `_END` after the last one, or if a whole pass has none."""
@@ -177,11 +156,11 @@ class _Reader:
             else:
                 return _END
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> WorkerPosition:
         """Return the position after the last sample."""
-        # A copy, because the set may change what it returned while a queue or a checkpoint still has it.
+        # A copy, because the stream may change what it returned while a queue or a checkpoint still has it.
         state = copy.deepcopy(self._dataset.state_dict()) if _has_state(self._dataset) else None
-        return {"pass": self.passes, "samples": self.samples, "state": state}
+        return WorkerPosition(self.passes, self.samples, state)
 
     def _begin(self, state: Any) -> Iterator[Any]:
         """Begin the current pass, at the state or, without one, by reading forward."""

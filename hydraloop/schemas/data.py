@@ -83,17 +83,12 @@ class DataConf:
     """Base of all data options. Begin your own file with `defaults: [base, _self_]` to get the loader's options."""
 
     train: Any = None
-    """Training data: a node with `_target_`, or several by name, `{web: {…}, books: {…}}`."""
+    """Training data: a node with `_target_`."""
     val: Any = None
     """Validation data, a node with `_target_`; or several by name, `{a: {…}, b: {…}}`, whose metrics are `a/accuracy`
     and `b/accuracy`. Null: no validation."""
     test: Any = None
     """Test data, used once after training; several as in `val`. Null: no test."""
-    weights: Any = field(default_factory=open_mapping)
-    """Shares of several train sets in an epoch, `{web: 0.7, books: 0.3}`. The epoch is as long as all sets together: a
-    small set is repeated. Streams need weights. Empty: each sample once, which needs no decision."""
-    lengths: Any = field(default_factory=open_mapping)
-    """Samples of train sets in an epoch, `{web: 1000}`; the other sets have all their samples in it. Empty: all."""
     loader: LoaderConf = field(default_factory=LoaderConf)
     """Options of the three loaders; only the train loader shuffles."""
     train_loader: Any = field(default_factory=open_mapping)

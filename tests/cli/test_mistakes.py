@@ -249,7 +249,6 @@ BUILDING: dict[str, tuple[str, str]] = {
     "task.loss=mse": ("task.loss", "Name a class: task.loss._target_=torch.nn.MSELoss."),
     "task.model=resnet50": ("task.model", "Select one: model=small_cnn."),
     "+task.metrics.f1={_target_:torch.nn.Linear,in_features:1,out_features:1}": ("task.metrics.f1", "update, compute"),
-    f"data=base data.train={{a:{DIGITS}}} data.lengths=4": ("data.lengths", "{a: 1}"),
     f"data=base data.train={DIGITS} data.val={{a:{DIGITS},b:{{traget:1}},c:null}}": ("data.val.b", "_target_"),
     "+task.metrics.fid={_target_:torchmetrics.image.fid.FrechetInceptionDistance}": ("task.metrics.fid", "pip install"),
     "task=huggingface": ("task", "Let the data set return dicts"),

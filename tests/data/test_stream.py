@@ -271,10 +271,10 @@ def test_a_set_without_a_state_begins_again_at_the_end_of_an_epoch_with_a_warnin
 
 @pytest.mark.parametrize(
     ("options", "now"),
-    [({"num_workers": 2}, "this run has 1 ranks, 2 workers"), ({"world_size": 2}, "this run has 2 ranks, 1 workers")],
+    [({"num_workers": 2}, "has 1 ranks and 2 workers"), ({"world_size": 2}, "has 2 ranks and 1 workers")],
 )
 def test_other_numbers_of_workers_or_ranks_are_refused(options: dict[str, Any], now: str) -> None:
-    with pytest.raises(UserError, match=f"a stream on 1 ranks, with 1 workers on each, in 1 sets; {now}") as caught:
+    with pytest.raises(UserError, match=f"a stream on 1 ranks, with 1 workers on each; this run {now}") as caught:
         resumed(Shards(), 4, **options)
     assert "resume_strict=false to begin the stream again" in str(caught.value.remedy)
 
@@ -284,7 +284,9 @@ def test_no_workers_and_one_worker_read_the_same() -> None:
 
 
 def test_a_checkpoint_of_other_data_is_refused() -> None:
-    with pytest.raises(UserError, match="in 0 sets; this run has 1 ranks, 1 workers and 1 sets"):
+    with pytest.raises(
+        UserError, match="a stream on 0 ranks, with 0 workers on each; this run has 1 ranks and 1 workers"
+    ):
         train_loader(Shards()).load_state(None, 0, 5)
 
 
@@ -296,6 +298,6 @@ class NumpyState(Shards):
 
 
 def test_a_state_that_no_checkpoint_can_keep_is_refused_at_the_first_batch() -> None:
-    with pytest.raises(UserError, match=r"data\.train: its state\[0\]\['read'\] is a numpy\.int64") as caught:
+    with pytest.raises(UserError, match=r"data\.train: its state\['read'\] is a numpy\.int64") as caught:
         run(train_loader(NumpyState()), 0, 1)
     assert caught.value.remedy == "int(…) makes a number of a NumPy scalar."

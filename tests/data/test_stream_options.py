@@ -1,8 +1,7 @@
-"""Streams and several sets by configuration alone: which loader `data.train` gets, and what is refused."""
+"""Streams by configuration alone: which loader `data.train` gets, and what is refused."""
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from tests.config.composed import REPOSITORY
 
 STREAMS, TENSORS = "tests.data.streams", "torch.utils.data.TensorDataset"
 NUMBERS = f"data.train={{_target_: {STREAMS}.Numbers, samples: 10}}"
-TWO = f"data.train={{a: {{_target_: {STREAMS}.Sized, samples: 90}}, b: {{_target_: {STREAMS}.Sized, samples: 10}}}}"
-INDEXED = TWO.replace("Sized", "Indexed")
+INDEXED = f"data.train={{_target_: {STREAMS}.Indexed, samples: 90}}"
 
 
 @pytest.fixture(autouse=True)
@@ -98,48 +96,14 @@ def test_the_steps_of_training_are_not_those_of_an_evaluation() -> None:
             "data.loader.sampler",
             "data.train is a stream: it has no indices",
         ),
-        (("data.train={a: {_target_: os.getcwd}}",), "data.train.a._target_", "os.getcwd"),
         ((f"data.train={{_target_: {STREAMS}.once}}",), "data.train", "a generator can be read only once"),
-        ((TWO,), "data.weights", "several streams are mixed by weights"),
-        ((TWO, "data.weights={a: 1, b: 1}"), "data.train", "StreamMixture has no length"),
-        (
-            (f"data.train={{a: {{_target_: {STREAMS}.Sized}}, b: {{_target_: {STREAMS}.Indexed}}}}",),
-            "data.train",
-            "sets of different kinds cannot be joined: a (stream), b (samples)",
-        ),
-        ((NUMBERS, "data.weights={a: 1}"), "data.weights", "data.train is one set"),
-        (("data.train={a: {samples: 3}}",), "data.train.a", "nothing to build"),
-        (
-            (INDEXED, "data.weights={a: 1, b: 1}", f"data.loader.sampler={{_target_: {STREAMS}.Sized}}"),
-            "data.loader.sampler",
-            "define the order, and so does a sampler",
-        ),
+        ((f"data.train={{a: {{_target_: {STREAMS}.Sized}}}}",), "data.train", "nothing to build"),
     ],
 )
 def test_mistakes_are_found_before_the_first_iteration(lines: tuple[str, ...], key: str, problem: str) -> None:
     error = refused(*lines)
     assert error.key == key
     assert problem in error.problem
-
-
-def test_several_sets_are_one_and_weights_are_their_shares() -> None:
-    once = torch.cat(epoch(built(INDEXED))).tolist()
-    assert sorted(once) == sorted([*range(90), *range(10)])
-    assert once != sorted(once)
-    shared = Counter(torch.cat(epoch(built(INDEXED, "data.weights={a: 1, b: 1}"))).tolist())
-    assert shared.total() == 100
-    assert sum(shared[number] for number in range(10)) >= 50, "the 10 samples of b, 5 times"
-    lengths = torch.cat(epoch(built(INDEXED, "data.lengths={a: 7}"))).tolist()
-    assert len(lengths) == 17
-
-
-def test_the_draws_of_an_epoch_are_those_of_its_seed() -> None:
-    lines = (INDEXED, "data.weights={a: 1, b: 1}")
-    first, second = built(*lines), built(*lines)
-    assert torch.equal(torch.cat(epoch(first)), torch.cat(epoch(second)))
-    train: Any = first.train
-    train.set_epoch(1)
-    assert not torch.equal(torch.cat(epoch(first)), torch.cat(epoch(second)))
 
 
 def test_a_collate_function_that_fails_in_a_stream_names_the_samples() -> None:

@@ -72,7 +72,7 @@ class DataPosition:
                     "the checkpoint is inside an epoch whose samples had another order, so some would be left out and "
                     "others repeated",
                     key="data.train",
-                    remedy="Use the data, the sampler and data.weights of the run, or a checkpoint from the end of an "
+                    remedy="Use the data and the sampler of the run, or a checkpoint from the end of an "
                     "epoch. With resume_strict=false, it continues in the new order.",
                 )
             loader.load_state(state, self._progress.batch_in_epoch, self._progress.iteration)
