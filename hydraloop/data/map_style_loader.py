@@ -17,7 +17,7 @@ from hydraloop.data.random_state import mix_seed
 from hydraloop.data.sampler import EpochBatchSampler, EpochOrder, EpochSampler
 from hydraloop.data.seeded_fetcher import SeededFetcher
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
-from hydraloop.engine.loaders import end_workers
+from hydraloop.engine.loaders import end_now, end_workers
 from hydraloop.errors import UserError
 from hydraloop.schemas.data import LoaderConf
 
@@ -113,6 +113,9 @@ class MapStyleLoader:
             yield from batches
         except CollateError as error:
             raise self.collate_fn.mistake(error) from error
+        finally:
+            if not self._torch.persistent_workers:  # a traceback has torch's frames, which would keep the workers
+                end_now(batches)
 
 
 class GlobalBatchLoader(MapStyleLoader):

@@ -19,6 +19,7 @@ from hydraloop.data.stream_sources import has_shuffle_buffer, split, steps_of
 from hydraloop.data.stream_worker import BatchedStream, WorkerBatch, WorkerPosition
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
+from hydraloop.engine.loaders import end_now
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -103,15 +104,19 @@ class StreamLoader:
     def _drawn(self, **where: Any) -> Iterator[WorkerBatch]:
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
         stream = self._stream(self._source, copies=self._copies, **where)
+        batches = None
         try:
             loader = DataLoader(stream, batch_size=None, collate_fn=as_is, generator=seeds, **self._options)
-            for drawn in ended_at_exit(loader):
+            batches = ended_at_exit(loader)
+            for drawn in batches:
                 if isinstance(drawn, UserError):
                     raise drawn
                 if drawn is not None:
                     yield drawn
         except CollateError as error:
             raise self._collate.mistake(error) from error
+        finally:
+            end_now(batches)  # a traceback has torch's frames, which would keep the workers
 
 
 class TrainStreamLoader(StreamLoader):

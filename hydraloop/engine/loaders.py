@@ -109,9 +109,14 @@ def end_workers(loader: object) -> None:
     if not keeps_workers(loader):
         return
     iterator, loader._iterator = loader._iterator, None  # torch has no public function; __iter__ creates the next one
-    if iterator is not None:
-        iterator._shutdown_workers()  # type: ignore[attr-defined]  # of the iterator class with workers
-        for worker in iterator._workers:  # type: ignore[attr-defined]  # hydraloop's ignore torch's SIGTERM
+    end_now(iterator)
+
+
+def end_now(batches: Any) -> None:
+    """End the workers of a DataLoader's iterator, if it has any, although references to it are left."""
+    if hasattr(batches, "_workers"):
+        batches._shutdown_workers()
+        for worker in batches._workers:  # hydraloop's ignore torch's SIGTERM
             worker.kill()
 
 

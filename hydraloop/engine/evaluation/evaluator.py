@@ -277,8 +277,9 @@ class Evaluator:
             self.length = min(self.length, most)
         with in_eval_mode(task), equal_buffers(self._run):
             task.reset_metrics()
-            batches = self._batches.on_device(loader, count=self.length if self.length < length else None)
-            for batch_idx, batch in enumerate(batches):
+            count = self.length if self.length < length else None
+            # The iterator has no name: after an error, the traceback would keep it with its workers.
+            for batch_idx, batch in enumerate(self._batches.on_device(loader, count=count)):
                 requests.check_clock_in_evaluation()
                 if samples_at is not None:  # all ranks have equally many batches
                     requests.exchange_in_evaluation(batch_idx)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 from hydraloop.engine.interruption.signals import SIGNALS
 
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
-_started: list[BaseProcess] = []
+_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # multiprocessing keeps those that run
 
 
 class QuietWorker:
@@ -59,9 +60,10 @@ def ended_at_exit(loader: Iterable[Any]) -> Any:
     finally:
         started: list[Any] = [child for child in multiprocessing.active_children() if child not in before]
         for worker in started:
-            worker.terminate = worker.kill  # torch ends a worker that hangs with SIGTERM, at which it does nothing
-        if started:  # a worker, which has its parent's list, starts none
-            _started[:] = [*(worker for worker in _started if worker.is_alive()), *started]
+            # torch ends a worker that hangs with SIGTERM, at which it does nothing. A bound method would be a cycle:
+            # the pipes of an ended worker would stay open until they are collected.
+            worker.terminate = functools.partial(type(worker).kill, weakref.proxy(worker))
+        _started.update(started)
     if hasattr(batches, "_workers"):  # the iterator of the class without workers has none
         _iterators.add(batches)
     return batches
@@ -71,7 +73,7 @@ def ended_at_exit(loader: Iterable[Any]) -> Any:
 def _end() -> None:
     for batches in list(_iterators):
         batches._shutdown_workers()
-    for worker in _started:  # also one that hangs in a sample
+    for worker in list(_started):  # also one that hangs in a sample
         if worker.is_alive():
             worker.kill()
 
