@@ -24,6 +24,7 @@ from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.report.summary import Report
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
+from hydraloop.engine.steps.loss_errors import sparse_error
 from hydraloop.errors import UserError, interrupt
 from hydraloop.run_files.attempts import typed_overrides
 from hydraloop.run_files.checkpoint_files import newest_intact
@@ -198,7 +199,7 @@ class Outcome:
         """Call on_exception for the first error of the run, before any closing hook. Return the error to raise."""
         if self.error is not None:
             return error
-        self.error = error
+        self.error = error = sparse_error(self._run.model, error) or error
         if "device-side assert" in str(error):
             error.add_note("An index is out of range, usually a label or a token: engine.device=cpu names it.")
         self._run.ranks.abandon(error)  # before any hook, so that no hook waits for the other ranks

@@ -31,9 +31,9 @@ class GradClipHook(Hook):
     `clip_value`, the hook does nothing.
 
     Priority ABOVE_NORMAL: hooks of normal priority then see the gradients that the step uses. No host sync, except one
-    per step with `error_if_nonfinite`. With `clip_value`, the norm for the record costs a pass over the gradients. No
-    state. Options: `GradClipHookConf`. From MMCV's and iMIX's OptimizerHook (`grad_clip`), with torch's functions; off
-    by default, as there.
+    per step with `error_if_nonfinite`, and one for each sparse gradient. With `clip_value`, the norm for the record
+    costs a pass over the gradients, and no gradient may be sparse. No state. Options: `GradClipHookConf`. From MMCV's
+    and iMIX's OptimizerHook (`grad_clip`), with torch's functions; off by default, as there.
 
     Raises:
         UserError: a number is out of range, or `max_norm` and `clip_value` are both set.
@@ -103,10 +103,20 @@ def total_norm(
     engine: Engine, parameters: Iterable[Tensor], norm_type: float, *, error_if_nonfinite: bool = False
 ) -> Tensor:
     """Return the norm of all gradients; of a sharded model, a DTensor. Called on every rank."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [_entries(parameter) for parameter in parameters if parameter.grad is not None]
     if not (engine.run.ranks.sharded and math.isinf(norm_type)):
         return get_total_norm(gradients, norm_type, error_if_nonfinite=error_if_nonfinite)
     norm = largest_entry(gradients)
     if error_if_nonfinite and not whole(norm).isfinite():
         raise RuntimeError("the largest entry of the gradients is not finite, and error_if_nonfinite is set")
     return norm
+
+
+def _entries(parameter: Tensor) -> Tensor:
+    """Return the gradient; if it is sparse, those of its entries that are stored."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if not gradient.is_sparse:
+        return gradient
+    gradient = gradient.coalesce()  # an entry may be stored as several summands
+    return gradient.values()

@@ -20,25 +20,26 @@ from hydraloop.optim.parameter_patterns import Places, matched, places_of
 from hydraloop.safety.instantiate import instantiate, instantiate_callable, refused, require_target
 from hydraloop.schemas.optimizer import _Optimizer, check_own_options, nodes
 
-_FUSED_ON_SHARDS = frozenset({"Adam", "AdamW"})
+_FUSED = ("Adam", "AdamW")
+"""Their fused kernels work in every run, also for shards. Not those of others: torch's fused SGD fails if a parameter
+gets its first gradient later than others, and fused Adagrad and SGD fail for sparse gradients."""
 _NO_NUMBERS = frozenset(_Optimizer.OWN) - {"groups", "layer_decay"}
 """Options that do not change the numbers of the parameter groups."""
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
-def resolve_fused(
-    fused: Any, params: Iterable[Tensor], key: str = "optimizer.fused", *, optimizer: str = ""
-) -> bool | None:
+def resolve_fused(fused: Any, params: Iterable[Tensor], key: str = "optimizer.fused", *, optimizer: str) -> bool | None:
     """Return the `fused` argument of the optimizer: whether one kernel updates all parameters.
 
     Args:
         fused: True, False or None (torch chooses), which are returned; or "auto".
         params: the parameters to train.
         key: the option's key in the config, for the error.
-        optimizer: name of its class. For sharded parameters (FSDP2), torch has fused kernels only for some classes.
+        optimizer: name of its class.
 
     Returns:
-        For "auto", True if the fused kernel works, on CPUs too, because it is the fastest; otherwise None.
+        For "auto", True if the fused kernel works, on CPUs too, because it is the fastest; otherwise None. Only the
+        kernels of Adam and AdamW work in every run.
 
     Raises:
         UserError: another value.
@@ -47,11 +48,8 @@ def resolve_fused(
         return fused
     if fused != "auto":
         raise UserError(f"cannot be {fused!r}", key=key, remedy="Use auto, true, false or null.")
-    params = list(params)
-    if optimizer not in _FUSED_ON_SHARDS and any(is_sharded(param) for param in params):
-        return None
     works = all(param.is_floating_point() and param.device.type in _FUSED_DEVICES for param in params)
-    return True if works else None
+    return True if works and optimizer in _FUSED else None
 
 
 def build_optimizer(cfg: DictConfig, model: nn.Module, task: nn.Module, given: Any = None) -> optim.Optimizer:

@@ -67,8 +67,9 @@ class _Fused(_ManyTensors):
     """Options of optimizers that have a fused kernel."""
 
     fused: Any = "auto"
-    """Whether one kernel updates all parameters: true, false, null (torch chooses), or `auto`: wherever it works (CPU,
-    CUDA), because it is the fastest."""
+    """Whether one kernel updates all parameters: true, false, null (torch chooses), or `auto`: for Adam and AdamW, on
+    CPU and CUDA, because it is the fastest. Not for others: torch's fused SGD fails if a parameter gets its first
+    gradient later than others, and fused SGD and Adagrad fail for sparse gradients."""
 
 
 @dataclass

@@ -1,51 +1,98 @@
-"""`fused`: one kernel for all parameters, if it works."""
+"""`fused`: one kernel for all parameters, if it works in every run; and optimizers of a project."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch import nn
+from torch import nn, optim
 
-from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.checkpoint.optimizer_state import load
 from hydraloop.errors import UserError
 from hydraloop.optim import resolve_fused
 from hydraloop.optim.optimizers import build_optimizer
 from hydraloop.safety.allowlist import ALLOWLIST, from_python
-from tests.ranks import on_ranks
+from hydraloop.schemas.optimizer import OPTIONS
 
 FLOATS = [torch.zeros(2), torch.zeros(3)]
 
 
 @pytest.mark.parametrize("given", [True, False, None])
 def test_an_explicit_fused_is_kept(given: bool | None) -> None:
-    assert resolve_fused(given, FLOATS) is given
+    assert resolve_fused(given, FLOATS, optimizer="SGD") is given
 
 
 def test_auto_is_fused_if_the_kernel_works() -> None:
-    assert resolve_fused("auto", FLOATS) is True
-    assert resolve_fused("auto", [*FLOATS, torch.zeros(2, dtype=torch.complex64)]) is None
-    assert resolve_fused("auto", [torch.zeros(2, device="meta")]) is None
+    assert resolve_fused("auto", FLOATS, optimizer="AdamW") is True
+    assert resolve_fused("auto", [*FLOATS, torch.zeros(2, dtype=torch.complex64)], optimizer="AdamW") is None
+    assert resolve_fused("auto", [torch.zeros(2, device="meta")], optimizer="AdamW") is None
 
 
 def test_another_value_names_the_key() -> None:
     with pytest.raises(UserError) as caught:
-        resolve_fused("yes", FLOATS)
+        resolve_fused("yes", FLOATS, optimizer="AdamW")
     assert caught.value.key == "optimizer.fused"
 
 
-def resolve_on_shards(distributed: Distributed) -> list[bool | None]:
-    """Return the result of `auto` for two optimizers of a sharded model."""
-    distributed.prepare(model := torch.nn.Linear(3, 1))
-    return [resolve_fused("auto", model.parameters(), optimizer=name) for name in ("AdamW", "SGD")]
+OFFERED = (*OPTIONS, "adadelta", "adamax", "asgd", "nadam", "radam", "rprop")
+"""The options of the group, and torch's other optimizers for dense gradients, by `_target_`."""
+OF_TORCH = {name.lower(): name for name in vars(optim) if name[0].isupper()}
 
 
-def test_sharded_parameters_are_fused_only_in_some_optimizers() -> None:
-    # torch's fused SGD does not support sharded parameters. If this fails, remove _FUSED_ON_SHARDS.
-    assert on_ranks(2, resolve_on_shards, strategy="fsdp2") == [[True, None]] * 2
+def as_built(name: str, model: nn.Module) -> Any:
+    """Return the optimizer that the config `optimizer=<name>` describes."""
+    options: Any = {"_target_": f"torch.optim.{OF_TORCH[name]}", "lr": 0.1}
+    cfg = OmegaConf.create({"optimizer": OmegaConf.structured(OPTIONS[name]) if name in OPTIONS else options})
+    with ALLOWLIST.trusting(Path(__file__).parents[2], [], from_python("build")):
+        return build_optimizer(cfg, model, model)
+
+
+def loss_of(optimizer: optim.Optimizer, layers: Sequence[nn.Module], value: float) -> torch.Tensor:
+    """Compute a loss that depends on these layers, and their gradients. The others have none."""
+    optimizer.zero_grad()
+    x = torch.full((1, 3), value)
+    loss = sum((layer(x).square().sum() for layer in layers), torch.zeros((), requires_grad=True))
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss
+
+
+def stepped(name: str, *, resumed: bool) -> list[torch.Tensor]:
+    """Return the weights after ten steps, in which three layers get their first gradients at different times.
+
+    In steps 0, 5 and 6, no layer has a gradient.
+    """
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(3, 2, bias=False) for _ in range(3))
+    optimizer = as_built(name, layers)
+    for step, count in enumerate([0, 1, 1, 2, 3, 0, 0, 3, 2, 3]):
+        if resumed and step in (3, 5):
+            layers, earlier = copy.deepcopy(layers), torch.load(saved(optimizer), weights_only=True)
+            load(optimizer := as_built(name, layers), earlier)
+        closure = functools.partial(loss_of, optimizer, layers[:count], 1.0 + step)
+        closure()
+        optimizer.step(closure if name == "lbfgs" else None)
+    return [parameter.detach() for parameter in layers.parameters()]
+
+
+def saved(optimizer: optim.Optimizer) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_parameters_may_get_their_first_gradient_late_also_after_a_resume(name: str) -> None:
+    weights = stepped(name, resumed=False)
+    assert all(map(torch.equal, weights, stepped(name, resumed=True)))
+    assert all(weight.isfinite().all() for weight in weights)
 
 
 class Own(torch.optim.Optimizer):

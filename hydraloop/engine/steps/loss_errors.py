@@ -1,10 +1,10 @@
-"""What is wrong with the loss that a task has returned."""
+"""What is wrong with the loss that a task has returned, or with its gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydraloop.errors import UserError
 
@@ -76,4 +76,17 @@ def empty_batch_error(batch_idx: int) -> UserError:
         f"batch {batch_idx} (from 0) of this epoch has no samples",
         key="data.loader.collate_fn",
         remedy="Let it return at least one sample, or leave such samples out of the data set.",
+    )
+
+
+def sparse_error(model: nn.Module, error: BaseException) -> UserError | None:
+    """Return the error of torch for sparse gradients as one message; None if `error` is another one."""
+    names = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
+    if not (names and isinstance(error, RuntimeError) and "sparse" in str(error).lower()):
+        return None
+    return UserError(
+        f"the gradients of {', '.join(names)} are sparse: {str(error).partition('. ')[0]}",
+        key="task.model",
+        remedy="Use sparse=False in the model. Sparse gradients work with optimizer=adagrad, and with optimizer=sgd "
+        "optimizer.weight_decay=0, if neither FSDP2 nor default_hooks.grad_clip.clip_value is used.",
     )
