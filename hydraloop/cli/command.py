@@ -21,7 +21,6 @@ from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
 from hydraloop.validate.config import validate
 from hydraloop.validate.keys import check_interpolations
-from hydraloop.validate.typed_only import check_alerts
 
 T = TypeVar("T")
 
@@ -148,12 +147,11 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
 
 
 def check_hydra_node(cfg: DictConfig, typed: Sequence[str], *, limits_files: bool = True) -> None:
-    """Refuse what Hydra or an alert would call or write for a config, unless it is allowed or its key is `typed`."""
+    """Refuse what Hydra would call or write for a config, unless it is allowed or its key is `typed`."""
     hydra = config_file_limits.written(cfg, "hydra")
     if limits_files:
         config_file_limits.check_limits(hydra, typed)
     hydra_targets.check_targets(hydra)
-    check_alerts(cfg, typed)
     for key in ("run", "sweep", "job.env_set"):  # the whole node would take 10 ms
         check_interpolations(OmegaConf.select(cfg.hydra, key), f"hydra.{key}.")
 

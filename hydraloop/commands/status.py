@@ -23,7 +23,6 @@ from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.tracking import alert_log
 
 _LISTED = ("running", "interrupted", "failed")
 """States of jobs that are listed."""
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
     if sweep is None:
-        return {"run": asdict(_state_of_run(path)), "log": log_of(path), "alerts": alert_log.alerts(path)}
+        return {"run": asdict(_state_of_run(path)), "log": log_of(path)}
     jobs = _asked(sweep, sweep.current_states())
     return {
         "jobs": [{**asdict(job), "log": log_of(sweep.folder(job.number))} for job in jobs],
@@ -127,8 +126,7 @@ def _described(state: JobState, name: str, folder: Path) -> list[str]:
     where = f"process {state.pid} on {state.host}" if state.state == "running" else state.error or state.reason or ""
     first, *rest = f"{state.state}: {name}{': ' if where else ''}{where}".splitlines()
     log = log_of(folder)
-    alerts = [f"  alert  {line}" for line in alert_log.lines(folder)]
-    return [first, *rest, *alerts, *([] if log is None else [f"  {shown(log)}"])]
+    return [first, *rest, *([] if log is None else [f"  {shown(log)}"])]
 
 
 def log_of(folder: Path) -> Path | None:

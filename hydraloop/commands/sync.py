@@ -32,7 +32,7 @@ from hydraloop.tracking.cursor import Cursor, hook_names, lock_of, run_dirs
 from hydraloop.tracking.follower import Follower, described
 from hydraloop.tracking.masked_output import log_to_stderr
 from hydraloop.tracking.mlflow.parent_run import update_parents
-from hydraloop.tracking.tracker import ALERT, OWN, Attempt, Tracker, load_tracker
+from hydraloop.tracking.tracker import OWN, Attempt, Tracker, load_tracker
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def send_all(directories: Sequence[Path], how: How = How()) -> int:
             return 2
         for run_dir in found:
             for name in hook_names(run_dir):
-                if not _is_alert(run_dir, name) and (not (how.again and how.options) or name in how.options):
+                if not (how.again and how.options) or name in how.options:
                     complete &= _send(run_dir, name, how)
         complete &= _finish_sweeps(found)
     return 0 if complete else 1
@@ -126,12 +126,6 @@ def _send(run_dir: Path, name: str, how: How) -> bool:
         text += f", {where}"
     print(printable(mask_text(text)), flush=True)
     return problem is None
-
-
-def _is_alert(run_dir: Path, name: str) -> bool:
-    """Return whether a cursor is that of alerts. They are told by the run only: this file could come from anywhere."""
-    cursor = Cursor.load(run_dir, name)
-    return cursor is not None and cursor.kind == ALERT
 
 
 def _kind(kind: str, trusted: Sequence[str]) -> type[Tracker]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hydraloop.hooks.alert import AlertHook as AlertHook
     from hydraloop.hooks.anomaly_detection import AnomalyDetectionHook as AnomalyDetectionHook
     from hydraloop.hooks.check_invalid_loss import CheckInvalidLossHook as CheckInvalidLossHook
     from hydraloop.hooks.checkpoint.hook import CheckpointHook as CheckpointHook

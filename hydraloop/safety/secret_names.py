@@ -13,7 +13,7 @@ _SERVICE = (
 )
 _SECRET_NAME = re.compile(
     r"(.*_)?(passwords?|passwd|pwd|passphrases?|secrets?|credentials?|apikeys?|auth|bearer|cookies?|jwt|pat|session_id"
-    r"|notify_command|webhooks?|webhook_ur[il]|dsn|conn(ection)?_str(ing)?s?"
+    r"|webhooks?|webhook_ur[il]|dsn|conn(ection)?_str(ing)?s?"
     rf"|(access|account|api|deploy|encryption|private|secret|signing|ssh|{_SERVICE})_keys?"
     rf"|(access|api|auth|bearer|deploy|jwt|oauth|private|refresh|secret|security|session|webhook|{_SERVICE})_token)|token"
 )

@@ -1,4 +1,4 @@
-"""Options of the hooks that send a run's records to a tracking service: mlflow, tensorboard, wandb; and of alert."""
+"""Options of the hooks that send a run's records to a tracking service: mlflow, tensorboard, wandb."""
 
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
@@ -128,36 +128,6 @@ class WandbLoggerHookConf(_TrackerConf):
     `python -m hydraloop sync` sends what is left."""
 
 
-@dataclass
-class AlertHookConf(HookConf):
-    """Tells you when a condition holds, when no better value has come for long, and when the run has ended."""
-
-    _target_: str = "hydraloop.hooks.AlertHook"
-    on_error: Optional[str] = "warn"
-    when: Optional[str] = None
-    """A condition over the newest records, as `sweep.where` has them: `loss > 10`, `val.accuracy < 0.5`, `lr == 0`. A
-    name is one of a record, with `train.`, `val.` or `test.` before it if it is to be of those only. Null: none."""
-    patience: Optional[Any] = None
-    """A time such as `30min`, `2h` or `1:30:00`: an alert if no validation has a better value of the metric of
-    `save_best` (else of the task) for so long. Null: none."""
-    on_end: List[str] = field(default_factory=lambda: ["finished", "failed", "interrupted"])
-    """Ends of the run that are alerts: `finished`, `failed`, `interrupted` (also by a kill). All, because
-    a user who wants alerts wants to know when to look. `[]`: none."""
-    webhook: Optional[str] = None
-    """Address of a service, as Apprise has them: `ntfys://ntfy.sh/topic`, `slack://…`, `discord://…`, or the `https://…`
-    that the service shows. Only typed on the command line, because it is a secret. Null: none."""
-    webhook_env: Optional[str] = None
-    """Name of an environment variable with the address. It must contain `ALERT`. Null: none."""
-    notify_command: Optional[Any] = None
-    """A command, as a list of words or as a text that is split like a shell does. It gets the text of the alert as its
-    last argument. Only typed on the command line. Null: none."""
-    notify_command_env: Optional[str] = None
-    """Name of an environment variable with the command. It must contain `ALERT`. Null: none."""
-    flush_timeout: float = 10.0
-    """Seconds that the last alert may take at the end of the run, from 0 to 86,400. 10, as for the trackers."""
-
-
 def register(store: ConfigStore) -> None:
     """Store them in the group `hooks`."""
-    store_hooks(store, alert=AlertHookConf)
     store_hooks(store, mlflow=MLflowLoggerHookConf, tensorboard=TensorBoardLoggerHookConf, wandb=WandbLoggerHookConf)

@@ -20,7 +20,6 @@ FOLDER = "tracking"
 MLFLOW = "hydraloop.tracking.mlflow.tracker.MLflowTracker"
 WANDB = "hydraloop.tracking.wandb.WandbTracker"
 TENSORBOARD = "hydraloop.tracking.tensorboard.TensorBoardTracker"
-ALERT = "hydraloop.tracking.alert.AlertTracker"
 OWN = {"mlflow": MLFLOW, "wandb": WANDB, "tensorboard": TENSORBOARD}
 """By the name of the hook."""
 Ending = Status | Literal["killed"]
@@ -244,7 +243,7 @@ def load_tracker(kind: str, *, folders: Sequence[str] = (), packages: Sequence[s
         ValueError: the allowlist refuses the class, or it is not a tracker.
         Exception: raised by a module of the project while it is imported.
     """
-    if kind in (*OWN.values(), ALERT):
+    if kind in OWN.values():
         module, _, name = kind.rpartition(".")
         found = getattr(import_module(module), name)
     else:

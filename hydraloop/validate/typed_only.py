@@ -6,9 +6,8 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError
 
 from hydraloop.errors import UserError
@@ -17,13 +16,12 @@ from hydraloop.validate.hooks import hook_nodes
 
 
 def check_typed(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
-    """Refuse what only a command line may set: alerts, and traces that could be outside the run directory.
+    """Refuse what only a command line may set: traces that could be outside the run directory.
 
     Called when the run is built: only then do environment variables and `${hydra:…}` have their values.
     """
     from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without
 
-    check_alerts(cfg, typed)
     folder = run_dir.resolve()
     for hook, node in hook_nodes(cfg):
         key, path = f"{hook}.json_trace_path", node.get("json_trace_path")
@@ -51,22 +49,3 @@ def check_typed(cfg: DictConfig, run_dir: Path, typed: Collection[str]) -> None:
                 if is_handler
                 else "Leave it out, and begin the command with TORCH_COMPILE_DEBUG=1",
             )
-
-
-def check_alerts(cfg: DictConfig, typed: Collection[str]) -> None:
-    """Refuse a command and an address of the hook `alert` in a config file, which can come from anywhere.
-
-    Raises:
-        UserError: names the key.
-    """
-    for hook, node in hook_nodes(cfg):
-        written: Any = OmegaConf.to_container(node, resolve=False)
-        is_ours = str(written.get("_target_")).startswith(("hydraloop.", "${"))
-        for name in ("notify_command", "webhook") if is_ours else ("notify_command",):
-            key = f"{hook}.{name}"
-            if written.get(name) is not None and key not in typed:
-                raise UserError(
-                    "a config file may not set this, because it can come from anywhere",
-                    key=key,
-                    remedy=f"Type it: {key}=…. Or let the file name an environment variable: {name}_env: MY_ALERT",
-                )
