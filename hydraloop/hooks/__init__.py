@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hydraloop.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
     from hydraloop.hooks.profiler import ProfilerHook as ProfilerHook
     from hydraloop.hooks.progress import ProgressHook as ProgressHook
-    from hydraloop.hooks.report import ReportHook as ReportHook
     from hydraloop.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
     from hydraloop.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook
     from hydraloop.hooks.set_epoch_info import SetEpochInfoHook as SetEpochInfoHook

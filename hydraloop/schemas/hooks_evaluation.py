@@ -49,14 +49,6 @@ class VisualizationHookConf(HookConf):
     recognisable."""
 
 
-@dataclass
-class ReportHookConf(HookConf):
-    """Writes a page of HTML about the run when it ends."""
-
-    _target_: str = "hydraloop.hooks.ReportHook"
-    on_error: Optional[str] = "warn"
-
-
 def register(store: ConfigStore) -> None:
     """Store them in the group `hooks`."""
-    store_hooks(store, tta=TestTimeAugmentationHookConf, visualization=VisualizationHookConf, report=ReportHookConf)
+    store_hooks(store, tta=TestTimeAugmentationHookConf, visualization=VisualizationHookConf)

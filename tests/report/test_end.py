@@ -1,4 +1,4 @@
-"""`hooks=report` and `sweep.report=true` write the page when training ends."""
+"""`sweep.report=true` writes the page when the sweep ends."""
 
 from __future__ import annotations
 
@@ -12,15 +12,8 @@ from tests.report.written import Page
 
 
 @pytest.mark.slow
-def test_a_run_and_a_sweep_write_their_reports(tmp_path: Path) -> None:
+def test_a_sweep_writes_its_report(tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
-    done = project.train("hooks=visualization,report", "engine.max_epochs=2", "hydra.run.dir=run")
-    assert done.code == 0, done.text
-    assert "report: run/report.html" in done.text.replace(f"{project.path}/", "")
-    page = Page(project.path / "run" / "report.html")
-    assert "finished" in page.text
-    assert page.captions[-2:] == ["val/predictions", "test/predictions"]
-    assert "hooks=[visualization,report]" in page.text
     short = ("seed=0,1", "engine.max_iters=2", "sweep.report=true", "hydra.sweep.dir=sweep")
     done = project.train("-m", *short)
     assert done.code == 0, done.text
