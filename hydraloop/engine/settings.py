@@ -68,7 +68,6 @@ class Settings:
     device: str = "auto"
     peak_tflops: float | None = None
     prefetch: bool = True
-    verbose: bool = False
     channels_last: bool = False
     """Whether images are stored channels last on the device."""
     resume: Path | None = None

@@ -87,6 +87,3 @@ class EngineConf:
     peak_tflops: Optional[float] = None
     """Peak performance of the device in 10^12 floating-point operations per second, for `mfu` in the records. Null:
     from a table of GPUs; without an entry there is no `mfu`."""
-    verbose: bool = False
-    """Whether the output at the start lists all hooks at each mount point. With false it fits on one screen: mount
-    points are listed only for custom hooks and changed priorities. `--dry-run` always lists all."""

@@ -80,7 +80,6 @@ def both_hooks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Done,
         "hooks=ema,profiler",
         "engine.max_epochs=2",
         "default_hooks.checkpoint.save_best=auto",
-        "engine.verbose=true",
     ]
     return project, project.train(*line), project.train("--dry-run", *line)
 

@@ -10,7 +10,7 @@ from hydraloop.engine.report.hook_table import COLUMNS
 from hydraloop.engine.run import Run
 
 _MOST_GROUPS = 12
-"""Groups that are printed without `engine.verbose`."""
+"""Groups that are printed: more do not fit on one screen."""
 
 
 def group_names(groups: Sequence[Group]) -> list[str]:
@@ -56,8 +56,7 @@ def format_optimizer(run: Run, hyperparameters: Sequence[Mapping[str, Any]], wid
         values = (f"{name} {value}" for name, value in zip(shown, numbers[0], strict=True) if value)
         return ", ".join([kinds, *values])
     head: list[Any] = ["group", "tensors", "parameters", *shown, ()]
-    most = len(rows) if run.settings.verbose else _MOST_GROUPS
-    table = [head, *rows[:most]]
+    table = [head, *rows[:_MOST_GROUPS]]
     widths = [max(len(row[column]) for row in table) for column in range(len(head) - 1)]
     lines = []
     for row in table:
@@ -67,7 +66,7 @@ def format_optimizer(run: Run, hyperparameters: Sequence[Mapping[str, Any]], wid
         ]
         line = "  ".join(cells)
         lines.append(f"{line}  {_fitting(row[-1], COLUMNS - width - len(line) - 2)}".rstrip())
-    left = [f"… {len(rows) - most} more (engine.verbose=true)"] if len(rows) > most else []
+    left = [f"… {len(rows) - _MOST_GROUPS} more"] if len(rows) > _MOST_GROUPS else []
     return "\n".join([f"{kinds}, {len(rows)} groups", *lines, *left])
 
 

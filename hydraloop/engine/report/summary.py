@@ -14,13 +14,11 @@ from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.evaluation.evaluator import Evaluator
-from hydraloop.engine.mount_points import Priority
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.report.formats import duration, in_bytes, number, rate
-from hydraloop.engine.report.hook_table import COLUMNS, format_folded, format_order
+from hydraloop.engine.report.hook_table import COLUMNS, format_order
 from hydraloop.engine.report.optimizer_table import format_optimizer
-from hydraloop.engine.report.sparkline import losses
 from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.run import Run
 from hydraloop.run_files.environment import resume_command, shown
@@ -82,15 +80,10 @@ class Report:
             if settings.accumulate > 1:
                 rows["training"] += f", {settings.accumulate} per optimizer step"
         rows["run"] = shown(run.run_dir)
-        slots, hooks = self._calls.slots, ""
-        if slots and settings.verbose:
-            rows["hooks"] = "in the order they are called at each mount point, with priority"
-            hooks = format_order(slots)
-        elif slots:
-            rows["hooks"], hooks = format_folded(
-                slots, {slot.name: Priority.of(run.hooks[slot.name].priority) for slot in slots if slot.is_default}
-            )
-        return "\n".join([*_aligned(rows), *filter(None, [hooks])])
+        if not self._calls.slots:
+            return "\n".join(_aligned(rows))
+        rows["hooks"] = "in the order they are called at each mount point, with priority"
+        return "\n".join([*_aligned(rows), format_order(self._calls.slots)])
 
     # After training. -------------------------------------------------------------------------------------------------
 
@@ -105,7 +98,6 @@ class Report:
         evaluator = self._evaluator
         rows = {} if result is None else self._ended(result, error)
         rows.update(self._best())
-        rows.update(self._losses())
         if evaluator.metrics:
             rows["validation"] = _metrics(evaluator.metrics)
         if evaluator.test_metrics:
@@ -127,12 +119,6 @@ class Report:
         resumed = f", resumed at {progress.began_at:,}" if progress.began_at else ""
         done, of_all = progress.iteration - progress.began_at, _count(progress.max_iters, "iteration")
         return {"status": status, "trained": f"{done:,} of {of_all} in {duration(result.seconds)}{resumed}"}
-
-    def _losses(self) -> dict[str, str]:
-        """Return the course of the losses."""
-        records: Path | None = self._messages.read("record_log")
-        lines = "" if records is None else losses(records)
-        return {"loss": lines} if lines else {}
 
     def _best(self) -> dict[str, str]:
         """Return the best validation, the best checkpoint and the last one."""
