@@ -4,6 +4,7 @@ import csv
 from importlib.resources import files
 
 import torch
+from torch.utils.data import WeightedRandomSampler
 
 from hydraloop.data import InMemoryDataset
 
@@ -28,7 +29,7 @@ class Table(InMemoryDataset):
         super().__init__((measured[chosen] - train.mean(0)) / train.std(0), classes[chosen], classes=header[2:])
 
 
-def balanced(table: Table) -> torch.Tensor:
-    """Draw as many rows as the table has, with the same probability for each class."""
+def balanced(table: Table) -> WeightedRandomSampler:
+    """Return a sampler of as many rows as the table has, with the same probability for each class."""
     weights = 1 / table.targets.bincount()[table.targets]
-    return torch.multinomial(weights, len(table), replacement=True)
+    return WeightedRandomSampler(weights.tolist(), len(table))

@@ -15,7 +15,7 @@ from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate, instantiate_callable
 from hydraloop.schemas.data import LoaderConf, loader_options
 
-_CALLABLES = ("collate_fn", "sampler", "batch_sampler", "worker_init_fn")
+_FUNCTIONS, _SAMPLERS = ("collate_fn", "worker_init_fn"), ("sampler", "batch_sampler")
 _OF_WORKERS = ("prefetch_factor", "timeout", "multiprocessing_context")
 
 
@@ -23,7 +23,7 @@ class LoaderOptions(TypedDict, total=False):
     """The options of `build_loader`. `LoaderConf` describes them and has their defaults.
 
     `sampler` and `batch_sampler` yield what is in an epoch of all ranks; or of this rank, if they have `num_replicas`.
-    A function, or a `functools.partial` of a class, is called with the data set. Draws are seeded, see `CustomOrder`.
+    A `functools.partial` is called with the data set. Draws are seeded, see `CustomOrder`.
     """
 
     batch_size: int
@@ -72,20 +72,23 @@ def options_from_config(data: DictConfig, split: str) -> tuple[dict[str, Any], d
         UserError: an option is unknown or cannot be built; names its key.
     """
     values, keys = loader_options(data, split)
-    for name in _CALLABLES:
+    for name in _FUNCTIONS:
         if values[name] is not None:
-            values[name] = _built(name, values[name], keys[name])
+            values[name] = instantiate_callable(values[name], keys[name])
+    for name in _SAMPLERS:
+        if values[name] is not None:
+            values[name] = _sampler(values[name], keys[name])
     context = values["multiprocessing_context"]
     if isinstance(context, DictConfig):
         values["multiprocessing_context"] = instantiate(context, keys["multiprocessing_context"])
     return values, keys
 
 
-def _built(name: str, node: Any, key: str) -> Any:
+def _sampler(node: Any, key: str) -> Any:
     try:
-        return instantiate_callable(node, key)
+        return instantiate(node, key)
     except UserError as error:
-        if name.endswith("sampler") and "missing a required argument" in error.problem and "_partial_" not in node:
+        if "missing a required argument" in error.problem and "_partial_" not in node:
             raise UserError(
                 error.problem,
                 key=error.key,

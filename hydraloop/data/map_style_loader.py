@@ -198,10 +198,9 @@ def build_loader(
     if samples == 0:
         raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
     which = "sampler" if conf.batch_sampler is None else "batch_sampler"
-    sampler = create_sampler(getattr(conf, which), dataset, rank, world_size, keys[which])
-    splits = hasattr(sampler, "num_replicas")
+    sampler, splits = create_sampler(getattr(conf, which), dataset, rank, world_size, keys[which])
     ranks = _Ranks() if splits else _Ranks(rank, world_size, global_batch)
-    order = _create_order(conf, sampler, ranks, samples, shuffle, seed, keys[which])
+    order = _create_order(conf, sampler, ranks, samples, shuffle, seed)
     if isinstance(order, EpochSampler):
         order.check_size(key)
     of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
@@ -222,12 +221,10 @@ class _Ranks(NamedTuple):
     global_batch: int | None = None
 
 
-def _create_order(
-    conf: LoaderConf, sampler: Any, ranks: _Ranks, samples: int, shuffle: bool, seed: int, key: str
-) -> EpochOrder:
+def _create_order(conf: LoaderConf, sampler: Any, ranks: _Ranks, samples: int, shuffle: bool, seed: int) -> EpochOrder:
     """Return the order of the batches of this rank."""
     rank, world_size, global_batch = ranks
-    custom = partial(CustomOrder, sampler, samples=samples, seed=seed, key=key)
+    custom = partial(CustomOrder, sampler, seed=seed)
     if conf.batch_sampler is not None:
         return EpochBatchSampler(custom(batched=True), batches=global_batch, rank=rank, world_size=world_size)
     return EpochSampler(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, SubsetRandomSampler
 
 
 class Words(Dataset[list[int]]):
@@ -45,9 +45,9 @@ class Pad:
         return pad(samples, self.value)
 
 
-def every_second(data: Sequence[Any]) -> Iterator[int]:
-    """A sampler as a function."""
-    yield from torch.randperm(len(data) // 2).mul(2).tolist()
+def every_second(data: Sequence[Any]) -> SubsetRandomSampler:
+    """A function that returns a sampler of the data set."""
+    return SubsetRandomSampler(range(0, len(data), 2))
 
 
 class ByLength:
@@ -63,6 +63,9 @@ class ByLength:
         batches = by_length.split(self.batch_size)
         for number in torch.randperm(len(batches)):
             yield batches[number].tolist()
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.batch_size)
 
 
 class Strided:

@@ -71,7 +71,7 @@ def test_what_defines_an_epoch_of_training_is_not_for_evaluation() -> None:
         f"data.loader.sampler={sampler}",
         "data.loader.drop_last=true",
         "data.loader.batch_size=4",
-        f"data.test_loader.sampler={{_target_: {PARTS}.every_second}}",
+        f"data.test_loader.sampler={{_target_: {PARTS}.every_second, _partial_: true}}",
         f"data.loader.collate_fn={{_target_: {PARTS}.pad}}",
     ).values()
     assert (len(train), len(val), len(test)) == (1, 10, 5)
