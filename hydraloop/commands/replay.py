@@ -127,7 +127,7 @@ class Replay(RankCommand):
         validate(cfg)
         check_strategy(cfg.distributed.strategy, several=ranks.world_size > 1)
         end = ranks.from_main(self._end)  # the run may be writing records
-        watch = _Watch(iteration, end, debug=self._debug)
+        watch = (_Debugging if self._debug else _Watch)(iteration, end)
         with TemporaryDirectory(prefix="hydraloop-") as name:
             folder, parts = Path(ranks.from_main(name)), Parts(hooks={"replay": watch})
             _redirect(cfg.hooks, self._run_dir, folder)
@@ -213,14 +213,13 @@ class _Watch(Hook):
     Args:
         iteration: its number, from 1.
         end: the later one, or the same.
-        debug: whether to open the debugger before the iteration.
     """
 
     priority = Priority.HIGHEST
     collective = True
 
-    def __init__(self, iteration: int, end: int, *, debug: bool) -> None:
-        self.iteration, self.end, self._debug = iteration, end, debug
+    def __init__(self, iteration: int, end: int) -> None:
+        self.iteration, self.end = iteration, end
         self.found: dict[str, Any] = {}
         self._open = False  # whether the iteration has begun, and its optimizer step has not ended
         self._norm_type = 2.0
@@ -232,10 +231,8 @@ class _Watch(Hook):
             (hook.norm_type for hook in engine.hooks.values() if isinstance(hook, GradClipHook)), 2.0
         )
 
-    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        if engine.progress.iteration + 1 == self.iteration:
-            if self._debug:
-                breakpoint()
+    def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        if engine.progress.iteration + 1 == self.iteration and not self._open:
             self._open, self.found = True, {}
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
@@ -261,6 +258,14 @@ class _Watch(Hook):
         if now == self.end:
             engine.requests.preempt("replay", agreed=True)  # no validation follows
             engine.checkpoints.save_nothing_more()
+
+
+class _Debugging(_Watch):
+    """Opens the debugger before the iteration. Hooks with this mount point may change batches."""
+
+    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+        if engine.progress.iteration + 1 == self.iteration:
+            breakpoint()
 
 
 def _at_most(iteration: int) -> Remedy:

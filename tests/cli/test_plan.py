@@ -24,7 +24,6 @@ SELECTIONS = [
     ["default_hooks.progress.priority=0", "scheduler=[]"],
     ["experiment=diabetes", "hooks=[ema]"],
     ["default_hooks.sampler_seed=null"],
-    ["default_hooks=[]", "+hooks.mine._target_=hydraloop.hooks.ParamSchedulerHook"],
 ]
 
 

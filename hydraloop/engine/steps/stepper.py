@@ -46,6 +46,9 @@ class Stepper:
         self._all = cast("optim.Optimizer", run.trained_by)  # None if the engine only evaluates, and never steps
         self.optimizer = self._all
         """The optimizer whose gradients are computed; outside of the steps of a task, all of them as one."""
+        self._hooks_may_change_batches = any(
+            hook.overrides("before_train_iter") or hook.overrides("before_iter") for hook in run.hooks.values()
+        )
         self._batches = batches
         self._has_iterated = False
         self.step = ""
@@ -66,7 +69,7 @@ class Stepper:
     def start(self) -> None:
         """Begin to train, on every rank: forget the gradients and the open window of an earlier use."""
         if self._weighting is not None:
-            exact = has_exact_sizes(self._batches.loaders.train) and not self._calls.one_by_one("before_train_iter")
+            exact = has_exact_sizes(self._batches.loaders.train) and not self._hooks_may_change_batches
             self._weighting.sizes_are_exact = all(self._ranks.gather(exact))
         if self._all is not None:
             self._all.zero_grad(set_to_none=True)
