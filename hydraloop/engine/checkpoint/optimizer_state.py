@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hydraloop.engine.distributed.fsdp import local, sharded_like
+from hydraloop.engine.checkpoint.nested import with_replaced
+from hydraloop.engine.distributed.fsdp import as_sharded, local, sharded_like
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -25,26 +26,55 @@ Hyperparameters = dict[str, Any]
 
 
 def load(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a state dict of the same kind of optimizer; its tensors are sharded as the parameters are.
+    """Load a state dict of the same kind of optimizer; its tensors may be whole or shards.
 
-    The implementation flags (`fused`) stay those of this optimizer. Each moment gets the memory layout of its
-    parameter, because fused kernels step through both in memory order and ignore strides. On a CPU, torch keeps the
-    given tensors, which may be in a file that is mapped to memory, so they are copied.
+    The implementation flags (`fused`) stay those of this optimizer. Each tensor keeps the type in which it was saved,
+    where torch would convert it to the type of its parameter. Each moment gets the memory layout of its parameter,
+    because fused kernels step through both in memory order and ignore strides.
 
     Raises:
         ValueError: the numbers of groups or parameters differ.
     """
     saved, groups = state["param_groups"], optimizer.param_groups
-    if len(saved) == len(groups):  # if not, torch raises
-        saved = [
-            {**old, **{flag: group[flag] for flag in _IMPLEMENTATION if flag in group}}
-            for old, group in zip(saved, groups, strict=True)
-        ]
-    optimizer.load_state_dict({**state, "param_groups": saved})
-    for parameter, entry in optimizer.state.items():
+    parameters = {
+        index: parameter
+        for old, group in zip(saved, groups, strict=False)  # if the numbers differ, torch raises
+        for index, parameter in zip(old["params"], group["params"], strict=False)
+    }
+    saved = [
+        {**old, **{flag: group[flag] for flag in _IMPLEMENTATION if flag in group}}
+        for old, group in zip(saved, groups, strict=False)
+    ] + saved[len(groups) :]
+    entries = {index: _sharded_like(entry, parameters.get(index)) for index, entry in state["state"].items()}
+    optimizer.load_state_dict({**state, "state": entries, "param_groups": saved})
+    for index, parameter in parameters.items():
+        entry = optimizer.state.get(parameter, {})
         for name, value in entry.items():
-            if isinstance(parameter, Tensor) and isinstance(value, Tensor):
-                entry[name] = _laid_out_like(value.clone() if value.device.type == "cpu" else value, parameter)
+            entry[name] = _as_saved(value, entries.get(index, {}).get(name), parameter, name)
+
+
+def _sharded_like(entry: Any, parameter: Tensor | None) -> Any:
+    """Return the state of a parameter with its tensors sharded as the parameter is. No communication."""
+    return with_replaced(entry, lambda value, path: as_sharded(value, parameter))
+
+
+def _as_saved(loaded: Any, saved: Any, parameter: Tensor, name: str = "") -> Any:
+    """Return a part of a parameter's state in the type in which it was saved, and in the layout of the parameter.
+
+    On a CPU, torch keeps tensors of the saved type. They may be in a file that is mapped to memory, so they are copied.
+    """
+    if isinstance(loaded, dict) and isinstance(saved, dict):
+        return {key: _as_saved(value, saved.get(key), parameter, str(key)) for key, value in loaded.items()}
+    if type(loaded) in (list, tuple) and isinstance(saved, list | tuple) and len(loaded) == len(saved):
+        return type(loaded)(_as_saved(*pair, parameter) for pair in zip(loaded, saved, strict=True))
+    if not isinstance(loaded, Tensor):
+        return loaded
+    # torch gives the step count the type and the device that a fused kernel needs.
+    if name != "step" and isinstance(saved, Tensor) and saved.dtype != loaded.dtype and saved.shape == loaded.shape:
+        loaded = sharded_like(local(saved).to(local(loaded).device, copy=True), loaded)
+    elif loaded.device.type == "cpu":
+        loaded = loaded.clone()
+    return _laid_out_like(loaded, parameter)
 
 
 def _laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:

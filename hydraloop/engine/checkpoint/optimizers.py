@@ -12,7 +12,6 @@ from hydraloop.engine.checkpoint import optimizer_state
 from hydraloop.engine.checkpoint.format import Checkpoint
 from hydraloop.engine.checkpoint.optimizer_state import Hyperparameters
 from hydraloop.engine.checkpoint.strict_loading import differs
-from hydraloop.engine.distributed.fsdp import shard_optimizer_state
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 
@@ -67,11 +66,8 @@ class SavedOptimizers:
         for name, optimizer in here.items():
             numbers = config[name]
             if name in fitting:
-                one = saved[name]
-                if self._run.ranks.sharded:
-                    one = shard_optimizer_state(one, optimizer)
                 try:
-                    optimizer_state.load(optimizer, one)
+                    optimizer_state.load(optimizer, saved[name])
                 except ValueError as error:
                     raise UserError(f"the optimizer's state does not fit: {error}", key="resume") from error
                 numbers = given.get(name) or optimizer_state.hyperparameters(optimizer)

@@ -142,18 +142,6 @@ def shard_state(values: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[s
     return {name: as_sharded(value, targets.get(name)) for name, value in values.items()}
 
 
-def shard_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Shard the full tensors of an optimizer's saved state as its parameters are."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    entries = {
-        index: {name: as_sharded(value, parameters[index]) for name, value in entry.items()}
-        if isinstance(index, int) and index < len(parameters)
-        else entry
-        for index, entry in state["state"].items()
-    }
-    return {**state, "state": entries}
-
-
 def largest_entry(tensors: Sequence[Tensor]) -> Tensor:
     """Return the infinity norm of all tensors together, a scalar on every rank; called on every rank. No host sync.
 

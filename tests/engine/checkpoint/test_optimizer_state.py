@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hydraloop
 from hydraloop import build
+from hydraloop.engine.checkpoint.nested import with_replaced
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import local, whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
@@ -35,6 +37,8 @@ from hydraloop.optim import (
     WarmupCosine,
     build_schedule,
 )
+from hydraloop.schemas.distributed import FSDPConf
+from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
 from tests.helpers import EngineWithNeededHooks, at, batches, tiny_task
 from tests.marks import nightly, slow
@@ -127,6 +131,113 @@ def test_sgd_that_was_fused_in_one_process_goes_on_in_shards(tmp_path: Path) -> 
 def test_the_implementation_is_that_of_the_config(tmp_path: Path, fused: str) -> None:
     trained(tmp_path, f"optimizer.fused={'false' if fused == 'true' else 'true'}")
     assert resumed(tmp_path, f"optimizer.fused={fused}").optimizer.param_groups[0]["fused"] is (fused == "true")
+
+
+# Types. --------------------------------------------------------------------------------------------------------------
+
+
+class Half(nn.Linear):
+    """A layer in bfloat16."""
+
+
+class Mixed(nn.Module):
+    """A layer in bfloat16 and one in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = Half(3, 4, dtype=torch.bfloat16), nn.Linear(4, 1)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        hidden: Tensor = self.first(batch.to(torch.bfloat16)).float()
+        out: Tensor = self.second(hidden)
+        return out
+
+
+class Odd(torch.optim.Optimizer):
+    """Keeps states in other types than their parameters, also in lists and dicts, and computes with all of them."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["master"] = parameter.float() / 3
+                    state["momentum"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+                    state["codes"] = torch.zeros_like(parameter, dtype=torch.uint8)
+                    state["step"] = torch.zeros((), dtype=torch.int64)
+                    state["nested"] = {"pair": [parameter.double() / 7, torch.ones(2, dtype=torch.float16) / 3]}
+                state["step"] += 1
+                state["codes"] += 1
+                state["momentum"].mul_(0.9).add_(parameter.grad)
+                exact, short = state["nested"]["pair"]
+                exact.mul_(0.7).add_(state["momentum"]).div_(1 + short[1].item() + state["step"].item())
+                state["master"].add_(exact, alpha=-group["lr"]).sub_(state["codes"], alpha=1e-3)
+                parameter.copy_(state["master"])
+
+
+class OddInItsOwnWay(Odd):
+    """Has its own form of a state dict, and changes what it loads."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "version": 2}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        assert state_dict.pop("version") == 2
+        super().load_state_dict(state_dict)
+
+
+def all_kinds(model: Mixed) -> OptimizerSet:
+    """Optimizers of torch and others; a fused one, whose step count is on the device of the parameters."""
+    named = dict(model.named_parameters())
+    nadam = torch.optim.NAdam([named["first.weight"]], lr=0.1)
+    adamw = torch.optim.AdamW([named["second.weight"]], lr=0.1, fused=True)
+    return OptimizerSet({"nadam": nadam, "adamw": adamw, "odd": Odd([named["first.bias"], named["second.bias"]])})
+
+
+def of_engine(
+    distributed: Distributed | None, run_dir: Path, kind: Callable[[Any], Any], resume: Path | None = None
+) -> dict[str, Any]:
+    """Train two epochs, or the second one; return the weights and the states of the optimizers as text."""
+    model = Mixed()
+    if distributed is not None:
+        distributed.prepare(model)
+    engine = Engine(
+        task=Task(model, nn.MSELoss()),
+        optimizer=kind(model) if kind is all_kinds else kind(model.parameters()),
+        loaders=Loaders(batches(3)),
+        hooks={"save": at("after_train_epoch", lambda engine: engine.request_checkpoint(f"{engine.progress.epoch}"))},
+        settings=Settings(device="cpu", max_epochs=2, resume=resume),
+        run_dir=run_dir,
+        distributed=distributed,
+    )
+    engine.train()
+    found = {"weights": engine.model.state_dict(), "optimizer": engine.optimizer.state_dict()}
+    shown: dict[str, Any] = with_replaced(
+        found, lambda value, path: text(value) if isinstance(value, Tensor) else value
+    )
+    return shown
+
+
+def text(value: Tensor) -> str:
+    return f"{value.dtype} {local(value).device} {local(value).tolist()}"
+
+
+@pytest.mark.parametrize("kind", [Odd, OddInItsOwnWay, torch.optim.NAdam, all_kinds])
+def test_each_state_comes_back_in_its_own_type(kind: Callable[[Any], Any], tmp_path: Path) -> None:
+    whole = of_engine(None, tmp_path, kind)
+    assert of_engine(None, tmp_path, kind, tmp_path / "checkpoints" / "1.pth") == whole
+
+
+@pytest.mark.parametrize("strategy", ["ddp", slow("fsdp2")])
+def test_each_state_comes_back_in_its_own_type_on_each_rank(strategy: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"strategy": strategy, "fsdp": FSDPConf(wrap=["Half"])}
+    whole = on_ranks(2, of_engine, tmp_path, Odd, **options)
+    assert on_ranks(2, of_engine, tmp_path, Odd, tmp_path / "checkpoints" / "1.pth", **options) == whole
 
 
 # Hyperparameters. ----------------------------------------------------------------------------------------------------
