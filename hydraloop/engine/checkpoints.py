@@ -11,6 +11,7 @@ from typing import Any
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
+from hydraloop.engine.checkpoint import rank_buffers
 from hydraloop.engine.checkpoint.data_position import DataPosition
 from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable
 from hydraloop.engine.checkpoint.format import load as load_file
@@ -193,13 +194,16 @@ class Checkpoints:
             "rng": seeding.of_all_ranks(run.ranks.gather(seeding.rng_state())),
             "progress": progress.state_dict(),
         }
-        of_ranks = run.ranks.gather({"data": self._position.state(), "messages": self._messages.state_dict() or None})
+        own = {"data": self._position.state(), "messages": self._messages.state_dict() or None}
+        of_ranks = run.ranks.gather({**own, "checksums": rank_buffers.checksums(run)})
         losses = [(of_rank["messages"] or {}).get("loss", [0.0]) for of_rank in of_ranks]
         self._loss_check.check(sum(sum(loss[:2]) for loss in losses))
         for entry in ("data", "messages"):
             states = [of_rank[entry] for of_rank in of_ranks]
             if any(state is not None for state in states):
                 checkpoint[entry] = states
+        if names := rank_buffers.differing([of_rank["checksums"] for of_rank in of_ranks]):
+            checkpoint["buffers"] = run.ranks.gather(rank_buffers.values(run, names))
         if task := own_state(run.task):
             checkpoint["task"] = task
         if optimizer:
@@ -308,6 +312,7 @@ class Checkpoints:
             self.optimizers.load(checkpoint, strict=strict)
         load_named("schedulers", dict(run.schedules), checkpoint.get("schedulers", {}), strict)
         load_named("hooks", self._hooks_with_state(), checkpoint["hooks"], strict)
+        rank_buffers.load(run, checkpoint.get("buffers", ()))
         run.precision.load_state_dict(checkpoint["precision"])
         progress.load_state_dict(checkpoint["progress"])
         progress.begin_here()

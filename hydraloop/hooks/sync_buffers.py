@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,10 @@ class SyncBuffersHook(Hook):
 
     `hooks=sync_buffers` averages all buffers at the end of each train epoch, so that the checkpoint, the validation and
     the next epoch use the statistics of all data. `hooks=sync_norm` (`norm_only`) averages only the statistics of
-    normalisation layers, before each evaluation; a checkpoint that is written before its epoch's validation contains
-    rank 0's statistics. Both average before an evaluation if iterations have passed since the last average. The
-    buffers stay averaged on every rank when training continues.
+    normalisation layers, before each evaluation. A checkpoint that is written before its epoch's validation then has
+    rank 0's statistics, and those of the other ranks for a run that is resumed from it. Both average before an
+    evaluation if iterations have passed since the last average. The buffers stay averaged on every rank when training
+    continues.
 
     As in MMDetection, a variance is the mean of the ranks' variances. Means of integers (`num_batches_tracked`) are
     rounded, where MMEngine truncates them; boolean buffers do not change. If `ema` averages buffers (`update_buffers`),
@@ -43,10 +43,6 @@ class SyncBuffersHook(Hook):
         self._norm_only = norm_only
         self._averaged_at = 0  # iteration
         self.idle_points = ("after_train_epoch",) if norm_only else ()
-
-    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Note that the buffers are equal on all ranks, as the checkpoint has one copy."""
-        self._averaged_at = engine.progress.iteration
 
     def after_train_epoch(self, engine: Engine) -> None:
         self._average(engine)

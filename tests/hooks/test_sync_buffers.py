@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.hooks import SyncBuffersHook
+from hydraloop.hooks import CheckpointHook, EMAHook, SyncBuffersHook
 from hydraloop.hooks.sync_buffers import average_over_ranks
 from hydraloop.tasks import Regression
 from tests.helpers import EngineWithNeededHooks, HostSyncs
 from tests.hooks.tiny_runs import load
+from tests.marks import slow
 from tests.ranks import on_ranks
 
 Buffers = dict[str, Tensor]
@@ -183,7 +186,7 @@ def test_one_process_has_nothing_to_do(hook: str, tmp_path: Path) -> None:
 
 
 def collectives(distributed: Distributed, run_dir: str) -> list[int]:
-    """Number of collectives for averaging three layers: after an iteration, again, and after a checkpoint is loaded."""
+    """Number of collectives for averaging three layers: after an iteration, again, and after another iteration."""
     net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.InstanceNorm1d(1))
     engine = EngineWithNeededHooks(
         task=Regression(net, nn.MSELoss()),
@@ -198,15 +201,125 @@ def collectives(distributed: Distributed, run_dir: str) -> list[int]:
     for iteration in (1, 1, 2):
         before = hosts._get_sequence_number_for_group()
         engine.progress.iteration = iteration
-        if iteration == 2:
-            hook.after_load_checkpoint(engine, {})
         hook.before_val(engine)
         counts.append(int(hosts._get_sequence_number_for_group() - before))
     return counts
 
 
 def test_one_all_reduce_for_all_layers_and_none_while_nothing_has_changed(tmp_path: Path) -> None:
-    assert on_ranks(2, collectives, str(tmp_path)) == [[1, 0, 0], [1, 0, 0]]
+    assert on_ranks(2, collectives, str(tmp_path)) == [[1, 0, 1], [1, 0, 1]]
+
+
+# Resume. -------------------------------------------------------------------------------------------------------------
+
+
+class Seen(Hook):
+    """The metrics of each validation."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[int, dict[str, float]] = {}
+
+    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
+        self.metrics[engine.progress.iteration] = dict(metrics)
+
+
+class Queued(Regression):
+    """Its own buffer has the last outputs of this rank, and the loss depends on it."""
+
+    queue: Tensor
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net, nn.MSELoss())
+        self.register_buffer("queue", torch.zeros(6, 1))
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        found = super().forward(batch)
+        if self.training:
+            found["loss"] = found["loss"] + self.queue.mean() * self.model(batch[0]).mean()
+            self.queue.copy_(torch.cat([self.model(batch[0]).detach(), self.queue])[:6])
+        return found
+
+
+def saving_run(
+    distributed: Distributed, run_dir: str, hook: str | None, averages: bool, resume: Path | None = None
+) -> tuple[dict[int, dict[str, float]], dict[str, list[Any]]]:
+    """Train two epochs with a checkpoint at each iteration. Return the metrics of the validations, and this rank's
+    buffers and averages at the end."""
+    torch.manual_seed(0)
+    net = Net()
+    distributed.prepare(net)
+    task = Queued(net)
+    generator = torch.Generator().manual_seed(distributed.rank)
+    train = [(torch.randn(4, 3, generator=generator) + distributed.rank, torch.randn(4, 1)) for _ in range(4)]
+    val = [(torch.randn(4, 3, generator=torch.Generator().manual_seed(9)), torch.zeros(4, 1))]
+    hooks: dict[str, Hook] = {"seen": (seen := Seen()), "checkpoint": CheckpointHook(by_epoch=False, interval=1)}
+    if hook is not None:
+        hooks[hook] = SyncBuffersHook(norm_only=hook == "sync_norm")
+    if averages:
+        hooks["ema"] = EMAHook(update_buffers=True, momentum=0.3, warmup=False)
+    engine = EngineWithNeededHooks(
+        task=task,
+        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(train, val),
+        hooks=hooks,
+        settings=Settings(device="cpu", max_epochs=2, resume=resume),
+        run_dir=Path(run_dir),
+        distributed=distributed,
+    )
+    engine.train()
+    found = dict(task.named_buffers())
+    for name, value in net.state_dict().items():
+        found[f"net {name}"] = local(value)
+    if averages:
+        found |= {
+            f"average {name}": local(value) for name, value in engine.hooks["ema"].state_dict()["averaged"].items()
+        }
+    return seen.metrics, {name: value.tolist() for name, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("hook", "averages", "strategy"),
+    [
+        ("sync_buffers", False, "ddp"),
+        ("sync_norm", True, "ddp"),
+        (None, False, "ddp"),
+        slow("sync_buffers", True, "ddp"),
+        slow("sync_norm", False, "ddp"),
+        slow("sync_norm", True, "fsdp2"),
+    ],
+)
+def test_each_rank_continues_with_its_own_buffers(
+    hook: str | None, averages: bool, strategy: str, tmp_path: Path
+) -> None:
+    """From inside an epoch, from its end before its validation, and from the end of training."""
+    options = {"strategy": strategy}
+    whole = on_ranks(2, saving_run, str(tmp_path / "whole"), hook, averages, **options)
+    for iteration in (2, 4, 6, 8):
+        saved = tmp_path / "whole" / "checkpoints" / f"iter_{iteration}.pth"
+        cut = on_ranks(2, saving_run, str(tmp_path / f"cut{iteration}"), hook, averages, saved, **options)
+        for (metrics, buffers), (expected, same) in zip(cut, whole, strict=True):
+            assert metrics == {at: found for at, found in expected.items() if at >= iteration}
+            assert [name for name, value in same.items() if buffers[name] != value] == [], iteration
+
+
+def test_a_checkpoint_has_only_the_buffers_that_differ(tmp_path: Path) -> None:
+    on_ranks(2, saving_run, str(tmp_path), "sync_buffers", True)
+    inside, after = (load(tmp_path / "checkpoints" / f"iter_{iteration}.pth") for iteration in (3, 4))
+    assert [sorted(of_rank) for of_rank in inside["buffers"]] == [
+        [],
+        sorted([*(f"hooks/ema/model.{name}" for name in NORM), *(f"model.{name}" for name in NORM), "queue"]),
+    ]
+    assert [sorted(of_rank) for of_rank in after["buffers"]] == [[], ["queue"]], "the others are averaged"
+
+
+def test_another_number_of_ranks_continues_with_those_of_the_first(tmp_path: Path) -> None:
+    on_ranks(2, saving_run, str(tmp_path), None, False)
+    path = tmp_path / "checkpoints" / "iter_8.pth"
+    saved = load(path)
+    for ranks in (1, 3):
+        for _, buffers in on_ranks(ranks, saving_run, str(tmp_path / str(ranks)), None, False, path):
+            assert buffers["queue"] == saved["task"]["queue"].tolist()
+            assert buffers[f"model.{NORM[0]}"] == saved["state_dict"][NORM[0]].tolist()
 
 
 # The mean. -----------------------------------------------------------------------------------------------------------

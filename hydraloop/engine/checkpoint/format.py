@@ -20,6 +20,7 @@ precision   the gradient scaler's state in fp16
 rng         the states of all random number generators
 progress    epoch, iteration, optimizer step, samples, the position in the epoch, the last validation
 data        only if its position does not follow from the progress: the state of the train loader on each rank
+buffers     only if some differ between the ranks: those of each rank, but for the first (see `rank_buffers.py`)
 messages    only if there are values since the last record: their sums by name, on each rank
 shards      only in a file of FSDP2, and not after loading: the files with the sharded tensors (see `shards.py`)
 """
