@@ -289,7 +289,7 @@ class Outcome:
 
         It is the best or last value of the metric by which `checkpoint` or `runtime_info` compare validations. If they
         do not know which values of it are better, it is the last value of the first metric. It is NaN if the run ends
-        because of its loss, also without a validation.
+        because of its loss, also without a validation, and if the loss of the last validation is NaN.
         """
         evaluator, progress = self._evaluator, self._progress
         monitor: tuple[str, bool] | None = self._messages.read("monitor")
@@ -304,7 +304,7 @@ class Outcome:
             return Objective(best.metric, rule, best.value, best.iteration)
         if name not in evaluator.metrics:
             return None
-        return Objective(name, rule, evaluator.metrics[name], progress.last_validation)
+        return Objective(name, rule, evaluator.comparable[name], progress.last_validation)
 
     def _put_result(self) -> None:
         """Set `result` and write it on rank 0. After an error of the run, an error in writing is only logged."""

@@ -97,7 +97,7 @@ class EarlyStoppingHook(Hook):
         Raises:
             RuntimeError: the metric is missing, with `strict`.
         """
-        value = self._value_in(metrics) if self._training else None
+        value = self._value_in(engine.evaluator.comparable) if self._training else None
         if value is None:
             return
         improved = self._is_improvement(value)

@@ -88,7 +88,7 @@ class ParamSchedulerHook(Hook):
         if self._group is None:
             return
         for _, schedule in self._monitored:
-            schedule.observe(metrics, engine.progress.optimizer_step, engine.progress.epoch)
+            schedule.observe(engine.evaluator.comparable, engine.progress.optimizer_step, engine.progress.epoch)
         self._apply(engine)
 
     def after_train(self, engine: Engine) -> None:

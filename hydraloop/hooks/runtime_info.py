@@ -83,7 +83,7 @@ class RuntimeInfoHook(Hook):
             return
         name, higher = monitor
         best = self._best()
-        if is_better(metrics[name], None if best is None else best.value, higher=higher):
+        if is_better(engine.evaluator.comparable[name], None if best is None else best.value, higher=higher):
             seen = BestSeen(name, metrics[name], engine.progress.epoch, engine.progress.iteration)
             self._improvements.append(seen)
 

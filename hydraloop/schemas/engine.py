@@ -63,7 +63,8 @@ class EngineConf:
     does not recover from it. The loss is checked at each record, before a checkpoint is written and at the end; the
     weights before a checkpoint is written and at the end, so no checkpoint has such weights. The hook
     `check_invalid_loss` acts on the loss instead if it is selected. Steps that fp16 has skipped do not count. Without
-    the hook `runtime_info`, records have no loss, and only the weights are checked."""
+    the hook `runtime_info`, records have no loss, and only the weights are checked. A validation whose loss is NaN does
+    not end the run, but its other metrics count as NaN where validations are compared: it is never the best."""
     check_order: bool = True
     """Whether to reject hook priorities that break a hook's `runs_after`."""
     device: str = "auto"

@@ -99,6 +99,7 @@ def _stops_at(values: list[float], options: dict[str, Any]) -> int | None:
     hook.before_run(engine)
     hook.before_train(engine)
     for engine.progress.epoch, value in enumerate(values, start=1):
+        engine.evaluator = SimpleNamespace(comparable={"score": value})
         hook.after_val_epoch(engine, {"score": value})
         if reasons:
             return int(engine.progress.epoch)

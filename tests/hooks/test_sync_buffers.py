@@ -257,7 +257,7 @@ def saving_run(
         hooks[hook] = SyncBuffersHook(norm_only=hook == "sync_norm")
     if averages:
         hooks["ema"] = EMAHook(update_buffers=True, momentum=0.3, warmup=False)
-    engine = EngineWithNeededHooks(
+    engine = Engine(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
         loaders=Loaders(train, val),

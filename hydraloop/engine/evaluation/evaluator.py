@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 import sys
 import warnings
@@ -28,6 +30,8 @@ from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 from hydraloop.run_files.result import Best
 
+log = logging.getLogger(__name__)
+
 
 class Preempted(BaseException):
     """Raised in a validation or test that is left because the run is preempted. No hook may catch it."""
@@ -53,6 +57,7 @@ class Evaluator:
         self._interval = Every(run.settings.val_interval, run.settings.val_begin)
         self._evaluate_batch = run.precision.forward(run.task.evaluate)
         self._contexts: ExitStack | None = None
+        self._has_warned = False
         self.metrics: dict[str, float] = {}
         """The metrics of the last validation by name; empty before the first."""
         self.test_metrics: dict[str, float] = {}
@@ -122,6 +127,21 @@ class Evaluator:
         found: bool | None = self._run.task.higher_is_better(self.without_data_set(metric))
         return found
 
+    @property
+    def comparable(self) -> dict[str, float]:
+        """The metrics of the last validation where validations are compared.
+
+        If the loss of a data set is NaN, its other metrics are NaN, too: they are of outputs that are NaN, such as the
+        share of class 0. With `allow_nan`, all metrics count as they are.
+        """
+        if self._run.settings.allow_nan:
+            return self.metrics
+        return {name: math.nan if self._has_nan_loss(name) else value for name, value in self.metrics.items()}
+
+    def _has_nan_loss(self, metric: str) -> bool:
+        data_set = metric.removesuffix(self.without_data_set(metric))
+        return math.isnan(self.metrics.get(f"{data_set}loss", 0.0))
+
     def without_data_set(self, metric: str) -> str:
         """Return the name of one of `metric_names` without the data set in front of it."""
         name, _, rest = metric.partition("/")
@@ -160,6 +180,7 @@ class Evaluator:
                 loaders = sets_of(self._batches.loaders.val)
                 metrics = self._evaluate(loaders, calls.before_val_iter, calls.after_val_iter)
             self.metrics = metrics
+            self._warn_of_nan()
             self._progress.complete_validation()
             calls.after_val_epoch(metrics)
             calls.after_val()
@@ -187,6 +208,17 @@ class Evaluator:
         if completed:  # nothing is left for a resumed run
             self._requests.forget_preemption()
         return self.test_metrics
+
+    def _warn_of_nan(self) -> None:
+        """Warn once if metrics that are not NaN count as NaN."""
+        lost = [name for name, value in self.comparable.items() if math.isnan(value) > math.isnan(self.metrics[name])]
+        if lost and self._run.ranks.is_main and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the validation loss is nan at iteration %d, so %s counts as nan, too, where validations are compared "
+                "(best checkpoints, early stopping, schedules, objective); engine.allow_nan=true lets it count",
+                self._progress.iteration, ", ".join(lost),
+            )  # fmt: skip
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

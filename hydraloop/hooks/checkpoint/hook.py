@@ -200,7 +200,7 @@ class CheckpointHook(Hook):
             best = self._records.best.get(name)
             if name not in metrics:
                 log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, name)
-            elif is_better(metrics[name], None if best is None else best.value, higher=higher):
+            elif is_better(engine.evaluator.comparable[name], None if best is None else best.value, higher=higher):
                 better[name] = metrics[name]
         if better:
             self._request(engine, "best", partial(self._write_best, better=better))

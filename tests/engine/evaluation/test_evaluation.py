@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,13 @@ from hydraloop.engine.device.seeding import seed_everything, seeded
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
+from hydraloop.hooks import EarlyStoppingHook, ParamSchedulerHook, RuntimeInfoHook
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.optim import Plateau, Schedule
 from hydraloop.tasks import Task
 from tests.helpers import Recorder, at, batches, differences, failing, make_engine, tiny_task
+from tests.hooks.tiny_runs import Scripted, engine_of, model
 
 
 class Context(Hook):
@@ -302,3 +306,63 @@ def test_predictions_draw_the_same_numbers_whatever_the_caller_draws_between_the
     assert own == [number for _ in found for number in (torch.rand(()).item(), np.random.rand(), random.random())]
     first, second = (torch.cat(list(engine.predict(loader))) for loader in engine.loaders.val.values())
     assert not torch.equal(first[:4], second[:4])
+
+
+class LosingItsLoss(Task):
+    """The loss of some validations is NaN."""
+
+    lost: tuple[int, ...] = (2,)
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        result = self.forward(batch)
+        loss = result["loss"] * (math.nan if self.engine.progress.epoch in self.lost else 1.0)
+        self.update_metrics(loss, result["outputs"], result["targets"], self.num_samples(batch))
+        return {**result, "loss": loss}
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_validation_whose_loss_is_nan_is_never_the_best_without_a_word(
+    allowed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All that compare validations by another metric: best checkpoints, early stopping, a plateau, the objective."""
+    task = LosingItsLoss(model(), nn.functional.mse_loss, {"score": Scripted([0.5, 0.9, 0.6, 0.7], True)})
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
+    schedule = Schedule("plateau", Plateau(mode="max", patience=0, factor=0.5), optimizer, monitor="score")
+    stopping = EarlyStoppingHook(monitor="score", check_finite=False)
+    hooks = {"runtime_info": RuntimeInfoHook(), "param_scheduler": ParamSchedulerHook(), "early_stopping": stopping}
+    hooks["checkpoint"] = CheckpointHook(save_best=["score", "loss"])
+    options: dict[str, Any] = {"schedules": {"plateau": schedule}, "optimizer": optimizer, "allow_nan": allowed}
+    result = engine_of(tmp_path, hooks, task=task, max_epochs=4, **options).train()
+    assert result.best is not None
+    assert (result.best.value, result.best.iteration) == ((0.9, 8) if allowed else (0.7, 16))
+    assert result.objective is not None
+    assert result.objective.value == result.best.value
+    assert stopping.best == result.best.value
+    assert optimizer.param_groups[0]["lr"] == (0.025 if allowed else 0.05), "two without an improvement, or one"
+    assert result.val_metrics["score"] == 0.7
+    told = [line for line in caplog.messages if "validation loss is nan" in line]
+    assert len(told) == (0 if allowed else 1)
+    assert allowed or "iteration 8, so score counts as nan" in told[0]
+
+
+@pytest.mark.parametrize(("lost", "expected"), [((3,), math.nan), ((1, 2), 0.6)])
+def test_the_last_value_of_a_metric_is_no_objective_if_the_loss_is_nan(
+    lost: tuple[int, ...], expected: float, tmp_path: Path
+) -> None:
+    task = LosingItsLoss(model(), nn.functional.mse_loss, {"score": Scripted([0.5, 0.9, 0.6], True)})
+    task.lost = lost
+    result = engine_of(tmp_path, {"runtime_info": RuntimeInfoHook()}, task=task).train()
+    assert result.objective is not None
+    assert result.objective.value == pytest.approx(expected, nan_ok=True)
+    assert result.val_metrics["score"] == 0.6
+
+
+def test_only_the_metrics_of_its_own_data_set_count_as_nan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nothing = [(inputs, targets * math.nan) for inputs, targets in batches(1)]
+    task = Task(tiny_task().model, nn.MSELoss(), {"score": Scripted([0.5, 0.9], True)})
+    engine = make_engine(tmp_path, task=task, val={"good": batches(1), "bad": nothing}, sanity_val_steps=0)
+    engine.train()
+    assert engine.metrics["bad/score"] == 0.9
+    assert math.isnan(engine.evaluator.comparable["bad/score"])
+    assert engine.evaluator.comparable["good/score"] == 0.5
+    assert "so bad/score counts as nan" in caplog.text
