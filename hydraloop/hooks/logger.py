@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from hydraloop.engine.records.entries import check_names, position
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
 from hydraloop.option_checks import check_at_least
 from hydraloop.run_files.record_cuts import cut_after
-from hydraloop.run_files.record_log import FILENAME
+from hydraloop.run_files.record_log import FILENAME, is_after
 from hydraloop.run_files.record_writer import RecordLog
+from hydraloop.run_files.run_directory import checkpoint_folders
 from hydraloop.tracking.cursor import wait_for_followers
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,8 @@ class LoggerHook(Hook):
     has no NaN and no infinity: such a value is null, and `"nonfinite": {"loss": "nan"}` (or "inf", "-inf") names it. If
     the file cannot be written, because the disk is full, a warning is printed once. The records are kept in memory, up
     to 16 MiB, and written with the next record, in order. The end of the run reports the records that are missing. A
-    resumed run first moves the records after its checkpoint to `metrics.cut_<n>.jsonl`, because it makes them again.
+    resumed run first moves the records after its checkpoint to `metrics.cut_<n>.jsonl`, because it makes them again. A
+    warning says how many of the earlier records are missing or damaged.
 
     A record is flat: numbers, strings and None. A record without a position gets the current one. No scalar and no
     metric may have the name `mode`, `epoch`, `iteration`, `objects`, `nonfinite` or `timestamp`.
@@ -73,6 +76,11 @@ class LoggerHook(Hook):
         self._due = Every(interval).due
         self._at_epoch_end = not ignore_last and interval is not None
         self._file: RecordLog | None = None
+        """None before the first record, and where a resume has cut the file."""
+        self._again: list[tuple[int, str, int]] = []
+        """Line, mode and iteration of records that a run may make again if it continues from the next checkpoint."""
+        self._written: int | None = None
+        """Number of records at the checkpoint from which the run continues, if it is known."""
         self._table: RecordTable | None = None
         self._running = self._training = self._resumed = False
         self._iterations_at_record = self._samples_at_record = 0
@@ -91,11 +99,17 @@ class LoggerHook(Hook):
 
     def at_position(self, engine: Engine) -> None:
         """Remove the records after the checkpoint of a resume from the file, because the run makes them again."""
-        if engine.distributed.is_main and engine.settings.resume is not None and not self._resumed:
+        resume, progress = engine.settings.resume, engine.progress
+        if engine.distributed.is_main and resume is not None and not self._resumed:
             wait_for_followers(engine.run_dir)
-            progress = engine.progress
-            path = engine.run_dir / FILENAME
-            cut_after(path, iteration=progress.iteration, last_validation=progress.last_validation)
+            self._close()
+            self._file, self._again = None, []
+            cut_after(
+                engine.run_dir / FILENAME,
+                iteration=progress.iteration,
+                last_validation=progress.last_validation,
+                written=self._written if _is_own(resume, engine.run_dir) else None,
+            )
         self._resumed = self._training = True
         self._begin_record(engine)
 
@@ -119,6 +133,22 @@ class LoggerHook(Hook):
             self._begin_record(engine)
             engine.loss_check.check_record(means)
 
+    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """Save how many records a run that continues from here must find."""
+        if engine.distributed.is_main:
+            at, last_validation = engine.progress.iteration, engine.progress.last_validation
+            self._again = [one for one in self._again if one[2] >= at]
+            again = (
+                line
+                for line, mode, of in self._again
+                if is_after(mode, of, iteration=at, last_validation=last_validation)
+            )
+            checkpoint["meta"]["records"] = next(again, self._log(engine).written)
+
+    def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """Keep the number of records that the run had."""
+        self._written = (checkpoint.get("meta") or {}).get("records")
+
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Write a record of any hook.
 
@@ -127,11 +157,19 @@ class LoggerHook(Hook):
         """
         if "iteration" not in record:  # readers of the file need it
             record = {**position(engine.progress, engine.mode), **record}
-        if self._file is None:
-            self._file = RecordLog(engine.run_dir / FILENAME)
-        self._file.append(record)
+        file = self._log(engine)
+        file.append(record)
+        mode, at = record.get("mode", "train"), record["iteration"]
+        if isinstance(at, int) and (mode in ("val", "test") or at > engine.progress.iteration):
+            self._again.append((file.written - 1, mode, at))
         if not self._running:
             self._close()
+
+    def _log(self, engine: Engine) -> RecordLog:
+        """Return the file of the records."""
+        if self._file is None:
+            self._file = RecordLog(engine.run_dir / FILENAME)
+        return self._file
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         self._put(engine, {**position(engine.progress, "val"), **metrics})
@@ -147,7 +185,6 @@ class LoggerHook(Hook):
     def _close(self) -> None:
         if self._file is not None:
             self._file.close()
-            self._file = None
 
     def _put(self, engine: Engine, record: dict[str, Any]) -> None:
         """Print and log a record, on rank 0."""
@@ -177,6 +214,12 @@ class LoggerHook(Hook):
         # Without `save_best`, a resumed run does not know its earlier validations.
         unknown = engine.progress.began_at > 0 and engine.best is None
         return "best since the resume" if unknown else "best"
+
+
+def _is_own(checkpoint: Path, run_dir: Path) -> bool:
+    """Return whether a checkpoint belongs to the run of a directory. Elsewhere, there are no earlier records."""
+    folder = checkpoint.resolve().parent
+    return folder.is_relative_to(run_dir.resolve()) or folder in map(Path.resolve, checkpoint_folders(run_dir))
 
 
 def _train_record(engine: Engine, means: dict[str, float], batch: Any, samples: float) -> dict[str, Any]:

@@ -34,6 +34,8 @@ _BEGINNING, _ITERATION = len('{"mode": "train"'), len('"iteration": ')
 """Bytes of a line up to the mode, and up to the value of the iteration, after which there is the first name."""
 _MOST = 1 << 63
 """Services accept only smaller iterations and epochs."""
+_IGNORED = "%s, line %d is not a record and is ignored: %s"
+"""The warning about the first such line."""
 
 
 ObjectKind = Literal["image", "text", "table", "histogram", "artifact"]
@@ -71,6 +73,8 @@ class Record:
     """The other strings by name."""
     objects: tuple[LoggedObject, ...] = ()
     """Files that the record announces."""
+    is_damaged: bool = False
+    """Whether the line is not a record that hydraloop has written. It then has no values."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -124,7 +128,7 @@ class Reader:
                 try:
                     record = _parse(line, index, self._iteration)
                 except Exception as error:  # edited by a user
-                    record = Record(index, "train", 0, self._iteration, 0.0, {}, {})
+                    record = Record(index, "train", 0, self._iteration, 0.0, {}, {}, is_damaged=True)
                     self._warn(index, error)
                 records.append(record)
                 self._iteration = record.iteration
@@ -133,7 +137,7 @@ class Reader:
 
     def _warn(self, index: int, error: Exception) -> None:
         if not self._warned:
-            log.warning("%s, line %d is not a record and is ignored: %s", self._path.name, index + 1, error)
+            log.warning(_IGNORED, self._path.name, index + 1, error)
         self._warned = True
 
     def find(self, index: int) -> Position:
@@ -152,6 +156,18 @@ def count(path: Path) -> int:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b""))
     except FileNotFoundError:
         return 0
+
+
+def is_after(mode: str, at: int, *, iteration: int, last_validation: int) -> bool:
+    """Return whether a run that continues at a position makes a record again.
+
+    Args:
+        mode: of the record.
+        at: its iteration.
+        iteration: of the position.
+        last_validation: iteration of the last validation before the position.
+    """
+    return at > iteration or (at == iteration and (mode == "test" or (mode == "val" and last_validation < iteration)))
 
 
 def read_all(path: Path) -> Iterator[Record]:
@@ -176,7 +192,7 @@ def read_some(path: Path, most: int) -> list[Record]:
     """Return evenly spread records of a log of any length: of each kind `most` / 2 to `most`, and the last one.
 
     Records of one kind have the same mode and begin with the same name. The index of a record counts those returned.
-    Takes about 2 s for a million records.
+    The first line that is not a record is a warning. Takes about 2 s for a million records.
     """
     kinds: defaultdict[bytes, _Kind] = defaultdict(_Kind)
     try:
@@ -196,9 +212,14 @@ def read_some(path: Path, most: int) -> list[Record]:
                     kind.kept, kind.step = kind.kept[::2], kind.step * 2
             kind.seen += 1
     records: list[Record] = []
-    for _, line in sorted({line for kind in kinds.values() for line in (*kind.kept, kind.last)}):
-        with suppress(Exception):  # edited by a user
+    is_first = True
+    for at, line in sorted({line for kind in kinds.values() for line in (*kind.kept, kind.last)}):
+        try:
             records.append(_parse(line, len(records), records[-1].iteration if records else 0))
+        except Exception as error:  # edited by a user, or damaged
+            if is_first:
+                log.warning(_IGNORED, path.name, at + 1, error)
+            is_first = False
     return records
 
 

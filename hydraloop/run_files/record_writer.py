@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from hydraloop.run_files.record_log import NONFINITE, OBJECTS, STAMP
+from hydraloop.run_files.record_log import NONFINITE, OBJECTS, STAMP, count
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,10 @@ class RecordLog:
         """Why the file could not be written, the last time."""
         self._missing: list[int] = []
         """Number of records that were dropped, their first and their last iteration; empty without dropped records."""
+        self.written = 0
+        """Number of records in the file, with those that wait and those that were dropped."""
+        with suppress(OSError):
+            self.written = count(path)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a record with the time, after those that could not be written before.
@@ -53,22 +57,28 @@ class RecordLog:
         line = as_json(record).encode() + b"\n"
         self._waiting.append((record.get("iteration", 0), line))
         self._size += len(line)
+        self.written += 1
         while self._size > KEPT:
             self._drop_oldest()
         self._write()
 
     def close(self) -> None:
-        """Write the records that were kept, log how many are missing if that fails, and close the file."""
+        """Write the records that were kept, log how many are missing if that fails, and close the file.
+
+        A later record opens it again.
+        """
         if self._waiting:
             self._write()
         while self._waiting:
             self._drop_oldest()
         if self._missing:
-            count, first, last = self._missing
+            number, first, last = self._missing
             text = "%s lacks %d record%s of the iterations %s to %s: %s"
-            log.warning(text, self._path.name, count, "s" if count > 1 else "", first, last, self._problem)
+            log.warning(text, self._path.name, number, "s" if number > 1 else "", first, last, self._problem)
+            self._missing = []
         if self._file is not None:
             self._file.close()
+            self._file = None
 
     def _drop_oldest(self) -> None:
         iteration, line = self._waiting.popleft()

@@ -6,11 +6,13 @@ import json
 import logging
 import math
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -278,6 +280,64 @@ def test_a_resumed_run_takes_out_what_it_does_again(
     assert positions("metrics.cut_1.jsonl") == again
 
 
+_MOMENTS = (
+    "after_train_iter",
+    "before_val_epoch",
+    "after_val_epoch",
+    "after_train_epoch",
+    "before_test_epoch",
+    "after_run",
+)
+
+
+def _kept_at(moment: str) -> Hook:
+    """Make a hook that writes a checkpoint, each time between a record of the present and one of the future."""
+
+    def save(engine: Engine) -> None:
+        at_ = engine.progress.iteration
+        engine.log_record({"mode": "test", "iteration": at_, "own": 1})
+        engine.save_checkpoint(engine.run_dir / "checkpoints" / f"{moment}_{at_}.pth")
+        engine.log_record({"mode": "train", "iteration": at_ + 1, "own": 2})
+
+    return at(moment, save, nth=0)
+
+
+@pytest.mark.parametrize("moment", _MOMENTS)
+def test_the_records_that_the_log_of_a_resumed_run_lacks_are_counted(
+    moment: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At whatever moment the checkpoint was written; in an intact log, nothing is missing."""
+    run = tmp_path / "run"
+    _with(
+        _engine(run, LoggerHook(interval=5)), checkpoint=CheckpointHook(save_best="loss"), own=_kept_at(moment)
+    ).train()
+    checkpoints = sorted((run / "checkpoints").glob("*.pth"))
+    assert len(checkpoints) >= 4
+    for checkpoint in checkpoints:
+        for lost in (0, 1, 2):
+            copy = tmp_path / f"{checkpoint.stem}_{lost}"
+            shutil.copytree(run, copy)
+            lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+            there = torch.load(checkpoint, weights_only=True)["meta"]["records"]
+            lost = min(lost, there)
+            (copy / "metrics.jsonl").write_bytes(b"".join(lines[lost:]))
+            caplog.clear()
+            resumed = _engine(copy, LoggerHook(interval=5), settings={"resume": copy / "checkpoints" / checkpoint.name})
+            _with(resumed, checkpoint=CheckpointHook(save_best="loss")).train()
+            lacks = [record.getMessage() for record in caplog.records if "lacks" in record.getMessage()]
+            iteration = torch.load(checkpoint, weights_only=True)["progress"]["iteration"]
+            text = f"metrics.jsonl lacks {lost} of the {there} records up to iteration {iteration}: "
+            assert lacks == ([f"{text}lines are missing or damaged"] if lost else []), (checkpoint.name, lines)
+
+
+def test_a_copy_of_a_checkpoint_has_no_earlier_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _with(_engine(tmp_path / "run", LoggerHook(interval=5)), checkpoint=CheckpointHook()).train()
+    copy = shutil.copy(tmp_path / "run" / "checkpoints" / "epoch_1.pth", tmp_path / "copy.pth")
+    resumed = _engine(tmp_path / "new", LoggerHook(interval=5), settings={"resume": Path(copy)})
+    _with(resumed, checkpoint=CheckpointHook()).train()
+    assert "lacks" not in caplog.text
+
+
 def test_an_attempt_that_fails_before_it_trains_takes_nothing_out(tmp_path: Path) -> None:
     _with(_engine(tmp_path, LoggerHook(interval=5)), checkpoint=CheckpointHook()).train()
     before = (tmp_path / "metrics.jsonl").read_bytes()
@@ -409,9 +469,9 @@ def test_nothing_takes_the_place_of_where_a_record_belongs(kind: str, name: str,
 def test_a_record_before_or_after_everything_leaves_no_file_open(point: str, tmp_path: Path) -> None:
     priority = 0 if point == "before_run" else 100
     early_or_late = at(point, lambda engine: engine.log_record({"mode": point, "x": 1}), priority=priority)
-    engine = _with(_engine(tmp_path, logger := LoggerHook(interval=7)), reporting=early_or_late)
+    engine = _with(_engine(tmp_path, LoggerHook(interval=7)), reporting=early_or_late)
     engine.train()
-    assert logger._file is None
+    assert str(tmp_path / "metrics.jsonl") not in [file.path for file in psutil.Process().open_files()]
     records = _lines(tmp_path)
     assert len(records) == 6
     # A record without a position gets the current one, as its first entries.
@@ -496,8 +556,8 @@ def test_the_file_is_closed_after_an_error(tmp_path: Path) -> None:
         def after_val(self, engine: Engine) -> None:
             raise RuntimeError("no")
 
-    engine = _engine(tmp_path, logger := LoggerHook(interval=7))
+    engine = _engine(tmp_path, LoggerHook(interval=7))
     with pytest.raises(RuntimeError, match="no"):
         _with(engine, failing=Failing()).train()
-    assert logger._file is None
+    assert str(tmp_path / "metrics.jsonl") not in [file.path for file in psutil.Process().open_files()]
     assert len(_lines(tmp_path)) == 2

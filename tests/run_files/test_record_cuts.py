@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,40 @@ def test_a_torn_line_is_no_record(tmp_path: Path) -> None:
         file.write('{"mode": "train"')
     assert cut_after(path, iteration=20, last_validation=0) is None
     assert _left(path) == _RUN[:2]
+
+
+def _zeroed(data: bytes) -> bytes:
+    lines = data.splitlines(keepends=True)
+    return b"".join([lines[0], b"\0" * (len(lines[1]) - 1) + b"\n", *lines[2:]])
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost"),
+    [
+        (lambda data: data, 0),
+        (lambda data: data + b'{"mode": "tr', 0),  # the line in which the run was killed
+        (lambda data: data[: data.rindex(b'{"mode": "val", "epoch": 1, "iteration": 40')], 0),  # after the checkpoint
+        (lambda data: data[: len(data) // 2], 1),
+        (lambda data: data[:20], 4),
+        (lambda data: b"", 4),
+        (_zeroed, 1),
+        (lambda data: data[: data.index(b"\n")] + data[data.index(b"\n") + 1 :], 2),  # two lines became one
+        (lambda data: data[data.index(b"\n") + 1 :], 1),
+        (lambda data: b"\0" * len(data), 4),
+        (lambda data: data.replace(b'"iteration": 20', b'"iteration"~ 20'), 2),
+        (lambda data: data.replace(b'"val", "epoch": 1, "iteration": 20', b'"val", "epoch": 1, "iteration": 90'), 2),
+    ],
+)
+def test_missing_and_damaged_records_are_counted(
+    damage: Callable[[bytes], bytes], lost: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint was written in iteration 30, when the log had four records."""
+    path = _write(tmp_path, _RUN)
+    path.write_bytes(damage(path.read_bytes()))
+    cut_after(path, iteration=30, last_validation=20, written=4)
+    found = [record.getMessage() for record in caplog.records if "lacks" in record.getMessage()]
+    wanted = f"metrics.jsonl lacks {lost} of the 4 records up to iteration 30: lines are missing or damaged"
+    assert found == ([wanted] if lost else [])
 
 
 def test_no_log_no_cut(tmp_path: Path) -> None:

@@ -179,3 +179,11 @@ def test_evenly_spread_records_of_each_kind_are_read(tmp_path: Path) -> None:
     assert found == {"train/loss": spread, "train/weight_norm": spread, "val/loss": [7, 507]}
     assert [record.index for record in records] == [*range(len(records))]
     assert read_some(tmp_path / "none.jsonl", 10) == []
+
+
+def test_damaged_lines_are_left_out_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = ['{"mode": "train", "iteration": 1}', "\0" * 30, '{"mode": "train", "iteration"; 3}', '{"iteration": 4}']
+    (tmp_path / "m.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert [record.iteration for record in read_some(tmp_path / "m.jsonl", 10)] == [1, 4]
+    assert [record.getMessage()[:41] for record in caplog.records] == ["m.jsonl, line 2 is not a record and is ig"]
+    assert [record.is_damaged for record in read_all(tmp_path / "m.jsonl")] == [False, True, True, False]

@@ -86,9 +86,11 @@ def test_a_last_try_is_made_at_the_end(tmp_path: Path, caplog: pytest.LogCapture
     log = RecordLog(tmp_path / "m.jsonl")
     with limited(0):
         put(log, 1, 2)
+        assert log.written == 2, "records that wait count, for a checkpoint that is written meanwhile"
     log.close()
     assert iterations(tmp_path / "m.jsonl") == [1, 2]
     assert len(messages(caplog)) == 1
+    assert RecordLog(tmp_path / "m.jsonl").written == 2
 
 
 def test_a_folder_that_is_not_there_for_a_while(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ meta        experiment_name, time, versions, git, seed, the config as YAML, the 
             optimizer: its class; with several optimizers, {name: class};
             hyperparameters: the numbers of each parameter group of all optimizers, before any schedule;
             groups: the optimizer of each parameter group, and the names of its parameters in the model;
+            records: the number of lines that `metrics.jsonl` had at this position, with the `logger` hook;
             given: the keys of finished objects from Python; changes_evaluation: of hooks among them that metrics need;
             averaged_weights: the name of the hook that has them, if one does;
             published_from: in a published file, the name of its checkpoint

@@ -141,7 +141,7 @@ def _engine(
 
 def _last(run_dir: Path) -> dict[str, Any]:
     checkpoint: dict[str, Any] = torch.load(run_dir / "checkpoints" / f"iter_{EPOCHS * STEPS}.pth", weights_only=True)
-    del checkpoint["meta"]["time"], checkpoint["hooks"]["checkpoint"]
+    del checkpoint["meta"]["time"], checkpoint["meta"]["records"], checkpoint["hooks"]["checkpoint"]
     return checkpoint
 
 
