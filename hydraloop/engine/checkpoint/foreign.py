@@ -15,8 +15,8 @@ from hydraloop.errors import UserError
 
 _STATE_DICTS = ("state_dict", "model", "model_state_dict")
 """Entries that contain the weights; the first one counts."""
-_WRAPPERS = ("module.", "_orig_mod.", "module.")
-"""What DDP and torch.compile put before each name; either may be the outer one."""
+_WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+"""Parts that DDP, torch.compile, checkpointing and FSDP add to names, around the model or any of its modules."""
 _WITH_TUPLES = ("numpy.", "functools.partial")
 """Beginnings of the names of classes whose objects have a tuple as their state."""
 
@@ -55,7 +55,7 @@ class _Stateful:
 
 
 def find_weights(checkpoint: Mapping[str, Any], own: Collection[str], path: Path, key: str) -> dict[str, Any]:
-    """Return the weights under `state_dict`, named without the wrappers of DDP and torch.compile.
+    """Return the weights under `state_dict`, named without the wrappers of DDP, torch.compile, checkpointing and FSDP.
 
     Other entries are kept if there is a `meta`, which says whether there are averaged weights.
 
@@ -80,7 +80,22 @@ def find_weights(checkpoint: Mapping[str, Any], own: Collection[str], path: Path
             key=key,
             remedy="Save the state dict alone with torch.save(model.state_dict(), path) and load that.",
         )
-    for wrapper in _WRAPPERS:
-        if all(name.startswith(wrapper) for name in state) and not any(name.startswith(wrapper) for name in own):
-            state = {name.removeprefix(wrapper): value for name, value in state.items()}
+    found_names = _names_in(own, state)
+    if len({*found_names.values()}) == len(state):  # otherwise the parts are no wrappers
+        state = {found_names[name]: value for name, value in state.items()}
     return {**(checkpoint if isinstance(checkpoint.get("meta"), Mapping) else {}), "state_dict": state}
+
+
+def _names_in(own: Collection[str], names: Collection[str]) -> dict[str, str]:
+    """Return the name in the model, or without wrappers, for each name in a file. A module may be called `module`."""
+    of_model = {_without_wrappers(name): name for name in own}
+    may_strip = of_model.keys() == {*own}  # no name in the model has such a part
+    found = {}
+    for name in names:
+        stripped = _without_wrappers(name)
+        found[name] = name if name in own else of_model.get(stripped, stripped if may_strip else name)
+    return found
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -301,6 +301,11 @@ FOREIGN: dict[str, Callable[[], Any]] = {
     "plain": lambda: _filled(2.0),
     "ddp": lambda: {f"module.{name}": value for name, value in _filled(2.0).items()},
     "compile and ddp": lambda: {f"_orig_mod.module.{name}": value for name, value in _filled(2.0).items()},
+    "blocks": lambda: {name.replace(".", "._orig_mod.", 1): value for name, value in _filled(2.0).items()},
+    "checkpointed blocks in ddp": lambda: {
+        f"module.{name.replace('.', '._checkpoint_wrapped_module._orig_mod.', 1)}": value
+        for name, value in _filled(2.0).items()
+    },
     "a list as meta": lambda: {"state_dict": _filled(2.0), "meta": ["x"]},
     "ddp and compile": lambda: {"model": {f"module._orig_mod.{name}": value for name, value in _filled(2.0).items()}},
     "with the epoch": lambda: {"epoch": 3, "model_state_dict": _filled(2.0), "args": _History()},
@@ -324,6 +329,13 @@ def test_wrappers_that_the_model_has_itself_stay(tmp_path: Path) -> None:
     path = _saved(tmp_path / "a.pth", {name: torch.full_like(value, 3.0) for name, value in model.state_dict().items()})
     make_engine(tmp_path, task=task, load_from=path)
     assert model["module"].weight.item() == 3.0
+
+
+def test_wrappers_around_a_module_of_that_name(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.ModuleDict({"module": nn.Linear(1, 1)}))
+    state = {f"module.{name}": torch.full_like(value, 3.0) for name, value in model.state_dict().items()}
+    initialise(model, _saved(tmp_path / "a.pth", state))
+    assert model[0]["module"].weight.item() == 3.0
 
 
 @pytest.mark.parametrize("content", [{"epoch": 3, "net": {"a": torch.ones(1)}}, {"state_dict": {}}, {"a": _History()}])
