@@ -66,7 +66,6 @@ class Settings:
     benchmark: bool | None = None
     allow_nan: bool = False
     device: str = "auto"
-    peak_tflops: float | None = None
     prefetch: bool = True
     channels_last: bool = False
     """Whether images are stored channels last on the device."""

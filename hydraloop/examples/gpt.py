@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -97,21 +96,6 @@ class GPT(nn.Module):
         for block in self.blocks:
             features = block(features)
         return functional.linear(self.norm(features), self.token_embedding.weight)
-
-    def flops(self, tokens_shape: Sequence[int]) -> int:
-        """Return the floating-point operations of the matrix products of a training iteration on tokens `[N, T]`.
-
-        With L layers of width d and V tokens, it is `3 N T (24 L d^2 + 2 d V + 4 L T d)`: 2 operations for each weight
-        and token, 2 T d for the scores and 2 T d for the values of a token, and backward takes twice as many as
-        forward. That is `6 P + 12 L T d` per token with P multiplied weights (all but positions and norms). To be
-        comparable, scores that the causal mask drops are counted, and recomputed activations are not.
-
-        Source: A. Chowdhery et al., PaLM, 2022, appendix B; J. Kaplan et al., Scaling Laws, 2020, section 2.1.
-        """
-        samples, length = tokens_shape
-        weights = 12 * self.layers * self.width**2 + self.width * self.vocab_size
-        attention = 2 * self.layers * length * self.width
-        return 3 * 2 * (weights + attention) * samples * length
 
     @torch.no_grad()
     def generate(

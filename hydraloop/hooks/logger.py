@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from hydraloop.engine.device.peak_flops import peak_tflops
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
@@ -38,9 +37,7 @@ class LoggerHook(Hook):
     includes the current one; `iteration` counts the completed ones. `samples_per_second` is the number of samples of
     all ranks in the iterations since the last record, divided by the time that these iterations took (`time` times
     their number). `memory` is the peak on rank 0 until now: memory allocated by torch on an accelerator, otherwise
-    memory of the process. `mfu` (0 .. 1) is the share of the device's peak (`engine.peak_tflops`) that the model's
-    operations on the last batch use in the mean time; it needs a task that counts them (`Task.flops`). `skipped` is the
-    number of optimizer steps that fp16 has skipped, if any.
+    memory of the process. `skipped` is the number of optimizer steps that fp16 has skipped, if any.
 
     Each of these records is a line of a table in the terminal. The header is repeated every 20 lines and when there is
     a new column. Columns that do not fit into the terminal are left out, and the header then ends with `…`. A
@@ -129,7 +126,7 @@ class LoggerHook(Hook):
                 progress = engine.progress
                 iterations = progress.iteration - self._iterations_at_record
                 samples = (progress.samples - self._samples_at_record) / iterations
-                self._put(engine, _train_record(engine, means, batch, samples))
+                self._put(engine, _train_record(engine, means, samples))
             self._begin_record(engine)
             engine.loss_check.check_record(means)
 
@@ -222,12 +219,11 @@ def _is_own(checkpoint: Path, run_dir: Path) -> bool:
     return folder.is_relative_to(run_dir.resolve()) or folder in map(Path.resolve, checkpoint_folders(run_dir))
 
 
-def _train_record(engine: Engine, means: dict[str, float], batch: Any, samples: float) -> dict[str, Any]:
+def _train_record(engine: Engine, means: dict[str, float], samples: float) -> dict[str, Any]:
     """Return a record of training.
 
     Args:
         means: the scalars of the record.
-        batch: the last one.
         samples: of all ranks in an iteration, the mean.
     """
     read = engine.messages.read
@@ -240,11 +236,6 @@ def _train_record(engine: Engine, means: dict[str, float], batch: Any, samples: 
     if "time" in record:
         record["samples_per_second"] = samples / record["time"]
     record["memory"] = peak_memory(engine.device)
-    has_peak = engine.settings.peak_tflops is not None or engine.device.type != "cpu"
-    if has_peak and "time" in record and (flops := engine.task.flops(batch)) is not None:
-        peak = engine.settings.peak_tflops or peak_tflops(engine.device, engine.precision.name)
-        if peak is not None:
-            record["mfu"] = flops / (record["time"] * peak * 1e12)
     if engine.precision.skipped:
         record["skipped"] = engine.precision.skipped
     losses = {name: value for name, value in means.items() if "loss" in name}

@@ -15,13 +15,12 @@ MOST = 60
 """Charts of a page. More of them are named."""
 _LEFT_OUT = frozenset({"perf/eta", "perf/skipped", "train/momentum", "perf/data_time", "perf/time"})
 _FIRST = ("loss", "accuracy")
-_LAST = ("lr", "grad_norm", "samples_per_second", "memory", "mfu")
+_LAST = ("lr", "grad_norm", "samples_per_second", "memory")
 _TITLES = {
     "lr": "Learning rate",
     "grad_norm": "Gradient norm",
     "samples_per_second": "Throughput [samples/s]",
     "memory": "Peak memory [MiB]",
-    "mfu": "Share of the device's peak (mfu)",
 }
 ACCENT, QUIET = "#e8590c", "#868e96"
 """Colors of the best curve and of the others, on light and on dark pages."""

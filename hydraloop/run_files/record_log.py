@@ -25,7 +25,7 @@ NONFINITE = "nonfinite"
 """The entry with the names of values that are null because JSON has no NaN and infinity."""
 OBJECTS = "objects"
 """The entry with the files that a record announces: `[{"kind": "image", "name": "predictions", "path": "media/…"}]`."""
-_PERFORMANCE = frozenset({"eta", "time", "data_time", "samples_per_second", "memory", "mfu", "skipped"})
+_PERFORMANCE = frozenset({"eta", "time", "data_time", "samples_per_second", "memory", "skipped"})
 """Values of the logger's training records that describe the speed, not the model."""
 _CHUNK = 1 << 16
 _BATCH = 1000

@@ -85,6 +85,3 @@ class EngineConf:
     prefetch: bool = True
     """Whether to copy the next batch to the accelerator during the current iteration, which hides the copy. No effect
     on a CPU or with `data.loader.num_workers=0`."""
-    peak_tflops: Optional[float] = None
-    """Peak performance of the device in 10^12 floating-point operations per second, for `mfu` in the records. Null:
-    from a table of GPUs; without an entry there is no `mfu`."""

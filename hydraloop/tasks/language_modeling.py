@@ -42,11 +42,6 @@ class LanguageModeling(Task):
         loss = self._total(logits, targets)
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits, TARGETS: targets}
 
-    def flops(self, batch: Any) -> int | None:
-        """Return what the model's `flops(shape of tokens [N, T])` returns; None if it has none. No host sync."""
-        flops = getattr(self.model, "flops", None)
-        return None if flops is None else int(flops(_tokens_and_targets(batch)[0].shape))
-
     def call_model(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the logits `[N, T, V]` of tokens `[N, T]`.
 

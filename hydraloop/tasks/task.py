@@ -180,13 +180,6 @@ class Task(nn.Module):
             return shape[0]
         return samples_in(batch, type(self).__name__)
 
-    def flops(self, batch: Any) -> int | None:
-        """Return the floating-point operations of an iteration on a batch, including backward; None: not known.
-
-        `mfu` in the records is computed from it. No host sync.
-        """
-        return None
-
     # Evaluation, in eval mode and without gradients. ------------------------------------------------------------------
 
     @property

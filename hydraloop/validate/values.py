@@ -30,7 +30,7 @@ AT_LEAST = {
     "sweep.rung": (1, "Use 1 or more validations."),
 }
 """By key: the lowest value, and the fix. Null is always accepted."""
-ABOVE_0 = ("engine.peak_tflops", "distributed.timeout", "distributed.train_timeout", "distributed.bucket_cap_mb")
+ABOVE_0 = ("distributed.timeout", "distributed.train_timeout", "distributed.bucket_cap_mb")
 """Null is accepted, except for `distributed.timeout`."""
 CHOICES = {
     "distributed.strategy": STRATEGIES,

@@ -12,7 +12,7 @@ import torch
 from hydraloop.engine.checkpoint.format import load
 from tests.e2e.projects import Run
 
-_TIMES = {"time", "data_time", "samples_per_second", "memory", "eta", "timestamp", "mfu"}
+_TIMES = {"time", "data_time", "samples_per_second", "memory", "eta", "timestamp"}
 
 
 def differences(one: Run, other: Run) -> list[str]:

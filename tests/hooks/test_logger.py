@@ -533,24 +533,6 @@ def test_other_ranks_take_part_and_write_nothing(tmp_path: Path) -> None:
     assert main[1][0]["samples_per_second"] == pytest.approx(2 * 4 / main[1][0]["time"]), "those of both ranks"
 
 
-class Counted(Task):
-    """A task that counts a million operations a sample."""
-
-    def flops(self, batch: Any) -> int:
-        return 10**6 * len(batch[0])
-
-
-def test_utilisation_is_operations_by_time_and_peak(tmp_path: Path) -> None:
-    for name, task, peak, there in (("a", Counted, 0.5, True), ("b", Task, 0.5, False), ("c", Counted, None, False)):
-        (folder := tmp_path / name).mkdir()
-        engine = _engine(folder, LoggerHook(interval=7), task=task, settings={"peak_tflops": peak})
-        engine.train()
-        record = _lines(folder)[0]
-        assert ("mfu" in record) is there  # the peak of a CPU is not known
-        if there:
-            assert record["mfu"] == pytest.approx(4 * 10**6 / (record["time"] * 0.5e12))
-
-
 def test_the_file_is_closed_after_an_error(tmp_path: Path) -> None:
     class Failing(Hook):
         def after_val(self, engine: Engine) -> None:

@@ -117,13 +117,6 @@ def test_samples_are_sequences() -> None:
     assert task().num_samples(batch(7, 2)) == 7
 
 
-def test_flops_are_the_models() -> None:
-    model = GPT(context=8, layers=1, width=16, heads=2)
-    given = torch.zeros(3, 8, dtype=torch.int64)
-    assert LanguageModeling(model).flops((given, given)) == model.flops((3, 8)) > 0
-    assert task().flops((given, given)) is None
-
-
 def test_tokens_alone_are_their_own_targets() -> None:
     made, pair = task(), task()
     text = torch.randint(5, (2, 7), generator=torch.Generator().manual_seed(0))
@@ -131,8 +124,6 @@ def test_tokens_alone_are_their_own_targets() -> None:
     for given in (text, [text]):
         assert made(given)["loss"] == expected
         assert made.num_samples(given) == 2
-    model = GPT(context=6, layers=1, width=16, heads=2)
-    assert LanguageModeling(model).flops(text) == model.flops((2, 6))
 
 
 # Evaluation. ---------------------------------------------------------------------------------------------------------
@@ -227,7 +218,6 @@ def test_no_iteration_waits_for_the_device() -> None:
     with HostSyncs() as syncs:
         made(batch(ignored=[]))
         made.evaluate(batch(ignored=[]))
-        made.flops(batch())
     assert syncs.count == 0
 
 

@@ -21,7 +21,7 @@ PLAIN = frozenset({float, int, str, bool, type(None)})
 RESERVED = (*POSITION, OBJECTS, NONFINITE, STAMP)
 """Names that no value of a record may have."""
 NUMBERS = (
-    *("loss", "grad_norm", "lr", "momentum", "eta", "time", "data_time", "samples_per_second", "memory", "mfu"),
+    *("loss", "grad_norm", "lr", "momentum", "eta", "time", "data_time", "samples_per_second", "memory"),
     "skipped",
 )
 """Names of the numbers that the engine and its hooks put into the records of training."""

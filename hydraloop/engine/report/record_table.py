@@ -20,7 +20,6 @@ _MEASURES: dict[str, tuple[str, int, Callable[[Any], str]]] = {
     "data_time": ("data", 7, duration),
     "samples_per_second": ("samples/s", 9, rate),
     "memory": ("memory", 7, lambda value: f"{value:.0f}MiB" if value < 10_000 else f"{value / 1024:.1f}GiB"),
-    "mfu": ("mfu", 5, lambda value: f"{value:.1%}"),
     "skipped": ("skipped", 7, str),
 }
 """By entry: header, width and format of the columns that every training can have, in their order."""
