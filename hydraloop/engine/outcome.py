@@ -14,7 +14,7 @@ from typing import Any, Literal
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
-from hydraloop.engine.device.seeding import cudnn_benchmark, with_states
+from hydraloop.engine.device.seeding import with_states
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.evaluation.sanity_step import check_validation
 from hydraloop.engine.loaders import end_workers
@@ -132,8 +132,7 @@ class Outcome:
         run = self._run
         self._begin(records_code=trains)
         try:
-            kernels = cudnn_benchmark(run.settings.benchmark)
-            with kernels, self._own_generators(), run.precision.active(), self.closing("after_run"):
+            with self._own_generators(), run.precision.active(), self.closing("after_run"):
                 try:
                     with self._failing():  # on_exception is called before `result.json` is written
                         check_validation(run, self._batches.loaders, self._evaluator)

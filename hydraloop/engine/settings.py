@@ -63,7 +63,6 @@ class Settings:
     max_time: Any = None
     requeue_after: Any = None
     pause_after: int | None = None
-    benchmark: bool | None = None
     allow_nan: bool = False
     device: str = "auto"
     prefetch: bool = True

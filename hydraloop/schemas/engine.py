@@ -54,10 +54,6 @@ class EngineConf:
     deterministic: bool = False
     """Whether to reject nondeterministic kernels (`torch.use_deterministic_algorithms`). False: they are often faster.
     True also sets CUBLAS_WORKSPACE_CONFIG=:4096:8 for CUDA, unless it is set."""
-    benchmark: Optional[bool] = None
-    """Whether cuDNN tries several algorithms for each new input shape and uses the fastest one
-    (`torch.backends.cudnn.benchmark`). True is faster for convolutions whose inputs have a fixed size, but runs may
-    differ in the last bits. Null: the process keeps its setting; torch's default is false."""
     allow_nan: bool = False
     """Whether training continues when its loss or a weight is NaN or infinite. False: the run fails, because training
     does not recover from it. The loss is checked at each record, before a checkpoint is written and at the end; the

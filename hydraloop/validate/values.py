@@ -60,12 +60,6 @@ def check_values(cfg: DictConfig) -> None:
             )
     for name in ("max_time", "requeue_after"):
         seconds_of(cfg.engine[name], f"engine.{name}")
-    if cfg.engine.deterministic and cfg.engine.benchmark:
-        raise UserError(
-            "it selects algorithms by their time, so runs differ, which engine.deterministic=true shall prevent",
-            key="engine.benchmark",
-            remedy=Remedy("Leave one of the two out.", leave_out=["engine.benchmark"]),
-        )
     for name in cfg.secrets:
         if not _SECRET.fullmatch(str(name)):
             text = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."

@@ -99,7 +99,7 @@ def test_both_hooks_train_in_one_run(both_hooks: tuple[Project, Done, Done]) -> 
 
 
 def test_a_run_with_a_time_limit_ends_well_and_can_be_continued(project: Project) -> None:
-    limits = ["engine.limit_train_batches=3", "engine.limit_val_batches=0.5", "engine.benchmark=true"]
+    limits = ["engine.limit_train_batches=3", "engine.limit_val_batches=0.5"]
     done = project.train(*limits, "engine.max_epochs=100000", "engine.max_time=0.3")
     assert done.code == 0, done.text
     assert "stopping: engine.max_time=0.3" in done.text

@@ -1,4 +1,4 @@
-"""Limits of a run: batches of a loader (`limit_…_batches`) and time (`max_time`). And cuDNN's benchmark."""
+"""Limits of a run: batches of a loader (`limit_…_batches`) and time (`max_time`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import assert_same, dataset, network
-from tests.helpers import EngineWithNeededHooks, at, batches, differences, make_engine
+from tests.helpers import EngineWithNeededHooks, batches, differences, make_engine
 from tests.ranks import on_ranks
 
 # Batches. ------------------------------------------------------------------------------------------------------------
@@ -257,16 +257,3 @@ def test_the_time_is_that_of_each_training(tmp_path: Path, monkeypatch: pytest.M
     engine = make_engine(tmp_path, max_time=1000)
     assert engine.train().status == "finished"
     assert engine.requests._deadline == 1100
-
-
-# cuDNN. --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wanted", [True, False, None])
-def test_cudnn_benchmarks_during_the_run(tmp_path: Path, wanted: bool | None) -> None:
-    before = torch.backends.cudnn.benchmark
-    seen: list[bool] = []
-    look = at("before_train_iter", lambda engine: seen.append(torch.backends.cudnn.benchmark))
-    make_engine(tmp_path, {"look": look}, benchmark=wanted).train()
-    assert seen == [before if wanted is None else wanted]
-    assert torch.backends.cudnn.benchmark is before

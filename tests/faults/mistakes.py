@@ -100,7 +100,7 @@ KINDS: dict[str, Callable[[Words, random.Random], Words | None]] = {
     "colon or two =": _colon,
     "key without its section": _added("lr=0.1", "max_epochs=3", "batch_size=32", "num_workers=2", "accumulate=2"),
     "contradiction": _added("hooks=[ema] hooks.ema.priority=101", "resume=auto load_from=weights.pth",
-                            "engine.deterministic=true engine.benchmark=true", "distributed.strategy=fsdp2"),
+                            "distributed.strategy=fsdp2"),
 }  # fmt: skip
 """By name: a function of a valid line that plants the mistake; it returns None if the line has no place for it."""
 

@@ -41,17 +41,6 @@ def _default_threads() -> int:
     return torch.get_num_threads()
 
 
-@contextmanager
-def cudnn_benchmark(wanted: bool | None) -> Iterator[None]:
-    """Set `torch.backends.cudnn.benchmark` in the body, unless `wanted` is None."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before if wanted is None else wanted
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's (where it is imported) and torch's generators, all devices included."""
     random.seed(seed)
