@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
-from hydraloop.engine.distributed.fsdp import local, part_of, sharded_like
+from hydraloop.engine.distributed.fsdp import is_sharded, local, part_of, sharded_like
 from hydraloop.errors import UserError
+from hydraloop.hooks.ema.spectral_norm import find_vectors, vectors
 
 
 class AveragedTensors:
@@ -19,7 +21,8 @@ class AveragedTensors:
     finds replaced storages.
 
     Args:
-        buffers: also average floating-point buffers, and copy the others.
+        buffers: also average floating-point buffers. Integer and boolean buffers and those of parametrizations are
+            copied.
     """
 
     def __init__(self, *, buffers: bool) -> None:
@@ -30,6 +33,10 @@ class AveragedTensors:
         """The model's tensors by id, each of them once."""
         self._averages: dict[int, Tensor] = {}
         """By the id of the model's tensor, in the same order; empty before `start`."""
+        self._never_averaged: set[int] = set()
+        """Ids of the model's buffers that are copied, also if they are floating-point."""
+        self._normalised: nn.Module | None = None
+        """The model, if it has spectral norm."""
         # Lists of averages and of the model's values, grouped by the operation that updates them.
         self._of_same_dtype: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._of_narrow_dtype: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -40,6 +47,12 @@ class AveragedTensors:
         averaged = {id(parameter) for parameter in model.parameters()}
         if self._with_buffers:
             averaged.update(id(buffer) for buffer in model.buffers())
+            self._never_averaged = {id(buffer) for buffer in _of_parametrizations(model)}
+        if not any(map(is_sharded, model.parameters())):  # no rank has the whole weight
+            found = {id(vector) for vector in vectors(model)}
+            self._normalised = model if found else None
+            averaged |= found
+            self._never_averaged |= found
         state = model.state_dict(keep_vars=True)
         self._named = {key: tensor for key, tensor in state.items() if id(tensor) in averaged}
         self._tensors = {id(tensor): tensor for tensor in self._named.values()}
@@ -59,7 +72,7 @@ class AveragedTensors:
         for key, average in self._averages.items():
             # A detached view, made once: updating it needs no no_grad(), which takes longer than the rest of `update`.
             value = local(self._tensors[key])
-            if not _is_float(value):
+            if not _is_float(value) or key in self._never_averaged:
                 averages, values = self._copied
             elif average.dtype == value.dtype:
                 averages, values = self._of_same_dtype
@@ -82,7 +95,7 @@ class AveragedTensors:
         self._copy_others()
 
     def replace(self, formula: Callable[[Tensor, Tensor], Tensor | None]) -> None:
-        """Set every average to `formula(average, value)`; None: it has changed the average. Integers are copied."""
+        """Set every average to `formula(average, value)`; None: it has changed the average. Others are copied."""
         for averages, values in (self._of_same_dtype, self._of_narrow_dtype):
             for average, value in zip(averages, values, strict=True):
                 new = formula(average, value.to(average.dtype))
@@ -102,6 +115,8 @@ class AveragedTensors:
         own = [value.clone() for value in values]
         try:
             torch._foreach_copy_(values, list(self._averages.values()))
+            if self._normalised is not None:
+                find_vectors(self._normalised)
             yield
         finally:
             torch._foreach_copy_(values, own)
@@ -110,6 +125,9 @@ class AveragedTensors:
         """Return the averages (not copies) by state-dict key, sharded like the model; empty before `start`."""
         if not self._averages:
             return {}
+        if self._normalised is not None:
+            with self.swapped_in():  # the vectors of the averaged weights
+                self._copy_others()
         return {key: sharded_like(self._averages[id(tensor)], tensor) for key, tensor in self._named.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool, key: str) -> None:
@@ -133,6 +151,19 @@ class AveragedTensors:
         for name, tensor in self._named.items():
             if name in state:
                 self._averages[id(tensor)].copy_(part_of(state[name], tensor))
+
+
+def _of_parametrizations(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the buffers of parametrizations. They are no statistics: a mean of unit vectors is not a unit vector."""
+    for module in model.modules():
+        if isinstance(module, ParametrizationList):
+            yield from module.buffers()
+        # The older spectral_norm, and pruning: next to the parameter weight_orig are the buffers weight_u, weight_mask.
+        own = [name for name, _ in module.named_parameters(recurse=False)]
+        beginnings = tuple(name.removesuffix("orig") for name in own if name.endswith("_orig"))
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.startswith(beginnings):
+                yield buffer
 
 
 def _is_float(tensor: Tensor) -> bool:
