@@ -17,7 +17,7 @@ from hydraloop.processes import checks as launch_checks
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import Result
-from hydraloop.run_files.run_directory import holds_run
+from hydraloop.run_files.run_directory import SWEEP_FILES, holds_run
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.tracking.sweep_trackers import SweepTrackers
@@ -93,7 +93,7 @@ def _settle(draft: Draft, locks: ExitStack) -> tuple[Path, list[str]]:
     with hydra_config(cfg):
         directory = Path(cfg.hydra.sweep.dir)
     locks.enter_context(RunLock(directory, key=key))
-    if holds_run(directory) or any((directory / name).exists() for name in ("multirun.yaml", "sweep.json")):
+    if holds_run(directory) or any((directory / name).exists() for name in SWEEP_FILES):
         raise UserError(f"{directory} holds a run already", key=key, remedy="Name another directory.")
     others = [line for line in draft.overrides if line.lstrip("+").partition("=")[0] != key]
     return directory, [*others, f"{key}={_quoted(directory)}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hydraloop.errors import UserError, leave_out, missing_path
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.checkpoint_files import candidates, newest_intact
 from hydraloop.run_files.config_yaml import plain
-from hydraloop.run_files.run_directory import CONFIG, OUTPUTS, checkpoint_folders, run_of
+from hydraloop.run_files.run_directory import CONFIG, OUTPUTS, SWEEP_FILES, checkpoint_folders, config_file, run_of
 from hydraloop.safety.secrets import masked
 
 Start = tuple[Path | None, Path | None]
@@ -42,7 +43,7 @@ def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") 
     path = Path(wanted)
     found, checkpoint = run_of(path) if path.exists() else None, path
     if path.is_dir():
-        checkpoint = _newest(path)
+        checkpoint = _newest(found or path)
     elif not path.is_file():
         raise UserError(
             f"{wanted} is neither a run directory nor a checkpoint file",
@@ -101,9 +102,21 @@ def _auto(cfg: DictConfig, explicit: Path | None) -> Start:
 
 
 def _newest_first() -> list[Path]:
-    """Return run directories by date and time in their names, the newest first. The id is ignored."""
-    runs = [path.parent for path in OUTPUTS.glob(f"*/*/{RECORDS}")]
-    return sorted(runs, key=lambda path: (path.parent.name, path.name[:8], path.stat().st_mtime_ns), reverse=True)
+    """Return the runs below OUTPUTS, those first that were started or resumed last. Jobs of sweeps are left out."""
+    found: list[tuple[int, Path]] = []
+    seen: set[str] = set()
+    for folder, below, files in os.walk(OUTPUTS, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen or not set(SWEEP_FILES).isdisjoint(files):  # links may form a circle
+            below.clear()
+            continue
+        seen.add(real)
+        if RECORDS in below:
+            below.remove(RECORDS)
+            config = config_file(Path(folder))
+            if config is not None:
+                found.append((config.stat().st_mtime_ns, Path(folder)))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def _identity(cfg: Any) -> Any:

@@ -28,7 +28,9 @@ from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.projects import owns, remember
 
 OUTPUTS = Path("outputs")
-"""Runs of one job, as `outputs/<date>/<time>-<id>`."""
+"""Runs of one job, by default as `outputs/<date>/<time>-<id>`."""
+SWEEP_FILES = ("sweep.json", "multirun.yaml")
+"""Files in the folder of a sweep; the second one is of Hydra."""
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
 """In RECORDS."""
@@ -181,12 +183,13 @@ def owner(folder: Path) -> Path | None:
 def run_of(path: Path) -> Path | None:
     """Return the run directory of `resume=<path>`; None for a checkpoint that does not belong to a run.
 
-    The run of a checkpoint contains its folder, or is named in it (`out_dir`). Such a run must name the folder, too, or
-    have been deleted in a project of the user: the checkpoint may come from anywhere.
+    The run of a checkpoint contains its folder, or is named in it (`out_dir`). The folder itself stands for that run,
+    too. Such a run must name the folder, or have been deleted in a project of the user: the checkpoint may come from
+    anywhere.
     """
-    if path.is_dir():
+    folder = path.resolve() if path.is_dir() else path.resolve().parent
+    if path.is_dir() and (holds_run(path) or owner(folder) is None):
         return path
-    folder = path.resolve().parent
     if (folder.parent / RECORDS).exists():
         return folder.parent
     found = owner(folder)

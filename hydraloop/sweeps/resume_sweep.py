@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -135,6 +136,8 @@ def _newest(new: Description, draft: SweepDraft) -> Path:
 
 
 def _all() -> Iterator[SweepDirectory]:
-    for path in MULTIRUN.glob(f"*/*/{FILENAME}"):
-        with suppress(UserError):  # a damaged one
-            yield SweepDirectory.load(path.parent)
+    for folder, below, files in os.walk(MULTIRUN):
+        if FILENAME in files:
+            below.clear()  # the jobs
+            with suppress(UserError):  # a damaged one
+                yield SweepDirectory.load(Path(folder))

@@ -58,11 +58,40 @@ def test_auto_takes_the_newest_run_and_in_it_the_newest_complete_checkpoint() ->
     assert found == (newest, newest / "checkpoints" / "epoch_10.pth")
 
 
-def test_of_two_runs_of_one_second_the_id_decides_nothing() -> None:
-    newer = make_run("2026-01-02/10-00-00-000000", "epoch_1.pth")
-    older = make_run("2026-01-02/10-00-00-ffffff", "epoch_1.pth")
-    os.utime(older, (1000, 1000))
-    assert find(config(), None)[0] == newer
+def started(run_dir: Path, seconds: int) -> Path:
+    """Let a run have started at a time."""
+    for records in (run_dir / ".hydra", *attempts.folders(run_dir)[-1:]):
+        os.utime(records / "config.yaml", (seconds, seconds))
+    return run_dir
+
+
+NAMES = ("2026-01-01/10-00-00-aaaaaa", "first", "group/second", "a/b/c/d", "first/inside", "2026-01-01/zz")
+
+
+@pytest.mark.parametrize("newest", NAMES)
+def test_auto_takes_the_run_that_was_started_last_whatever_its_name_and_depth(newest: str) -> None:
+    runs = [started(make_run(name, "epoch_1.pth"), 1000) for name in NAMES]
+    wanted = started(runs[NAMES.index(newest)], 2000)
+    assert find(config(), None) == (wanted, wanted / "checkpoints" / "epoch_1.pth")
+
+
+def test_auto_takes_the_run_that_was_resumed_last() -> None:
+    older = started(make_run("first", "epoch_1.pth"), 1000)
+    started(make_run("second", "epoch_1.pth"), 2000)
+    attempt(older)
+    os.utime(attempts.folders(older)[-1] / "config.yaml", (3000, 3000))
+    assert find(config(), None)[0] == older
+
+
+def test_auto_finds_a_run_through_a_link_and_takes_no_job_of_a_sweep(tmp_path: Path) -> None:
+    job = make_run("sweep/0", "epoch_1.pth")
+    (job.parent / "sweep.json").write_text("{}")
+    with pytest.raises(UserError):
+        find(config(), None)
+    make_run("first", "epoch_1.pth").parent.joinpath("first").rename(tmp_path / "disk")
+    Path("outputs/linked").symlink_to(tmp_path / "disk")
+    Path("outputs/circle").symlink_to(tmp_path / "outputs")
+    assert find(config(), None)[0] == Path("outputs/linked")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +159,27 @@ def test_a_run_directory_and_a_checkpoint_file() -> None:
     assert (found[0].resolve(), found[1]) == (run_dir.resolve(), first)
 
 
+@pytest.mark.parametrize("name", ["first", "2026-01-01/10-00-00-aaaaaa"])
+def test_the_folder_of_the_checkpoints_stands_for_its_run(name: str, tmp_path: Path) -> None:
+    run_dir = make_run(name, "epoch_1.pth", "epoch_2.pth")
+    found = find(config(resume=str(run_dir / "checkpoints")), None)
+    assert (str(found[0]), str(found[1])) == (
+        str(run_dir.resolve()),
+        str(run_dir.resolve() / "checkpoints/epoch_2.pth"),
+    )
+    other = make_run("other", "epoch_1.pth", out_dir=tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "run_dir").write_text(f"{other}\n")
+    assert find(config(resume=str(tmp_path / "elsewhere")), None) == (other, tmp_path / "elsewhere" / "epoch_1.pth")
+
+
+def test_a_folder_of_checkpoints_without_a_run_is_one_message() -> None:
+    Path("alone/checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError) as caught:
+        find(config(resume="alone/checkpoints"), None)
+    assert caught.value.key == "resume"
+    assert "alone/checkpoints has no checkpoint" in caught.value.problem
+
+
 def test_a_checkpoint_outside_of_any_run_starts_a_new_directory() -> None:
     torch.save({}, "alone.pth")
     assert find(config(resume="alone.pth"), None) == (None, Path("alone.pth"))
@@ -176,7 +226,7 @@ def test_checkpoints_are_also_where_a_resumed_run_has_put_them(tmp_path: Path) -
     elsewhere.mkdir()
     torch.save({"format": 1}, elsewhere / "epoch_2.pth")
     assert find(config(), None)[1] == elsewhere / "epoch_2.pth"
-    other = make_run("2026-01-01/09-00-00-aaaaaa", "epoch_1.pth")
+    other = started(make_run("2026-01-01/09-00-00-aaaaaa", "epoch_1.pth"), 1000)
     (elsewhere / "run_dir").write_text(f"{other}\n")
     assert find(config(), None)[1] == run_dir / "checkpoints" / "epoch_1.pth"
 

@@ -24,15 +24,13 @@ from hydraloop.run_files.environment import shown
 from hydraloop.run_files.record_log import FILENAME as LOG
 from hydraloop.run_files.result import FILENAME as RESULT
 from hydraloop.run_files.result import PAUSE, Objective, Result
-from hydraloop.run_files.run_directory import config_file
+from hydraloop.run_files.run_directory import SWEEP_FILES, config_file
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps import sweep_description
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if PyYAML was built with libyaml
-_SWEEPS = (sweep_description.FILENAME, "multirun.yaml")
-"""Files in the folder of a sweep; the second one is of Hydra."""
 _DAY = 86_400.0
 MISSING = float("nan")
 """The value of a name that a run does not have: each comparison with it is false, except for `!=`."""
@@ -128,7 +126,7 @@ def find(folder: Path, *, in_sweep: bool = False) -> Iterator[Run]:
             started = [state for state in SweepDirectory.load(folder).current_states() if state.state != "queued"]
             yield from [_job(folder, state) for state in started]
             return
-    in_sweep |= not below.keys().isdisjoint(_SWEEPS)
+    in_sweep |= not below.keys().isdisjoint(SWEEP_FILES)
     if not below.keys().isdisjoint((RECORDS, RESULT, LOG)):
         yield _run(folder, in_sweep)
         return
