@@ -166,6 +166,11 @@ class Task(nn.Module):
             )
         self.logged[name] = value
 
+    @property
+    def counts_its_own_samples(self) -> bool:
+        """Whether the class overrides `num_samples`; the number of samples is then not that of the sampler."""
+        return type(self).num_samples is not Task.num_samples
+
     def num_samples(self, batch: Any) -> int:
         """Return the number of samples in a batch: the length of its first tensor that has dimensions.
 

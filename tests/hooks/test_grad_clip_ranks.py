@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,8 @@ def train(
     if poison is not None:
         hooks["poison"] = Poison(poison)
     task = Regression(model, nn.MSELoss())
-    engine_of(Path(run_dir), hooks, task=task, loaders=Loaders(batches), max_epochs=1, distributed=distributed).train()
+    options_of_run: dict[str, Any] = {"max_epochs": 1, "allow_nan": poison is not None, "distributed": distributed}
+    engine_of(Path(run_dir), hooks, task=task, loaders=Loaders(batches), **options_of_run).train()
     return norms.norms, {name: whole(value).detach().clone() for name, value in model.state_dict().items()}
 
 

@@ -102,6 +102,8 @@ class LossWeighting:
             drawn, self.samples_of_all = self._samples_at(batch_idx)
             if self.sizes_are_exact or drawn == 0:  # a filler has samples of other ranks
                 self.samples = drawn
+            elif self._ranks.world_size == 1:
+                self.samples_of_all = samples
 
     def weigh(self, loss: Tensor | SumAndCount) -> Tensor:
         """Return the loss to backpropagate.

@@ -70,6 +70,7 @@ class Stepper:
         """Begin to train, on every rank: forget the gradients and the open window of an earlier use."""
         if self._weighting is not None:
             exact = has_exact_sizes(self._batches.loaders.train) and not self._hooks_may_change_batches
+            exact = exact and not getattr(self._task, "counts_its_own_samples", True)
             self._weighting.sizes_are_exact = all(self._ranks.gather(exact))
         if self._all is not None:
             self._all.zero_grad(set_to_none=True)

@@ -288,3 +288,25 @@ def test_a_loss_that_cannot_be_trained_on_is_one_message(
     with pytest.raises(UserError, match=problem) as caught:
         make_engine(tmp_path, task=task, accumulate=accumulate).train()
     assert caught.value.key == "task"
+
+
+class Twos(Task):
+    """Two entries of dimension 0 are one sample."""
+
+    def num_samples(self, batch: Batch) -> int:
+        return (len(batch[0]) + 1) // 2
+
+
+def test_a_task_that_counts_its_own_samples_is_asked_for_them(tmp_path: Path) -> None:
+    """Also with a loader of which the sizes are known."""
+    train: Any = build_loader(Samples(), shuffle=False, batch_size=7)
+    task, model = Twos(tiny_task().model, nn.MSELoss()), tiny_task().model
+    engine = make_engine(tmp_path, train=train, task=task, accumulate=3, lr=0.1)
+    engine.train()
+    assert engine.progress.samples == 4 + 4 + 2
+    loss = sum(nn.functional.mse_loss(model(x), y) * ((len(x) + 1) // 2) for x, y in train) / 10
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    for found, start in zip(engine.model.parameters(), model.parameters(), strict=True):
+        assert start.grad is not None
+        torch.testing.assert_close(found, start.detach() - 0.1 * start.grad, rtol=0, atol=1e-6)
