@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hydraloop import platforms
 from hydraloop.commands.parser import COMMANDS, listing, summaries
+from hydraloop.run_files.output import replace_unencodable
 
 _PROGRAM = ("python", "-m", "hydraloop")
 
@@ -59,6 +60,7 @@ def _train(name: str) -> None:
 def main() -> None:
     """The command `hydraloop`, which is the same as `python -m hydraloop`."""
     platforms.check()
+    replace_unencodable()
     name = next(iter(sys.argv[1:]), "")
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of the command, or the working directory

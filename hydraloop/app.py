@@ -30,6 +30,7 @@ from hydraloop.processes.failure import Requeue
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import remember_config
+from hydraloop.run_files.output import replace_unencodable
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.sweeps import planning
 from hydraloop.sweeps.planning import SweepDraft
@@ -60,6 +61,7 @@ def main(
         hydra_sections: whether config files may set all options of Hydra. By default, the others must be typed.
     """
     platforms.check()
+    replace_unencodable()
     folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
     gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run
     ALLOWLIST.trust_folder(folder)

@@ -58,3 +58,19 @@ def test_limits_and_times_are_typed_as_on_the_command_line() -> None:
     assert [type(value) for value in (cfg.engine.limit_train_batches, cfg.engine.limit_val_batches)] == [float, int]
     with pytest.raises(UserError, match=r"engine\.limit_val_batches"):
         composed("engine.limit_val_batches=true")
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_experiment_has_a_name(name: str) -> None:
+    """A tracker would refuse the empty name after the start of the run."""
+    cfg = composed()
+    cfg.experiment_name = name
+    assert error_of(cfg).key == "experiment_name"
+
+
+def test_nesterov_without_momentum_names_both() -> None:
+    """torch's own message names neither option."""
+    with pytest.raises(UserError, match=r"optimizer\.nesterov=false") as caught:
+        composed("optimizer=sgd", "optimizer.momentum=0")
+    assert caught.value.key == "optimizer.nesterov"
+    validate(composed("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"))

@@ -12,6 +12,7 @@ from typing import TextIO
 from hydraloop.cli.tracebacks import of_user
 from hydraloop.errors import printable
 from hydraloop.platforms import signals
+from hydraloop.run_files.output import replace_unencodable
 from hydraloop.run_files.result import shortened
 from hydraloop.safety.secrets import mask_text
 
@@ -128,6 +129,7 @@ def ensure() -> None:
     ours = logging.getLogger("hydraloop")
     if ours.handlers or logging.getLogger().handlers:
         return
+    replace_unencodable()
     handler = ConsoleHandler(logging.INFO if int(os.environ.get("RANK", "0")) == 0 else logging.ERROR)
     handler.setFormatter(MaskingFormatter("%(message)s"))
     handler.addFilter(lambda record: not logging.getLogger().handlers)
@@ -136,10 +138,16 @@ def ensure() -> None:
 
 
 def prepare_handlers() -> None:
-    """Make every handler of the root logger mask secrets and report a full disk once, also those of a user's config."""
+    """Make every handler of the root logger mask secrets, write UTF-8, and report a full disk once.
+
+    Those of a user's config, too.
+    """
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_ours_to_report)  # without effect the second time
         if not isinstance(handler.formatter, MaskingFormatter):
             handler.setFormatter(_MaskingAnother(handler.formatter or logging.Formatter()))
         if isinstance(handler, logging.FileHandler) and not isinstance(handler.handleError, _FileErrors):
             handler.handleError = _FileErrors(handler)  # type: ignore[method-assign]  # of any handler class
+            handler.encoding, handler.errors = "utf-8", "replace"
+            if handler.stream is not None:  # opened with the encoding of the locale
+                handler.stream.reconfigure(encoding="utf-8", errors="replace")

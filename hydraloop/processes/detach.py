@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +20,7 @@ from hydraloop.errors import UserError
 from hydraloop.platforms import signals
 from hydraloop.processes import torchrun
 from hydraloop.run_files.environment import shown
+from hydraloop.run_files.output import print_to
 
 CONTROLLER_LOG = "controller.log"
 """What a detached controller has printed, in the directory of the sweep."""
@@ -41,13 +41,7 @@ class Detached:
 
         If this process ends before it is ready, the command prints what is added to the file.
         """
-        with log.open("ab") as file:
-            self._tell(log=str(log), offset=file.tell())
-            for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-                stream.flush()
-                os.dup2(file.fileno(), number)
-                if isinstance(stream, TextIOWrapper):
-                    stream.reconfigure(line_buffering=True)
+        self._tell(log=str(log), offset=print_to(log))
         json_answers.leave()
 
     def take_over(self, run_dir: Path) -> None:

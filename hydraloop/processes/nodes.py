@@ -84,7 +84,9 @@ def _addresses() -> tuple[str, str]:
 
 
 def _scontrol(*what: str) -> str:
-    done = subprocess.run(["scontrol", "show", *what], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["scontrol", "show", *what], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode:
         raise UserError(f"scontrol does not know the nodes: {done.stderr.strip()}", key=_KEY)
     return done.stdout

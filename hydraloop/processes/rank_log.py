@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
-import io
-import os
 import re
-import sys
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.plan import RunPlan
+from hydraloop.run_files.output import print_to
 from hydraloop.safety import hydra_versions
 
 
@@ -29,7 +27,7 @@ def configure(plan: RunPlan, rank: int) -> None:
     faulthandler.enable(file=2)
     if rank > 0:
         plan.run_dir.mkdir(parents=True, exist_ok=True)
-        _redirect(path(plan.run_dir, rank))
+        print_to(path(plan.run_dir, rank))  # torch's own redirects would empty the file
     config = OmegaConf.create(plan.logging) if rank == 0 and plan.logging is not None else None
     hydra_versions.configure_log(config, plan.verbose)  # None: to the standard output
     prepare_handlers()
@@ -41,14 +39,3 @@ def crash(file: Path, start: int) -> str | None:
         opened.seek(start)
         found = re.search(rb"^Fatal Python error: (.+)", opened.read(), re.MULTILINE)
     return None if found is None else found[1].decode(errors="replace")
-
-
-def _redirect(file: Path) -> None:
-    """Redirect the standard output and error of this process. torch's own redirects would empty the file."""
-    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
-        stream.flush()
-        os.dup2(opened, number)
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
-    os.close(opened)

@@ -57,7 +57,7 @@ def states() -> dict[str, str] | None:
     Slurm forgets a job some minutes after its end.
     """
     words = ("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i %T")
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
     return None if done.returncode else dict(line.split() for line in done.stdout.splitlines())
 
 

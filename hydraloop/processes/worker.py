@@ -37,8 +37,10 @@ def main(folder: Path, launcher: int) -> None:
     from hydraloop.processes.termination_signals import TerminationHandler, leave
     from hydraloop.run_files import lock
     from hydraloop.run_files.environment import set_command
+    from hydraloop.run_files.output import replace_unencodable
 
     torchrun.keep_quiet()
+    replace_unencodable()
     rank = int(os.environ["RANK"])
     plan = Private(**private).added_to(RunPlan.from_json((folder / "plan.json").read_text(encoding="utf-8")))
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])

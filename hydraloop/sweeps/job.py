@@ -33,6 +33,7 @@ from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.lock_file.holder import HELD
+from hydraloop.run_files.output import print_to
 from hydraloop.run_files.processes import machine
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
@@ -95,7 +96,7 @@ class SweepJob(Worker):
         try:
             with terminable():
                 folder.mkdir(parents=True, exist_ok=True)
-                _print_to(folder / states.LOG)
+                print_to(folder / states.LOG)
                 state = queue.end(self._directory, request.number, None)  # an attempt that was killed
                 until = time.monotonic() + (_PATIENCE if slurm.was_started_again() else 0.0)
                 while state.state == "running" and time.monotonic() < until:  # as on a node that does not answer
@@ -202,13 +203,3 @@ def _exit_code(error: BaseException | None) -> int:
     return (
         error.code if isinstance(error, Requeue) else 128 + (error.number if isinstance(error, Terminated) else SIGINT)
     )
-
-
-def _print_to(log: Path) -> None:
-    """Append what this process and its children print to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    os.close(handle)

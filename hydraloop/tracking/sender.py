@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from hydraloop.run_files.output import write_utf8
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.safety.secret_names import name_secrets
 from hydraloop.safety.secrets import remember
@@ -196,6 +197,7 @@ def _main(of_one_run: bool) -> int:
     if not of_one_run:
         _detach()
     os.nice(_NICE)
+    write_utf8()
     log_to_stderr()
     connection = socket.socket(fileno=os.dup(0))  # processes that a library starts inherit stdin, not the copy
     null = os.open(os.devnull, os.O_RDONLY)

@@ -571,3 +571,17 @@ def test_what_is_refused(project: Project) -> None:
     assert "data.val.small: there is nothing to build" in forgotten.text
     assert "engine.overfit_batches: 2.5 is neither a number of batches nor a share of them" in share.text
     assert (named.code, forgotten.code, share.code) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_signs_that_a_terminal_cannot_show_are_replaced(project: Project, encoding: str) -> None:
+    """Of the help, of a run and of its bars; the log has them."""
+    environment = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    for line in (["--help"], ["--dry-run"], [QUICK, SHORT, "engine.test=false", "hydra.run.dir=outputs/signs"]):
+        process = project.start(*line, "experiment_name='Łódź'", environment=environment, encoding=encoding)
+        text = process.communicate(timeout=120)[0]
+        assert process.returncode == 0, text
+        assert "UnicodeEncodeError" not in text
+    run = Run(project.path / "outputs" / "signs")
+    assert run.config.experiment_name == "Łódź"
+    assert "…" in run.log or "Łódź" in run.log

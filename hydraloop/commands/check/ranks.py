@@ -121,7 +121,7 @@ def _step(rank: int, text: str, private: Private, size: int, port: int) -> None:
     plan = private.added_to(RunPlan.from_json(text))
     plan.cfg.distributed.timeout = _SECONDS
     remember_config(plan.cfg)
-    with Path(os.devnull).open("w") as nothing:
+    with Path(os.devnull).open("wb") as nothing:
         for stream in (1, 2):
             os.dup2(nothing.fileno(), stream)
     connected = connect(plan.cfg.distributed, "cpu")

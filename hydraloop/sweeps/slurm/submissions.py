@@ -69,5 +69,5 @@ def lines(sweep: Path) -> Iterator[str]:
 def run(*words: str) -> str | None:
     """Return the output of a command of Slurm; None if this machine does not have it."""
     with suppress(OSError):
-        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        return subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False).stdout
     return None

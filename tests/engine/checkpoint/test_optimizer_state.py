@@ -122,7 +122,7 @@ def test_a_channels_last_checkpoint_goes_on_in_shards(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sgd_that_was_fused_in_one_process_goes_on_in_shards(tmp_path: Path) -> None:
     """torch has no fused SGD for tensors in shards."""
-    engine = trained(tmp_path, "optimizer=sgd")
+    engine = trained(tmp_path, "optimizer=sgd", "optimizer.fused=true")
     assert engine.optimizer.param_groups[0]["fused"]
     assert on_ranks(2, on_a_rank, str(tmp_path), True, "optimizer=sgd", strategy="fsdp2") == [[], []]
 

@@ -1,0 +1,38 @@
+"""What this process prints: signs that the terminal's encoding does not have, and output that goes to a log file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from io import TextIOWrapper
+from pathlib import Path
+
+
+def replace_unencodable() -> None:
+    """Print a question mark for each sign that the encoding of standard output does not have (ASCII, Latin-1).
+
+    Called at the start of each process. By default, Python raises an error. Standard error shows such signs as `\\xf6`.
+    """
+    if isinstance(sys.stdout, TextIOWrapper):  # not that of a notebook
+        sys.stdout.reconfigure(errors="replace")
+
+
+def write_utf8() -> None:
+    """Print UTF-8 from now on, because standard output and standard error are log files."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)
+
+
+def print_to(log: Path) -> int:
+    """Append what this process and its children print to a log file, as UTF-8. Return the length that it had [bytes].
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    with log.open("ab") as file:
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            os.dup2(file.fileno(), number)
+        write_utf8()
+        return file.tell()
