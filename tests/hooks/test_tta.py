@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -374,17 +374,6 @@ def test_the_trial_moves_no_generator_and_no_mode_and_disturbs_no_worker(tmp_pat
     hook.before_train(_engine(tmp_path, test=loader))
     assert with_workers.read == 0, "its files may have to be opened in the worker"
     torch.set_rng_state(state)
-
-
-def test_a_loader_that_can_be_read_once_is_left_to_the_test(tmp_path: Path) -> None:
-    class Once(Iterator[Any]):
-        def __len__(self) -> int:
-            return 3
-
-        def __next__(self) -> Any:
-            raise AssertionError("a batch that the test would lack")
-
-    TestTimeAugmentationHook().before_train(_engine(tmp_path, test=Once()))
 
 
 @pytest.mark.parametrize(
