@@ -45,7 +45,7 @@ class Bad(nn.Module):
 def test_a_nan_in_the_backward_pass_is_named(tmp_path: Path) -> None:
     hook = AnomalyDetectionHook()
     with pytest.raises(RuntimeError, match="Function 'MulBackward0' returned nan values"):
-        engine_of(tmp_path, {"anomaly_detection": hook}, net=Bad(), val=False, allow_nan=True).train()
+        engine_of(tmp_path, {"anomaly_detection": hook}, net=Bad(), val=False).train()
     assert not torch.is_anomaly_enabled(), "after an error, too"
 
 
@@ -71,7 +71,7 @@ class OneWay(Bad):
 
 def test_without_check_nan_only_the_traceback_is_added(tmp_path: Path) -> None:
     hook = AnomalyDetectionHook(check_nan=False)
-    engine_of(tmp_path, {"anomaly_detection": hook}, net=Bad(), val=False).train()
+    engine_of(tmp_path, {"anomaly_detection": hook}, net=Bad(), val=False, allow_nan=True).train()
     with (
         pytest.warns(UserWarning, match=r"Traceback of forward call that caused the error(.|\n)*Broken\.apply"),
         pytest.raises(ValueError, match="on purpose"),
