@@ -93,6 +93,7 @@ class ProgressHook(Hook):
     def after_val(self, engine: Engine) -> None:
         """Show the epoch again; the rate does not include the validation."""
         self.at_position(engine)
+        self._update(engine, "epoch")
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Keep the loss, or the first metric, for the next update."""
