@@ -140,7 +140,7 @@ def ensure() -> None:
 def prepare_handlers() -> None:
     """Make every handler of the root logger mask secrets, write UTF-8, and report a full disk once.
 
-    Those of a user's config, too.
+    The handlers of a user's config are included.
     """
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_ours_to_report)  # without effect the second time

@@ -575,7 +575,7 @@ def test_what_is_refused(project: Project) -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_signs_that_a_terminal_cannot_show_are_replaced(project: Project, encoding: str) -> None:
-    """Of the help, of a run and of its bars; the log has them."""
+    """Help, a dry run and a run end as usual. The files of the run have the signs."""
     environment = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     for line in (["--help"], ["--dry-run"], [QUICK, SHORT, "engine.test=false", "hydra.run.dir=outputs/signs"]):
         process = project.start(*line, "experiment_name='Łódź'", environment=environment, encoding=encoding)
@@ -584,4 +584,3 @@ def test_signs_that_a_terminal_cannot_show_are_replaced(project: Project, encodi
         assert "UnicodeEncodeError" not in text
     run = Run(project.path / "outputs" / "signs")
     assert run.config.experiment_name == "Łódź"
-    assert "…" in run.log or "Łódź" in run.log
