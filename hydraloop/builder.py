@@ -12,11 +12,10 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.data.loaders_from_config import build_loaders
-from hydraloop.data.random_state import mix_seed
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.device.precision import make_precision
-from hydraloop.engine.device.seeding import rng_state, seed_everything, use_deterministic_kernels, use_threads
+from hydraloop.engine.device.seeding import mix_seed, rng_state, seed_everything, use_deterministic_kernels, use_threads
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook

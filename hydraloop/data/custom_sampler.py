@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hydraloop.data.random_state import mix_seed, private_generators, seed_generators
+from hydraloop.engine.device.seeding import mix_seed, seeded
 from hydraloop.errors import UserError
 
 _DRAWS = 2  # separates these seeds from those of the shuffled order and of the workers
@@ -19,8 +19,8 @@ _DRAWS = 2  # separates these seeds from those of the shuffled order and of the 
 class CustomOrder:
     """What a sampler yields in each epoch. Its draws are seeded; the run's generators are neither read nor changed.
 
-    The seeds of torch's (on the CPU), NumPy's and Python's global generators follow from (seed, epoch), and so do those
-    of the generators that the sampler has (`generator`). `set_epoch(epoch)` is called first, if the sampler has it.
+    The seeds of torch's, NumPy's and Python's global generators follow from (seed, epoch), and so do those of the
+    generators that the sampler has (`generator`). `set_epoch(epoch)` is called first, if the sampler has it.
 
     Args:
         sampler: yields `len(sampler)` indices, or lists of indices, in each epoch.
@@ -45,8 +45,7 @@ class CustomOrder:
             if isinstance(getattr(part, "generator", None), torch.Generator):
                 part.generator.manual_seed(seed)
             part = getattr(part, "sampler", None)
-        with private_generators(exact=True):
-            seed_generators(seed)
+        with seeded(seed):
             drawn = list(self.sampler)
         return [[*map(operator.index, item)] if self._batched else operator.index(item) for item in drawn]
 

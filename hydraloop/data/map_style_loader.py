@@ -13,9 +13,9 @@ from hydraloop.data.collate import Collate, CollateError, as_is
 from hydraloop.data.custom_sampler import CustomOrder, create_sampler
 from hydraloop.data.in_memory import InMemoryDataset
 from hydraloop.data.loader_options import LoaderOptions, dataloader_options, with_defaults
-from hydraloop.data.random_state import mix_seed
 from hydraloop.data.sampler import EpochBatchSampler, EpochOrder, EpochSampler
 from hydraloop.data.seeded_fetcher import SeededFetcher
+from hydraloop.engine.device.seeding import mix_seed
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_now, end_workers
 from hydraloop.errors import UserError
@@ -25,7 +25,7 @@ _WORKERS = 1  # separates the seeds of the workers from that of the order
 
 
 class MapStyleLoader:
-    """The batches of a data set, with an order and draws that depend only on the seed, the epoch and the sample.
+    """The batches of a data set. Their order follows from (seed, epoch), their draws also from the batch and the rank.
 
     `len(loader)` is the number of batches in a whole epoch. Created by `build_loader`. This class is for samplers that
     split an epoch between the ranks themselves, so that the samples of other ranks are not known.
@@ -33,7 +33,6 @@ class MapStyleLoader:
     Args:
         seeded: the data set, with its `Collate`.
         order: of this rank's batches.
-        seed: of what workers draw outside of samples.
         key: of the data set in the config, for errors.
         keys: of the options in the config, for errors.
         options: of torch's DataLoader.
@@ -43,14 +42,12 @@ class MapStyleLoader:
     """The data set gets the epoch in the processes that load it."""
 
     def __init__(
-        self, seeded: SeededFetcher, order: EpochOrder, *, seed: int, key: str, keys: Mapping[str, str], **options: Any
+        self, seeded: SeededFetcher, order: EpochOrder, *, key: str, keys: Mapping[str, str], **options: Any
     ) -> None:
         self.dataset, self.seeded, self.order, self.key, self.keys = seeded.dataset, seeded, order, key, keys
         self.batch_size = order.batch_of_rank
         self.num_workers: int = options["num_workers"]
-        self._seed, self._generator = seed, torch.Generator()
-        if seeded.may_draw and not seeded.by_batch:
-            order.with_seeds = seeded.with_seeds
+        self._generator = torch.Generator()
         self._torch: DataLoader[Any] = DataLoader(
             cast(Dataset[Any], seeded),
             batch_sampler=cast(Any, order),
@@ -78,7 +75,7 @@ class MapStyleLoader:
         self.order.first = first
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
         # base + i. Only `worker_init_fn` draws from them. Persistent workers are seeded when they start.
-        self._generator.manual_seed(mix_seed(self._seed, self.epoch, _WORKERS))
+        self._generator.manual_seed(mix_seed(self.seeded.seed, self.epoch, _WORKERS))
         here = not (self.num_workers or self._torch.pin_memory)  # torch's iterator would take 15 µs a batch more
         return self._explained(map(self.seeded.__getitems__, self.order) if here else ended_at_exit(self._torch))
 
@@ -203,14 +200,11 @@ def build_loader(
     order = _create_order(conf, sampler, ranks, samples, shuffle, seed)
     if isinstance(order, EpochSampler):
         order.check_size(key)
-    of_draws = mix_seed(seed, rank) if splits and rank else seed  # a position is then one of each rank
-    seeded = SeededFetcher(
-        dataset, Collate(conf.collate_fn, keys["collate_fn"], key), of_draws, repeats=sampler is not None
-    )
+    seeded = SeededFetcher(dataset, Collate(conf.collate_fn, keys["collate_fn"], key), mix_seed(seed, rank))
     loader_class = MapStyleLoader if splits else GlobalBatchLoader
     of_torch = dataloader_options(vars(conf), device)
     of_torch["persistent_workers"] = conf.persistent_workers and conf.num_workers > 0
-    return loader_class(seeded, order, seed=mix_seed(seed, rank), key=key, keys=keys, **of_torch)
+    return loader_class(seeded, order, key=key, keys=keys, **of_torch)
 
 
 class _Ranks(NamedTuple):

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from hydraloop.data.custom_sampler import CustomOrder
-from hydraloop.data.random_state import mix_seed
+from hydraloop.data.seeded_fetcher import BatchRequest
+from hydraloop.engine.device.seeding import mix_seed
 from hydraloop.errors import UserError
-
-
-class BatchRequest(NamedTuple):
-    """A batch to be loaded, in a worker or in the training process. Draws are seeded by it."""
-
-    indices: list[int]
-    """Of this rank's samples in the data set."""
-    epoch: int | None
-    """From 0. None: `set_epoch` of the loader has not been called, as for an evaluation; draws are those of epoch 0."""
-    number: int
-    """Position of the first sample in the epoch, which has the samples of all ranks; the others follow it."""
-    seeds: list[int] | None = None
-    """The seed of each sample, from which its draws follow. None: `SeededFetcher` computes the seeds."""
 
 
 class EpochOrder(ABC):
@@ -35,8 +23,6 @@ class EpochOrder(ABC):
     """Of the next iteration, from 0; None stands for 0."""
     first = 0
     """The batch at which the next iteration begins."""
-    with_seeds: Callable[[Iterator[BatchRequest]], Iterator[BatchRequest]] = iter
-    """Adds the seeds of their samples to the requests of an epoch."""
     batch_size: int | None = None
     """Samples of a full global batch. None: batches are drawn and have any size."""
     batch_of_rank: int | None = None
@@ -46,7 +32,7 @@ class EpochOrder(ABC):
 
     def __iter__(self) -> Iterator[BatchRequest]:
         epoch = self.epoch
-        return self.with_seeds(self.request(batch_idx, epoch) for batch_idx in range(self.first, len(self)))
+        return (self.request(batch_idx, epoch) for batch_idx in range(self.first, len(self)))
 
     @abstractmethod
     def __len__(self) -> int:
@@ -65,10 +51,10 @@ class EpochOrder(ABC):
         start, of_all, begin, mine = self._part(batch_idx, epoch or 0)
         order = self._order_of(epoch or 0)
         if mine:
-            return BatchRequest(list(order[begin : begin + mine]), epoch, begin)
+            return BatchRequest(list(order[begin : begin + mine]), epoch, batch_idx)
         of_others = list(order[start : start + min(2, of_all)])
         # Two samples, because batch norm fails on one in training. One, if no batch of a rank has more.
-        return BatchRequest((of_others * 2)[: min(2, self.batch_of_rank or 2)], epoch, start)
+        return BatchRequest((of_others * 2)[: min(2, self.batch_of_rank or 2)], epoch, batch_idx)
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the number of samples that count in a batch, as (on this rank, on all ranks); (0, n) for a filler.

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.collate import Collate
-from hydraloop.data.random_state import mix_seed, private_generators, seed_generators
+from hydraloop.data.seeded_fetcher import private_generators, seed_generators
 from hydraloop.data.stream_sources import Source, is_hugging_face
+from hydraloop.engine.device.seeding import mix_seed
 from hydraloop.errors import UserError
 
 _STREAM = 3  # separates these seeds from others of the run

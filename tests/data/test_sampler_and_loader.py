@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from hydraloop.data import EpochSampler, InMemoryDataset, build_loader
 from hydraloop.data.map_style_loader import GlobalBatchLoader
-from hydraloop.data.random_state import mix_seed
+from hydraloop.engine.device.seeding import mix_seed
 from hydraloop.engine.loaders import Ordered
 from hydraloop.errors import UserError
 

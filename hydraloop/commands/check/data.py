@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from hydraloop.commands.check.findings import Finding
 from hydraloop.commands.check.short_runs import digest
 from hydraloop.data.map_style_loader import MapStyleLoader
-from hydraloop.data.sampler import BatchRequest
-from hydraloop.data.seeded_fetcher import SeededFetcher
+from hydraloop.data.seeded_fetcher import BatchRequest, SeededFetcher
 from hydraloop.engine.engine import Engine
 from hydraloop.tasks.labels import ignored_label, labels_error
 
@@ -66,7 +65,7 @@ def _without_draws(seeded: SeededFetcher, indices: Sequence[int]) -> SeededFetch
         outer, inner = seeded.dataset, getattr(seeded.dataset, "dataset", None)
         if inner is None or hasattr(outer, "indices") or len(inner) != len(outer):
             return None
-        seeded = SeededFetcher(inner, seeded.collate, 0, repeats=False)
+        seeded = SeededFetcher(inner, seeded.collate, seeded.seed)
     return seeded
 
 

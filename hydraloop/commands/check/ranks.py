@@ -50,8 +50,7 @@ def ranks(project: Project, base: Engine, folder: Path) -> Finding:
         return Finding("not judged", "ranks do not share the samples of a global batch: a stream or a batch sampler")
     request = loader.order.request(0, 0)
     if digest(loader.seeded.__getitems__(request)) != digest(loader.seeded.__getitems__(request._replace(number=1))):
-        text = "the data set or collate_fn draws for a batch as a whole, so ranks draw differently"
-        return Finding("not judged", text)
+        return Finding("not judged", "the data set or collate_fn draws random numbers, and ranks draw others")
     size = loader.global_batch
     one, again = (_gradients(project, Distributed(), folder / f"one{seed}", size, seed) for seed in (0, 1))
     if _distance(one, again) > _TOLERANCE:

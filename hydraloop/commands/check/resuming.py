@@ -29,7 +29,7 @@ def resume(project: Project, folder: Path) -> Finding:
     other.train()
     for at, (batch, value) in enumerate(zip(rest.batches, rest.losses, strict=True), start=_HALF):
         if batch != whole.batches[at]:
-            remedy = "Draw from the global generator of torch, NumPy or Python, which are seeded for each sample."
+            remedy = "Draw from the global generator of torch, NumPy or Python, which are seeded for each batch."
             return Finding("problem", f"a resumed run gets another batch {at + 1}", "data.train", remedy)
         if value != whole.losses[at]:
             losses = f"{value:.6g}, not {whole.losses[at]:.6g}"

@@ -140,7 +140,3 @@ class DataPosition:
             shares = [size // ranks + (rank < size % ranks) for rank in range(ranks)]
             found = " and ".join(f"{share} on {shares.count(share)}" for share in sorted({*shares}, reverse=True))
             log.info("the global batch stays %d samples: %s of %d ranks", size, found, ranks)
-        seeded = getattr(loader, "seeded", None)
-        if seeded is not None and seeded.by_batch and seeded.may_draw:
-            text = "data.train: %s draws by batch, so its augmentation differs from that of %d ranks"
-            log.warning(text, type(seeded.dataset).__name__, meta["ranks"])

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 _ACCELERATORS = ("cuda", "xpu", "mps")
 """The entries for an accelerator's generator."""
+_MASK = (1 << 64) - 1
 
 
 def use_deterministic_kernels(wanted: bool) -> None:
@@ -39,6 +40,23 @@ def use_threads(count: int | None) -> None:
 @functools.cache
 def _default_threads() -> int:
     return torch.get_num_threads()
+
+
+def mix_seed(*parts: int) -> int:
+    """Return a seed (0 .. 2^32 - 1) made of several numbers. Close numbers give unrelated seeds.
+
+    torch's generator on the CPU keeps 32 bits of its seed, so `seed + epoch` would give run 0 the epochs of run 1, and
+    `seed << 32` would be lost.
+
+    Source: the finaliser of SplitMix64 (G. Steele, D. Lea, C. Flood, 2014).
+    """
+    mixed = 0
+    for part in parts:
+        mixed = (mixed + part + 0x9E3779B97F4A7C15) & _MASK
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        mixed = mixed ^ (mixed >> 31)
+    return mixed >> 32
 
 
 def seed_everything(seed: int) -> None:
