@@ -32,7 +32,7 @@ def definitions(root: Path, module: str, name: str, seen: frozenset[str] = froze
         return
     seen |= {f"{module}.{name}"}
     try:
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError) as error:
         raise UserError(f"it is not Python: {error}", key=str(path), remedy="Correct the file.") from error
     for node in nodes:

@@ -27,6 +27,17 @@ from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files.run_directory import run_id
 from hydraloop.safety import hydra_versions
 
+_read_header = ConfigSource._get_header_dict
+
+
+def _read_header_after_mark(text: str) -> dict[str, str | None]:
+    """Return the `# @package` of a file, also after a byte-order mark."""
+    return _read_header(text.removeprefix("\ufeff"))
+
+
+# Hydra opens files as UTF-8, which keeps the mark; its sources for folders and for packages cannot be replaced.
+ConfigSource._get_header_dict = staticmethod(_read_header_after_mark)  # type: ignore[method-assign, assignment]
+
 
 class Composer:
     """Composes configs of one project. Only one can be open at a time; `opened` makes it.

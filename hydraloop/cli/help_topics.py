@@ -228,7 +228,7 @@ def _filled(text: str, first: str = "", rest: str | None = None) -> str:
 
 
 def _first_comment(file: Path) -> str:
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     comment = takewhile(lambda line: line.startswith("#"), (line for line in lines if not _NOT_A_TEXT.match(line)))
     return " ".join(line.lstrip("# ") for line in comment)
 

@@ -90,7 +90,7 @@ def selected_in_body(file: str, composer: Composer) -> Iterator[tuple[str, str]]
 def as_listed(line: str, file: str, composer: Composer) -> str:
     """Return a line for the defaults list of a config file, without its dash if the list is in brackets."""
     path = composer.file(file)
-    in_brackets = path is not None and re.search(r"^defaults: *\[", path.read_text(encoding="utf-8"), re.MULTILINE)
+    in_brackets = path is not None and re.search(r"^defaults: *\[", path.read_text(encoding="utf-8-sig"), re.MULTILINE)
     return line.removeprefix("- ") if in_brackets else line
 
 

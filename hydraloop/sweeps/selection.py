@@ -179,7 +179,7 @@ def _zipped(axes: list[Axis], groups: Sequence[Any]) -> list[Axis]:
 def _read_jobs(name: str, axes: Sequence[Axis]) -> Axis:
     """Return the axis with a value for each line of a file. Empty lines and comments (`#`) are left out."""
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        text = Path(name).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{name} cannot be read: {error}",

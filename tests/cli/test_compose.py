@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydraloop.cli import command
 from hydraloop.cli import compose as composing
 from hydraloop.errors import UserError
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate.config import hydra_config
 from tests.config.composed import composer
 
@@ -58,6 +60,26 @@ def test_a_file_that_is_not_utf8_is_named_with_the_command_that_converts_it(
     )
     with composing.opened(tmp_path / "my conf", "config") as opened:
         assert command.compose_job(["+experiment=mine"], opened).experiment_name == "café"
+
+
+@pytest.mark.parametrize("place", ["command-line", "file://", "pkg://my_configs"])
+def test_a_byte_order_mark_does_not_hide_the_package_of_a_file(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text("defaults: [hydraloop/project, _self_]\n", "utf-8-sig")
+    package = tmp_path / "my_configs"
+    (package / "experiment").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 7\n", "utf-8-sig")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(ALLOWLIST, "_folders", {tmp_path.resolve()})
+    search = [] if place == "command-line" else [f"hydra.searchpath=[{place.replace('file://', f'file://{package}')}]"]
+    with composing.opened(tmp_path / "conf", "config", None if search else package) as opened:
+        assert opened.compose(["+experiment=mine", *search]).seed == 7
+        if not search:
+            assert opened.option("experiment", "mine")[1] == "_global_"
+    sys.modules.pop("my_configs", None)
 
 
 def test_the_id_of_a_run_is_the_same_all_over_one_config_and_another_in_the_next() -> None:

@@ -162,6 +162,14 @@ def test_an_unknown_name_is_one_message_with_close_names(name: str, close: str, 
         help_of("qqqqqqqqq")
 
 
+def test_a_byte_order_mark_changes_nothing(help_of: Help, tmp_path: Path) -> None:
+    before = help_of("hooks.mine")
+    for file in ("hook.py", "conf/hooks/mine.yaml"):
+        path = tmp_path / "project" / file
+        path.write_text(path.read_text("utf-8"), "utf-8-sig")
+    assert help_of("hooks.mine") == before
+
+
 def test_a_file_that_is_not_python_is_named(help_of: Help, tmp_path: Path) -> None:
     (tmp_path / "project" / "hook.py").write_text("class Mine(:\n")
     with pytest.raises(UserError, match=r"hook.py: it is not Python: invalid syntax"):

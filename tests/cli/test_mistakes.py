@@ -590,7 +590,8 @@ def test_a_file_may_set_an_entry_that_another_option_does_not_have(tmp_path: Pat
 
 
 def test_a_group_that_is_not_in_the_defaults_list_needs_a_plus(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw]\n")
+    text = "defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw]\n"
+    (tmp_path / "config.yaml").write_text(text, "utf-8-sig")  # a byte-order mark does not hide the brackets
     with opened(tmp_path, "config") as composer, pytest.raises(UserError) as caught:
         check_command(arguments.read(["hooks=[ema]"]), composer)
     assert str(caught.value) == (

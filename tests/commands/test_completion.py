@@ -123,6 +123,8 @@ def test_an_answer_is_as_new_as_the_files(project: Project, complete: Complete) 
     project.write("conf/hooks/mine.yaml", "# @package hooks.mine\n_target_: hook.Mine\nfirst: 1")
     assert complete("python train.py hooks=mi") == ["hooks=mine"]
     assert complete("python train.py hooks=mine hooks.mine.") == ["hooks.mine.first="]
+    project.write("conf/hooks/mine.yaml", "\ufeff# @package hooks.own\n_target_: hook.Mine\nsecond: 1")
+    assert complete("python train.py hooks=mine hooks.own.") == ["hooks.own.second="]
     shutil.rmtree(project.path / "conf")
     assert complete("python -m hydraloop hoo") == []
     project.write("conf/config.yaml", "defaults: [hydraloop]\n")

@@ -250,7 +250,9 @@ def test_a_condition_reads_only_keys_and_constants() -> None:
 
 def test_a_file_has_a_job_in_each_line(tmp_path: Path) -> None:
     file = tmp_path / "jobs.txt"
-    file.write_text("# two baselines\nhooks=[ema] optimizer.lr=1e-3\n\noptimizer.lr=0.1 'name=\"a b\"'  # the other\n")
+    file.write_text(
+        "\ufeff# two baselines\nhooks=[ema] optimizer.lr=1e-3\n\noptimizer.lr=0.1 'name=\"a b\"'  # the other\n"
+    )
     assert jobs("seed=0,1", jobs=str(file)) == [
         ["hooks=[ema]", "optimizer.lr=1e-3", "seed=0"],
         ["hooks=[ema]", "optimizer.lr=1e-3", "seed=1"],

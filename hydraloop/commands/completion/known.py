@@ -153,7 +153,7 @@ class _Project:
         """Return the package that an option names, which does not depend on other packages, and its content."""
         for folder in self._folders:
             if (file := folder / f"{path}.yaml").is_file():
-                text = file.read_text(encoding="utf-8")
+                text = file.read_text(encoding="utf-8-sig")
                 header = re.search(r"^# *@package +(\S+)", text, re.MULTILINE)
                 return header and f"_global_.{header[1]}", yaml.safe_load(text) or {}
         return self._built_in.get(path, (None, {}))
