@@ -87,7 +87,7 @@ class Replay(RankCommand):
         # A later attempt may have changed the config.
         text = meta.get("config") if later and attempts.folders(run_dir) else None
         super().__init__(config_of(run_dir, overrides, lambda: meta, text), meta, overrides)
-        self._set_options(overrides, trained_later=bool(later))
+        self._set_options(overrides)
         if self._debug:
             check_debugger(self.cfg, is_sweep=False)
         log_of_run = read_all(run_dir / FILENAME)
@@ -96,22 +96,16 @@ class Replay(RankCommand):
         begin = (0, "the beginning") if self._start is None else (self._start.iteration, self._start.path)
         self.source = f"from {begin[1]} (iteration {begin[0]}): {self._end - begin[0]} iterations to step"
 
-    def _set_options(self, overrides: Sequence[str], *, trained_later: bool) -> None:
-        """Set the options that a replay determines.
-
-        Args:
-            trained_later: whether a checkpoint after the iteration is known, which tells how it was trained.
-        """
-        cfg, meta, typed = self.cfg, self._meta, list(typed_keys(overrides))
+    def _set_options(self, overrides: Sequence[str]) -> None:
+        """Set the options that a replay determines."""
+        cfg, typed = self.cfg, list(typed_keys(overrides))
         cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = cfg.engine.pause_after = None
         cfg.engine.test = False
         cfg.engine.allow_nan = True  # the iteration may be the one at which the run has failed
         if self._start is not None:
             cfg.load_from = cfg.init.checkpoint = None
-            before = self._start.meta
-            if not trained_later or before.get("hyperparameters") != meta.get("hyperparameters"):
-                # Typed when the run was resumed.
-                typed += [change.key for change in changes.differences(changes.config_of(before), plain(cfg))]
+            before = changes.config_of(self._start.meta)
+            typed += [change.key for change in changes.differences(before, plain(cfg))]  # when the run was resumed
         self._typed = typed
 
     def run(self, ranks: Distributed) -> str:

@@ -11,12 +11,11 @@ from typing import Any
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.checkpoint import rank_buffers
+from hydraloop.engine.checkpoint import optimizers, rank_buffers
 from hydraloop.engine.checkpoint.data_position import DataPosition
 from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.initial_weights import load_from
-from hydraloop.engine.checkpoint.optimizers import SavedOptimizers
 from hydraloop.engine.checkpoint.saver import Saver
 from hydraloop.engine.checkpoint.strict_loading import load_named
 from hydraloop.engine.checkpoint.weights import load_for_evaluation, load_own_state, load_weights, own_state
@@ -67,8 +66,6 @@ class Checkpoints:
         self._position = DataPosition(batches, progress, run.ranks, run.seed)
         self._saver = Saver(run.ranks, failed)
         self._loaded_from = load_from(run)
-        self.optimizers = SavedOptimizers(run)
-        """The optimizers of the run in its checkpoints, and their hyperparameters."""
         self.loaded = False
         """Whether `resume` has been done, and after_load_checkpoint called, which happens once for each engine."""
         self.resumed_from: Path | None = None
@@ -208,7 +205,7 @@ class Checkpoints:
             checkpoint["task"] = task
         if optimizer:
             checkpoint["optimizer"] = run.optimizer.state_dict()
-            checkpoint["meta"] |= self.optimizers.meta()
+            checkpoint["meta"] |= optimizers.meta(run)
         if schedulers:
             checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in run.schedules.items()}
         return checkpoint
@@ -309,7 +306,7 @@ class Checkpoints:
                     remedy="To continue with a new one, set resume_strict=false.",
                 )
         if "optimizer" in checkpoint:
-            self.optimizers.load(checkpoint, strict=strict)
+            optimizers.load(run, checkpoint, strict=strict)
         load_named("schedulers", dict(run.schedules), checkpoint.get("schedulers", {}), strict)
         load_named("hooks", self._hooks_with_state(), checkpoint["hooks"], strict)
         rank_buffers.load(run, checkpoint.get("buffers", ()))

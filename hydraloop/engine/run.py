@@ -25,8 +25,6 @@ class Schedule(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def sets(self, name: str, optimizer: optim.Optimizer) -> bool:
-        """Return whether it sets this entry of the optimizer's groups (`lr`) to numbers from the config."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ from hydraloop.schemas.optimizer import _Optimizer, check_own_options, nodes
 _FUSED = ("Adam", "AdamW")
 """Their fused kernels work in every run, also for shards. Not those of others: torch's fused SGD fails if a parameter
 gets its first gradient later than others, and fused Adagrad and SGD fail for sparse gradients."""
-_NO_NUMBERS = frozenset(_Optimizer.OWN) - {"groups", "layer_decay"}
-"""Options that do not change the numbers of the parameter groups."""
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
@@ -258,12 +256,12 @@ def _taken_own_options(node: DictConfig) -> dict[str, Any]:
 def optimizer_overrides(cfg: DictConfig, typed: Iterable[str]) -> frozenset[str]:
     """Return the options of optimizers that were typed: `lr`, with several optimizers `generator.lr`.
 
-    In a resumed run, their numbers replace those of the checkpoint. `groups` and `layer_decay` stand for all numbers.
+    In a resumed run, these numbers replace those of the checkpoint.
     """
     depth = 1 if "" in nodes(cfg.optimizer) else 2
     paths = [key.split(".")[1 : depth + 1] for key in typed if key.startswith("optimizer.")]
     return frozenset(
         ".".join(path)
         for path in paths
-        if len(path) == depth and not path[-1].startswith("_") and path[-1] not in _NO_NUMBERS
+        if len(path) == depth and not path[-1].startswith("_") and path[-1] not in _Optimizer.OWN
     )

@@ -105,14 +105,6 @@ class Schedule:
         if isinstance(self.function, Plateau):
             self.function.mode = mode
 
-    def sets(self, name: str, optimizer: Optimizer) -> bool:
-        """Return whether it sets this entry of the groups (`lr`) to numbers of the config, not of the optimizer."""
-        for number, function in self._functions.items():
-            takes_config = isinstance(function, CycledMomentum) or getattr(function, "max_lr", None)
-            if takes_config and (number.optimizer, number.name, number.entry) == (optimizer, name, None):
-                return True
-        return False
-
     def state_dict(self) -> dict[str, Any]:
         """Return its begin and end, so that a resumed run can report a change, and the counts of a `Plateau`."""
         state: dict[str, Any] = {"begin": self.begin, "end": self.end}

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from hydraloop.engine.argument_checks import refusing
-from hydraloop.engine.optimizers.optimizer_set import parts
 from hydraloop.errors import UserError
 from hydraloop.optim.group_numbers import GroupNumber
 from hydraloop.optim.schedule import another_kind
@@ -100,17 +99,14 @@ class TorchSchedule:
         """Step the scheduler with its metric."""
         self.scheduler.step(metrics[str(self.monitor)])
 
-    def sets(self, name: str, optimizer: Optimizer) -> bool:
-        """Return whether it sets this entry of the parameter groups (`lr`) to numbers of the config."""
-        return name == "lr" and self._has_lrs and optimizer in parts(self._optimizer).values()
-
-    @property
-    def _has_lrs(self) -> bool:
-        return isinstance(self.scheduler, OneCycleLR | CyclicLR)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's class and state: numbers, strings, lists."""
-        return {"class": type(self.scheduler).__name__, "scheduler": self.scheduler.state_dict()}
+        """Return the scheduler's class and state, and the numbers of each group that it changes."""
+        numbers = ("lr", "momentum", "betas") if getattr(self.scheduler, "cycle_momentum", False) else ("lr",)
+        groups = [
+            {name: float(group[name]) if name == "lr" else group[name] for name in numbers if name in group}
+            for group in self._optimizer.param_groups
+        ]
+        return {"class": type(self.scheduler).__name__, "scheduler": self.scheduler.state_dict(), "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned.
@@ -119,11 +115,11 @@ class TorchSchedule:
             UserError: it is the state of another kind of schedule, or this run has another length or lr.
         """
         kind = type(self.scheduler).__name__
-        if state.keys() != {"class", "scheduler"} or state["class"] != kind:
+        if state.keys() != {"class", "scheduler", "groups"} or state["class"] != kind:
             raise another_kind(self.key)
         saved = state["scheduler"]
         here: dict[str, Any] = {name: getattr(self.scheduler, name, None) for name in _TOTALS}
-        if not self._has_lrs:
+        if not isinstance(self.scheduler, OneCycleLR | CyclicLR):  # their lrs are their own options
             here["base_lrs"] = [group.get("initial_lr") for group in self._optimizer.param_groups]
         for name, value in here.items():
             if name in saved and saved[name] != value:
@@ -133,6 +129,6 @@ class TorchSchedule:
                     remedy="Use the value of the checkpoint, or an option of the group scheduler: scheduler=cosine, …",
                 )
         self.scheduler.load_state_dict(saved)
-        if "base_lrs" in saved:  # needed if the checkpoint has no state of the optimizer
-            for group, lr in enumerate(saved["_last_lr"]):
-                GroupNumber(self._optimizer, group, "lr", None).write(lr)
+        for index, numbers in enumerate(state["groups"]):  # the optimizer may have no state, or numbers that were typed
+            for name, value in numbers.items():
+                GroupNumber(self._optimizer, index, name, None).write(value)

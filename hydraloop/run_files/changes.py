@@ -20,8 +20,9 @@ _LONGEST = 80
 _OF_A_START = ("resume", "resume_strict", "load_from", "secrets", "sweep", "detach")
 _ENDS_OF_A_START = ("engine.max_time", "engine.requeue_after", "engine.pause_after")
 """Options that are about one start of a run, not about its training."""
-_IMPLEMENTATION = ("fused", "foreach", "capturable", "differentiable", "every", "closure")
-"""Options of an optimizer that are not stored in checkpoints. The others are reported when its state is loaded."""
+_OF_THIS_START = ("fused", "foreach", "capturable", "differentiable", "every", "closure")
+"""Options of an optimizer that are not stored in checkpoints."""
+_GROUPING = ("groups", "layer_decay")
 
 
 class Change(NamedTuple):
@@ -91,10 +92,7 @@ def config_of(meta: Mapping[str, Any]) -> Any:
 
 
 def _is_reported(key: str) -> bool:
-    first, _, rest = key.partition(".")
-    if first == "optimizer":
-        return rest.rpartition(".")[2] in _IMPLEMENTATION
-    return first not in _OF_A_START and key not in _ENDS_OF_A_START
+    return key.partition(".")[0] not in _OF_A_START and key not in _ENDS_OF_A_START
 
 
 def _without_effect(key: str) -> str:
@@ -105,6 +103,11 @@ def _without_effect(key: str) -> str:
         return (
             "; affects only the order and the draws of later samples: other random numbers continue from the checkpoint"
         )
+    name = key.rpartition(".")[2]
+    if key.startswith("optimizer.") and name in _GROUPING:
+        return "; no effect: the run continues with the parameter groups of the checkpoint"
+    if key.startswith("optimizer.") and name not in _OF_THIS_START:
+        return "; takes effect only if it is typed on the command line"
     return ""
 
 

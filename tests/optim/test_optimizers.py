@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn, optim
 
-from hydraloop.engine.checkpoint.optimizer_state import load
+from hydraloop.engine.checkpoint.optimizers import load_state
 from hydraloop.errors import UserError
 from hydraloop.optim import resolve_fused
 from hydraloop.optim.optimizers import build_optimizer
@@ -74,7 +74,7 @@ def stepped(name: str, *, resumed: bool) -> list[torch.Tensor]:
     for step, count in enumerate([0, 1, 1, 2, 3, 0, 0, 3, 2, 3]):
         if resumed and step in (3, 5):
             layers, earlier = copy.deepcopy(layers), torch.load(saved(optimizer), weights_only=True)
-            load(optimizer := as_built(name, layers), earlier)
+            load_state(optimizer := as_built(name, layers), earlier)
         closure = functools.partial(loss_of, optimizer, layers[:count], 1.0 + step)
         closure()
         optimizer.step(closure if name == "lbfgs" else None)

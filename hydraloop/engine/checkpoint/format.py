@@ -6,7 +6,6 @@ meta        experiment_name, time, versions, git, seed, the config as YAML, the 
             batch_size, batch_size_per_rank: samples of a global batch, and the option when the run set this size;
             batches: of a batch sampler in a global batch; order: a checksum of the order of the epoch;
             optimizer: its class; with several optimizers, {name: class};
-            hyperparameters: the numbers of each parameter group of all optimizers, before any schedule;
             groups: the optimizer of each parameter group, and the names of its parameters in the model;
             records: the number of lines that `metrics.jsonl` had at this position, with the `logger` hook;
             given: the keys of finished objects from Python; changes_evaluation: of hooks among them that metrics need;

@@ -1,9 +1,11 @@
-"""The optimizer and its parameter groups, as printed before training. No host sync."""
+"""The optimizer and its parameter groups, as printed before training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from hydraloop.engine.optimizers.parameter_groups import Group
 from hydraloop.engine.report.hook_table import COLUMNS
@@ -28,23 +30,22 @@ def group_names(groups: Sequence[Group]) -> list[str]:
     return names
 
 
-def format_optimizer(run: Run, hyperparameters: Sequence[Mapping[str, Any]], width: int) -> str:
+def format_optimizer(run: Run, width: int) -> str:
     """Return the class, lr and weight decay; with several groups a line for each, without empty ones.
 
-    What else differs between the groups of an optimizer is shown, too.
+    What else differs between the groups of an optimizer is shown, too. Numbers are those before any schedule.
 
     Args:
         run: has an optimizer.
-        hyperparameters: of each group, those of the config, before any schedule.
         width: of the column to the left.
     """
-    groups = run.groups
+    groups, hyperparameters = run.groups, [_hyperparameters(group) for group in run.optimizer.param_groups]
     kinds = ", ".join(f"{name} {type(one).__name__}".strip() for name, one in run.optimizers.items())
     shown, first = ["lr", "weight_decay"], dict[str, Mapping[str, Any]]()
     for group, own in zip(groups, hyperparameters, strict=True):
         others = first.setdefault(group.optimizer, own)
-        shown += [name for name in own if own[name] != others.get(name) and name not in shown]
-    numbers = [[_number(values.get(name)) for name in shown] for values in hyperparameters]
+        shown += [name for name in own if own[name] != others.get(name, "") and name not in shown]
+    numbers = [[values.get(name, "") for name in shown] for values in hyperparameters]
     rows = [
         [name, f"{len(group.names)}", f"{_size(own):,}", *values, group.names]
         for name, group, own, values in zip(
@@ -80,9 +81,17 @@ def _fitting(names: Sequence[str], room: int) -> str:
     return text
 
 
+def _hyperparameters(group: Mapping[str, Any]) -> dict[str, str]:
+    """Return the numbers of a group before any schedule, as text."""
+    own = {name: value for name, value in group.items() if name != "params" and not name.startswith("initial_")}
+    return {name: _number(group.get(f"initial_{name}", value)) for name, value in own.items()}
+
+
 def _number(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(_number, value))
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
     return f"{value:.4g}" if isinstance(value, int | float) else ""
 
 

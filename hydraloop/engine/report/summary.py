@@ -38,7 +38,7 @@ class Report:
         calls: the order of the hooks, and their times.
         messages: facts of hooks.
         evaluator: the metrics.
-        checkpoints: the hyperparameters, and what was saved.
+        checkpoints: what was saved.
     """
 
     def __init__(
@@ -69,8 +69,7 @@ class Report:
             + (f", {ranks} processes ({'fsdp2' if run.ranks.sharded else 'ddp'})" if ranks > 1 else ""),
         }
         if loaders.train is not None:
-            numbers = self._checkpoints.optimizers.hyperparameters
-            rows["optimizer"] = format_optimizer(run, numbers, len("optimizer") + 2) if numbers else "none"
+            rows["optimizer"] = "none" if run.trained_by is None else format_optimizer(run, len("optimizer") + 2)
             if run.schedules:
                 rows["schedule"] = ", ".join(run.schedules)
             rows["training"] = (
