@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.optim.optimizers import resolve_fused
-from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.schedule_functions import (
     YOLOX,
     Constant,
     Cosine,
-    CosineRestart,
     Exponential,
     Function,
     Linear,
     MultiStep,
-    OneCycle,
+    Plateau,
     Poly,
     WarmupCosine,
 )
@@ -26,13 +24,11 @@ __all__ = [
     "YOLOX",
     "Constant",
     "Cosine",
-    "CosineRestart",
     "Exponential",
     "Function",
     "Length",
     "Linear",
     "MultiStep",
-    "OneCycle",
     "Plateau",
     "Poly",
     "Schedule",

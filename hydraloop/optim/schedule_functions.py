@@ -1,7 +1,8 @@
 """Schedules as functions of the step. Schedules that MMEngine has too have the names and values of MMEngine 0.10.7.
 
 Each class is one schedule, and `value` returns its value at step k. A step is an optimizer step or an epoch. The value
-depends only on k, so a resumed run, also a longer one, needs no state. `hydraloop/schemas/scheduler.py` explains the
+depends only on k, so a resumed run, also a longer one, needs no state; `Plateau` has one, because it follows a metric.
+`hydraloop/schemas/scheduler.py` explains the
 options.
 """
 
@@ -11,11 +12,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hydraloop.errors import UserError
 from hydraloop.optim.option_ranges import (
     ABOVE_0,
+    BETWEEN_0_AND_1,
     COUNT,
     COUNT_FROM_0,
     FROM_0,
@@ -122,34 +124,6 @@ class Cosine(Function):
 
 
 @dataclass(frozen=True)
-class CosineRestart(Function):
-    """Half a cosine from `initial` down to `eta_min` in each of the `periods`. Replaces the value before it."""
-
-    periods: Sequence[int] = field(metadata=COUNT)
-    restart_weights: Sequence[float] | None = field(default=None, metadata=ABOVE_0)
-    eta_min: float = field(default=0.0, metadata=FROM_0)
-    lengths: ClassVar = ("periods",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.restart_weights is not None and len(self.restart_weights) != len(self.periods):
-            raise UserError(
-                f"there are {len(self.restart_weights)} weights for {len(self.periods)} periods",
-                key="restart_weights",
-                remedy="Give one weight for each period, or null.",
-            )
-
-    def value(self, k: int, length: int, value: float, initial: float) -> float:
-        k = min(k, sum(self.periods) - 1)
-        number = 0
-        while k >= self.periods[number]:
-            k -= self.periods[number]
-            number += 1
-        weight = 1.0 if self.restart_weights is None else self.restart_weights[number]
-        return _cosine(k / self.periods[number], initial * weight, self.eta_min)
-
-
-@dataclass(frozen=True)
 class Poly(Function):
     """Down to `eta_min`, with a power of the share of the `total_iters` steps that is left.
 
@@ -164,56 +138,6 @@ class Poly(Function):
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         left: float = (1 - _share(k, self.total_iters, length)) ** self.power
         return self.eta_min + (value - self.eta_min) * left
-
-
-@dataclass(frozen=True)
-class OneCycle(Function):
-    """torch's `OneCycleLR`: up from a low value to `max_lr`, down to a far lower one. Replaces the value before it."""
-
-    max_lr: Any = field(default=None, metadata=ABOVE_0)
-    total_steps: int | None = field(default=None, metadata=COUNT)
-    pct_start: float = field(default=0.3, metadata=SHARE)
-    anneal_strategy: str = field(default="cos", metadata=one_of("cos", "linear"))
-    cycle_momentum: bool = True
-    base_momentum: float = field(default=0.85, metadata=SHARE)
-    max_momentum: float = field(default=0.95, metadata=SHARE)
-    div_factor: float = field(default=25.0, metadata=ABOVE_0)
-    final_div_factor: float = field(default=1e4, metadata=ABOVE_0)
-    three_phase: bool = False
-    lengths: ClassVar = ("total_steps",)
-
-    def value(self, k: int, length: int, value: float, initial: float) -> float:
-        top = initial if self.max_lr is None else self.max_lr
-        first = top / self.div_factor
-        return self.between(k, length, first, top, first / self.final_div_factor)
-
-    def between(self, k: int, length: int, first: float, top: float, last: float) -> float:
-        """Return the value at step k of a cycle from `first` to `top` to `last`."""
-        steps = self.total_steps or length
-        up = self.pct_start * steps - 1
-        phases = [(up, first, top), (steps - 1, top, last)]
-        if self.three_phase:
-            phases = [(up, first, top), (2 * up, top, first), (steps - 1, first, last)]
-        k = min(k, steps - 1)
-        start = 0.0
-        for end, high, low in phases:  # noqa: B007  # high and low of the current phase are used below
-            if k <= end:
-                break
-            start = end
-        share = (k - start) / (end - start) if end > start else 1.0
-        if self.anneal_strategy == "linear":
-            return high + (low - high) * share
-        return _cosine(share, high, low)
-
-
-@dataclass(frozen=True)
-class CycledMomentum(Function):
-    """The momentum in a `OneCycle`: lowest when the learning rate is highest."""
-
-    cycle: OneCycle
-
-    def value(self, k: int, length: int, value: float, initial: float) -> float:
-        return self.cycle.between(k, length, self.cycle.max_momentum, self.cycle.base_momentum, self.cycle.max_momentum)
 
 
 @dataclass(frozen=True)
@@ -256,6 +180,62 @@ class YOLOX(Function):
         if k + 1 >= total - last:
             return self.min_lr_ratio
         return _cosine((k + 1 - warmup) / (total - warmup - last), 1.0, self.min_lr_ratio)
+
+
+@dataclass
+class Plateau(Function):
+    """The value times `factor` each time a metric has stopped improving, as in torch and MMEngine."""
+
+    mode: str | None = field(default=None, metadata=one_of("min", "max"))
+    factor: float = field(default=0.1, metadata=BETWEEN_0_AND_1)
+    patience: int = field(default=3, metadata=COUNT_FROM_0)
+    threshold: float = field(default=1e-4, metadata=FROM_0)
+    threshold_mode: str = field(default="rel", metadata=one_of("rel", "abs"))
+    cooldown: int = field(default=0, metadata=COUNT_FROM_0)
+    min_lr: float = field(default=0.0, metadata=FROM_0)
+    eps: float = field(default=1e-8, metadata=FROM_0)
+    best: float | None = field(default=None, init=False)
+    bad: int = field(default=0, init=False)
+    """Validations since the last improvement."""
+    cooling: int = field(default=0, init=False)
+    """Remaining validations of the cooldown."""
+    reductions: int = field(default=0, init=False)
+
+    def value(self, k: int, length: int, value: float, initial: float) -> float:
+        """Return the value after all reductions."""
+        for _ in range(self.reductions):
+            reduced = max(value * self.factor, self.min_lr)
+            if value - reduced > self.eps:
+                value = reduced
+        return value
+
+    def observe(self, metric: float) -> None:
+        """Count a validation."""
+        if self._is_better(metric):
+            self.best, self.bad = metric, 0
+        else:
+            self.bad += 1
+        if self.cooling:
+            self.cooling -= 1
+            self.bad = 0
+        if self.bad > self.patience:
+            self.reductions += 1
+            self.cooling, self.bad = self.cooldown, 0
+
+    def state_dict(self) -> dict[str, float | None]:
+        """Return the counts and the best value."""
+        return {"best": self.best, "bad": self.bad, "cooling": self.cooling, "reductions": self.reductions}
+
+    def load_state_dict(self, state: dict[str, float | None]) -> None:
+        """Continue from what `state_dict` returned."""
+        vars(self).update(state)
+
+    def _is_better(self, metric: float) -> bool:
+        if self.best is None:
+            return not math.isnan(metric)
+        sign = 1 if self.mode == "max" else -1
+        change = self.threshold * (self.best if self.threshold_mode == "rel" else 1.0)
+        return sign * metric > sign * (self.best + sign * change)
 
 
 def _cosine(share: float, high: float, low: float) -> float:

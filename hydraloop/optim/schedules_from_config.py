@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import sys
 from typing import Any, NamedTuple, cast
 
@@ -17,14 +16,11 @@ from hydraloop.engine.optimizers.optimizer_set import parts
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
-from hydraloop.optim.plateau import Plateau
 from hydraloop.optim.schedule import Schedule
-from hydraloop.optim.schedule_functions import Function
+from hydraloop.optim.schedule_functions import Function, Plateau
 from hydraloop.optim.torch_schedule import TorchSchedule
 from hydraloop.safety.instantiate import instantiate
 from hydraloop.schemas.scheduler import no_such_optimizer
-
-log = logging.getLogger(__name__)
 
 _FIELDS = ("param", "by_epoch", "convert_to_iter_based", "begin", "end", "monitor")
 """Options of an entry that are arguments of `build_schedule`; the others are arguments of its function."""
@@ -115,7 +111,7 @@ def build_schedule(
         return TorchSchedule(name, made, optimizer, by_epoch=by_epoch, monitor=monitor, length=length)
     _check_function(made, monitor, key)
     _check_begin_and_end(begin, end, key)
-    _check_length(made, begin, end, run, key, by_epoch=by_epoch)
+    _check_warm_up(made, begin, end, run, key, by_epoch=by_epoch)
     if convert_to_iter_based:
         _check_counts_epochs(made, key, by_epoch=by_epoch)
         steps = max(1, run.steps_per_epoch)  # 0 without training data
@@ -187,11 +183,9 @@ def _check_begin_and_end(begin: Any, end: Any, key: str) -> None:
         )
 
 
-def _check_length(function: Function, begin: int, end: int | None, run: Length, key: str, *, by_epoch: bool) -> None:
-    """Warn if the run is shorter than the schedule; refuse a warm-up that leaves nothing for the rest of it."""
+def _check_warm_up(function: Function, begin: int, end: int | None, run: Length, key: str, *, by_epoch: bool) -> None:
+    """Refuse a warm-up that leaves nothing for the rest of the schedule."""
     total, unit = (run.epochs, "epochs") if by_epoch else (run.steps, "optimizer steps")
-    if 0 < total < (end or begin + 1):
-        log.warning("%s acts from %d to %s, but the run has only %d %s", key, begin, end or "the end", total, unit)
     parts = {name: getattr(function, name, None) or 0 for name in ("warmup_iters", "num_last_epochs")}
     length = getattr(function, "total_iters", None) or (end or total) - begin
     if 0 < length <= sum(parts.values()):

@@ -12,8 +12,7 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from hydraloop.engine.argument_checks import refusing
 from hydraloop.errors import UserError
-from hydraloop.optim.group_numbers import GroupNumber
-from hydraloop.optim.schedule import another_kind
+from hydraloop.optim.schedule import GroupNumber, another_kind
 
 _TOTALS = ("T_max", "total_iters", "total_steps")
 """Arguments of torch's schedulers that mean the whole length."""

@@ -6,7 +6,7 @@
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Collection, List, Optional
+from typing import Collection, List, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -42,24 +42,6 @@ class CosineConf(_Schedule):
     """Steps (or epochs) down to the lowest value; then it rises again. Null: from `begin` to `end`."""
     eta_min: float = 0.0
     """The lowest value; torch's default."""
-
-
-@dataclass
-class CosineRestartConf(_Schedule):
-    """`scheduler=[cosine_restart]`: half a cosine down to `eta_min`, again from the top in each period (SGDR)."""
-
-    _target_: str = "hydraloop.optim.CosineRestart"
-    periods: List[int] = field(default_factory=lambda: [2, 6, 12])
-    """Epochs (or steps) of each period; after the last, the value stays. Together the default 20 epochs; each is longer
-    than the one before, as in SGDR."""
-    restart_weights: Optional[List[float]] = None
-    """Share of the learning rate at the start of each period, above 0. Null: 1, as in SGDR."""
-    eta_min: float = 0.0
-    """The lowest value; MMEngine's default."""
-    by_epoch: bool = True
-    """Whether the numbers count epochs, in which periods are usually given. False: optimizer steps."""
-    convert_to_iter_based: bool = True
-    """With `by_epoch`: whether the value changes at each optimizer step. True, as in SGDR."""
 
 
 @dataclass
@@ -173,35 +155,6 @@ class MultiStepConf(_Schedule):
 
 
 @dataclass
-class OneCycleConf(_Schedule):
-    """`scheduler=[onecycle]`: up from a low learning rate and down to a far lower one, the momentum the other way."""
-
-    _target_: str = "hydraloop.optim.OneCycle"
-    max_lr: Any = None
-    """The highest learning rate, or a list of one for each parameter group. Null: the optimizer's, so that it means the
-    same in all schedules."""
-    total_steps: Optional[int] = None
-    """Length in steps (or epochs). Null: from `begin` to `end`, so that the lowest value comes last."""
-    pct_start: float = 0.3
-    """Share of the length that goes up, 0..1; torch's default."""
-    anneal_strategy: str = "cos"
-    """`cos` or `linear`; torch's default."""
-    cycle_momentum: bool = True
-    """Whether to change the momentum (Adam's first beta) too. torch's default: it is part of the method. No effect if
-    `param` is not lr."""
-    base_momentum: float = 0.85
-    """The momentum at the highest learning rate; torch's default."""
-    max_momentum: float = 0.95
-    """The momentum at the lowest learning rate; torch's default."""
-    div_factor: float = 25.0
-    """`max_lr` divided by the first learning rate, above 0; torch's default."""
-    final_div_factor: float = 1e4
-    """The first learning rate divided by the last, above 0; torch's default."""
-    three_phase: bool = False
-    """Whether the way down has two phases: to the first learning rate, then to the last; torch's default."""
-
-
-@dataclass
 class PolyConf(_Schedule):
     """`scheduler=[poly]`: the learning rate times a power of the share of the training that is left."""
 
@@ -253,12 +206,10 @@ class PlateauConf:
 OPTIONS = {
     "constant": ConstantConf,
     "cosine": CosineConf,
-    "cosine_restart": CosineRestartConf,
     "exponential": ExponentialConf,
     "linear": LinearConf,
     "momentum": MomentumConf,
     "multistep": MultiStepConf,
-    "onecycle": OneCycleConf,
     "plateau": PlateauConf,
     "poly": PolyConf,
     "warmup_cosine": WarmupCosineConf,

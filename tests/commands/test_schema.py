@@ -140,7 +140,7 @@ MISTAKES = {
     "hooks: [ema]": "Incorrect type",
     "optimizer: sgd": "Expected: mapping",
     "optimizer: {lrr: 0.1}": "Incorrect type",
-    "scheduler: {onecycle: {anneal_strategy: cosine}}": "Value is not accepted",
+    "scheduler: {plateau: {threshold_mode: relative}}": "Value is not accepted",
     "defaults: [hydraloop/project, _self_, override hooks: [emaa]]": "Value is not accepted",
     "defaults: [hydraloop/project, _self_, override hoks: [ema]]": "not allowed",
 }

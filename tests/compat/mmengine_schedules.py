@@ -26,16 +26,14 @@ SHOWN = (0, 1, 10, 29, 34, 35, 45, 59)
 KINDS: dict[str, dict[str, Any]] = {
     "Constant": {"factor": 0.25},
     "Cosine": {"T_max": None, "eta_min": 0.001},
-    "CosineRestart": {"periods": [2, 3, 4], "restart_weights": [1.0, 0.5, 0.25], "eta_min": 0.001},
     "Exponential": {"gamma": 0.9},
     "Linear": {"start_factor": 0.2, "end_factor": 0.9},
     "MultiStep": {"milestones": [1, 3, 6], "gamma": 0.5},
-    "OneCycle": {"eta_max": 0.3, "total_steps": None, "pct_start": 0.4},
     "Poly": {"power": 2.0, "eta_min": 0.001},
     "Step": {"step_size": 2, "gamma": 0.7},
     "ReduceOnPlateau": {"factor": 0.3, "patience": 1, "cooldown": 1, "min_value": 0.002},
 }
-LONGER = {"periods": [10, 14, 19], "milestones": [4, 11, 20], "step_size": 7}
+LONGER = {"milestones": [4, 11, 20], "step_size": 7}
 """The lengths of those that count iterations."""
 
 
@@ -45,7 +43,7 @@ def single_cases() -> list[list[dict[str, Any]]]:
     for kind, param, unit, part in itertools.product(
         KINDS, ("lr", "momentum"), ("iterations", "epochs", "converted"), (False, True)
     ):
-        if (kind == "OneCycle" and param == "momentum") or (kind == "ReduceOnPlateau" and unit != "epochs"):
+        if kind == "ReduceOnPlateau" and unit != "epochs":
             continue  # MMEngine has none
         begin_and_end = {"begin": 2, "end": 9} if unit != "iterations" else {"begin": 7, "end": 46}
         arguments = dict(KINDS[kind])
@@ -65,14 +63,11 @@ def sequences(count: int = 24) -> list[list[dict[str, Any]]]:
     for _ in range(count):
         cuts = sorted(random.sample(range(4, STEPS - 4, 4), random.choice((1, 2))))
         stretches = itertools.pairwise([0, *cuts, STEPS])
-        kinds = random.sample([kind for kind in KINDS if kind not in ("OneCycle", "ReduceOnPlateau")], len(cuts) + 1)
-        if random.random() < 0.3:
-            # OneCycle replaces MMEngine's initial_lr, from which a CosineRestart and a rising Cosine go.
-            kinds = ["OneCycle", *[kind for kind in kinds if kind != "CosineRestart"]][: len(cuts) + 1]
+        kinds = random.sample([kind for kind in KINDS if kind != "ReduceOnPlateau"], len(cuts) + 1)
         sequence = []
         for kind, (begin, end) in zip(kinds, stretches, strict=False):
             arguments = dict(KINDS[kind])
-            if kind == "Cosine" and "OneCycle" not in kinds and random.random() < 0.5:
+            if kind == "Cosine" and random.random() < 0.5:
                 arguments["T_max"] = max(2, (end - begin) // 3)
             sequence.append(
                 {"kind": kind, "arguments": arguments, "param": "lr", "unit": "iterations", "begin": begin, "end": end}

@@ -54,7 +54,6 @@ def test_every_schedule_and_every_option_of_a_group_is_there(docs: Any) -> None:
         "warmup_cosine",
         "linear",
         "multistep",
-        "onecycle",
         "poly",
         "plateau",
         "momentum",

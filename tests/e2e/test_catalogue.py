@@ -31,10 +31,10 @@ COMMANDS = (
     "+task.metrics.top3.num_classes=10 +task.metrics.top3.top_k=3 default_hooks.checkpoint.save_best=top3",
     "engine.max_epochs=2 distributed.nproc_per_node=2",
     "engine.max_epochs=1 scheduler=[warmup_cosine,momentum]",
-    "engine.max_epochs=1 scheduler=onecycle",
+    "engine.max_epochs=1 scheduler=[] +scheduler.cycle._target_=torch.optim.lr_scheduler.OneCycleLR "
+    "+scheduler.cycle._partial_=true +scheduler.cycle.max_lr=0.01 +scheduler.cycle.total_steps=null",
     "engine.max_epochs=1 scheduler=[linear,poly,plateau]",
     "engine.max_epochs=1 scheduler=[constant,multistep,exponential]",
-    "engine.max_epochs=1 scheduler=cosine_restart",
     "engine.max_epochs=3 default_hooks.checkpoint.max_keep_ckpts=2 default_hooks.checkpoint.save_best=auto "
     "default_hooks.checkpoint.published_keys=[meta,state_dict]",
     "engine.max_epochs=1 default_hooks.checkpoint.by_epoch=false default_hooks.checkpoint.interval=5 "

@@ -26,7 +26,7 @@ from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
-from hydraloop.optim import Exponential, OneCycle, Schedule
+from hydraloop.optim import Exponential, Schedule
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
@@ -82,15 +82,6 @@ def test_with_one_lr_the_record_has_one(tmp_path: Path) -> None:
     net = model()
     groups = [{"params": [parameter], "weight_decay": 0.1 * n} for n, parameter in enumerate(net.parameters())]
     assert lrs(trained(tmp_path, net, optim.SGD(groups, lr=1.0))[-1]) == {"lr": 1.0}
-
-
-def test_a_group_whose_schedule_differs_is_recorded_from_then_on(tmp_path: Path) -> None:
-    net = model()
-    optimizer = optim.SGD([{"params": [parameter]} for parameter in net.parameters()], lr=1.0)
-    tops = OneCycle(max_lr=[1.0, 1.0, 1.0, 3.0, 1.0, 1.0], div_factor=1.0, cycle_momentum=False)
-    records = trained(tmp_path, net, optimizer, {"cycle": Schedule("cycle", tops, optimizer, end=4)})
-    assert all(set(lrs(record)) == {"lr", "lr/3"} for record in records)
-    assert lrs(records[0]) == {"lr": 1.0, "lr/3": 3.0}
 
 
 def test_each_further_optimizer_is_in_the_record(tmp_path: Path) -> None:

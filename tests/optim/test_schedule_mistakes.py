@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch.optim import Adagrad
 
 from hydraloop.errors import UserError
-from hydraloop.optim import Exponential, Function, Linear, OneCycle, Plateau
+from hydraloop.optim import Exponential, Function, Linear, Plateau
 from hydraloop.schemas.scheduler import OPTIONS
-from tests.optim.scheduled import EPOCHS, of, option, run, two_groups
+from tests.optim.scheduled import of, option, run, two_groups
 
 NAN = float("nan")
 
@@ -28,8 +25,6 @@ NAN = float("nan")
         ("cosine", {"eta_min": -1.0}, "eta_min", "Use a number from 0."),
         ("cosine", {"param": "momentun"}, "param", "Did you mean momentum?"),
         ("constant", {"factor": 0.0}, "factor", "above 0, up to 1"),
-        ("cosine_restart", {"periods": [0, 3]}, "periods", "Use a whole number from 1."),
-        ("cosine_restart", {"restart_weights": [1.0]}, "restart_weights", "one weight for each period"),
         ("exponential", {"gamma": -1.0}, "gamma", "above 0"),
         ("linear", {"start_factor": 0.0}, "start_factor", "above 0, up to 1"),
         ("linear", {"end_factor": 1.5}, "end_factor", "from 0 to 1"),
@@ -40,13 +35,6 @@ NAN = float("nan")
         ("multistep", {"milestones": [0, 3]}, "milestones", "from 1"),
         ("multistep", {"gamma": 0.0}, "gamma", "above 0"),
         ("multistep", {"gamma": NAN}, "gamma", "above 0"),
-        ("onecycle", {"max_lr": -1.0}, "max_lr", "above 0"),
-        ("onecycle", {"max_lr": [0.1, 0.0]}, "max_lr", "above 0"),
-        ("onecycle", {"pct_start": 1.5}, "pct_start", "from 0 to 1"),
-        ("onecycle", {"anneal_strategy": "cosine"}, "anneal_strategy", "Use cos or linear."),
-        ("onecycle", {"div_factor": 0.0}, "div_factor", "above 0"),
-        ("onecycle", {"base_momentum": 2.0}, "base_momentum", "from 0 to 1"),
-        ("onecycle", {"total_steps": 0}, "total_steps", "from 1"),
         ("poly", {"power": 0.0}, "power", "above 0"),
         ("poly", {"power": -1.0}, "power", "above 0"),
         ("plateau", {"patience": -1}, "patience", "whole number from 0"),
@@ -96,7 +84,6 @@ def test_a_function_names_an_option_of_another_type(make: Callable[[], Function]
 @pytest.mark.parametrize(
     ("function", "ours", "key"),
     [
-        (OneCycle(max_lr=[1.0]), {}, "scheduler.mine.max_lr"),
         (Exponential(0.5), {"begin": "1"}, "scheduler.mine.begin"),
         (Exponential(0.5), {"end": 1.5}, "scheduler.mine.end"),
         (Exponential(0.5), {"monitor": "loss"}, "scheduler.mine.monitor"),
@@ -110,11 +97,6 @@ def test_a_mistake_names_its_key(function: Any, ours: dict[str, Any], key: str) 
     assert caught.value.key == key
 
 
-def test_a_cycle_for_an_optimizer_without_momentum_is_refused() -> None:
-    with pytest.raises(UserError, match="cycle_momentum"):
-        option("onecycle", Adagrad([torch.nn.Parameter(torch.zeros(1))]))
-
-
 @pytest.mark.parametrize(("epochs", "steps_per_epoch"), [(1, 1), (1, 3), (2, 1)])
 @pytest.mark.parametrize("name", sorted(OPTIONS.keys() - {"constant", "linear", "momentum"}))
 def test_the_defaults_fit_the_shortest_runs(
@@ -124,33 +106,6 @@ def test_the_defaults_fit_the_shortest_runs(
     schedule = option(name, optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch)
     run(optimizer, [schedule], epochs * steps_per_epoch)
     assert caplog.text == ""
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"begin": 60}, "acts from 60 to the end, but the run has only 60 optimizer steps"),
-        ({"begin": EPOCHS + 1, "by_epoch": True}, "acts from 13 to the end, but the run has only 12 epochs"),
-        ({"end": 61}, "acts from 0 to 61, but the run has only 60 optimizer steps"),
-        ({"begin": 13, "by_epoch": True, "convert_to_iter_based": True}, "the run has only 12 epochs"),
-        ({"begin": 59, "end": 60}, ""),
-    ],
-)
-def test_a_begin_or_end_after_the_run_is_one_warning(
-    changes: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        option("poly", two_groups(), **changes)
-    assert [words in record.getMessage() for record in caplog.records] == ([True] if words else [])
-
-
-@pytest.mark.parametrize(("end", "last"), [(8, 7), (30, 19)])
-def test_a_one_cycle_stops_at_its_end_or_stays_at_its_last_value(end: int, last: int) -> None:
-    optimizer = two_groups()
-    seen = [lrs[0] for lrs in run(optimizer, [option("onecycle", optimizer, total_steps=20, end=end)])]
-    assert len(set(seen[: last + 1])) > last // 2
-    assert set(seen[last:]) == {seen[last]}
-    assert seen[last] != seen[last - 1]
 
 
 class TakesTheStepOnly(Function):

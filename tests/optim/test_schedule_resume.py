@@ -26,11 +26,9 @@ LOSSES = [1.0, 1.0, 0.5, 0.6, 0.4, 0.4, 0.4, 0.3, 0.3, 0.3, 0.3, 0.2, *[0.2] * 1
 SETS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "constant": [("constant", {"end": 30})],
     "cosine": [("cosine", {"eta_min": 0.01})],
-    "cosine_restart": [("cosine_restart", {"periods": [2, 4, 6]})],
     "exponential": [("exponential", {})],
     "linear": [("linear", {"end": 30})],
     "multistep": [("multistep", {"milestones": [2, 4, 9]})],
-    "onecycle": [("onecycle", {})],
     "plateau": [("plateau", {"patience": 1, "min_lr": 0.005, "mode": "min"})],
     "poly": [("poly", {})],
     "warmup_cosine": [("warmup_cosine", {"warmup_iters": 20})],
@@ -40,7 +38,6 @@ SETS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "later": [("linear", {"end": 20}), ("cosine", {"begin": 20}), ("momentum", {"begin": 10, "end": 50})],
     "converted": [("multistep", {"milestones": [2, 4, 9], "convert_to_iter_based": True})],
     "two of a key": [("cosine", {"param": "weight_decay"}), ("poly", {"param": "weight_decay"})],
-    "onecycle of another key": [("onecycle", {"param": "weight_decay", "begin": 10})],
     "with a plateau": [("poly", {}), ("plateau", {"patience": 0, "mode": "min"})],
 }
 

@@ -59,11 +59,9 @@ CASES: list[tuple[str, dict[str, Any], Formula]] = [
 MMENGINES = {
     "constant",
     "cosine",
-    "cosine_restart",
     "exponential",
     "linear",
     "multistep",
-    "onecycle",
     "poly",
     "plateau",
 }
@@ -121,30 +119,6 @@ def test_ours_stay_at_the_lowest_value(name: str) -> None:
     optimizer = two_groups()
     schedule = option(name, optimizer, total_iters=4, by_epoch=False, convert_to_iter_based=False, min_lr_ratio=0.0)
     assert run(optimizer, [schedule], 9)[4:] == [[0.0, 0.0]] * 6
-
-
-def test_onecycle_moves_the_momentum_the_other_way() -> None:
-    for kind, key in ((SGD, "momentum"), (AdamW, "betas")):
-        optimizer = two_groups(kind)
-        seen = run(optimizer, [option("onecycle", optimizer)], key=key)
-        first = [values[0] if key == "momentum" else values[0][0] for values in seen]
-        top = round(0.3 * STEPS) - 1
-        assert (first[0], first[top], first[-1]) == pytest.approx((0.95, 0.85, 0.95))
-
-
-def test_onecycle_has_a_highest_lr_for_each_group_and_stays_at_its_last_value() -> None:
-    optimizer = two_groups()
-    schedule = option("onecycle", optimizer, max_lr=[3.0, 5.0], total_steps=10, pct_start=0.3)
-    seen = run(optimizer, [schedule])
-    assert seen[2] == [3.0, 5.0]
-    assert seen[9] == pytest.approx([3 / 25e4, 5 / 25e4])
-    assert seen[9:] == [seen[9]] * (STEPS - 8)
-
-
-def test_a_warm_up_does_not_change_the_highest_lr_of_onecycle() -> None:
-    optimizer = two_groups()
-    schedules = [option("linear", optimizer, end=5), option("onecycle", optimizer, begin=5)]
-    assert max(lrs[0] for lrs in run(optimizer, schedules)) == pytest.approx(LRS[0], rel=1e-2)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -66,14 +66,6 @@ def test_each_group_has_its_own_kind_of_momentum() -> None:
     assert "momentum" not in last
 
 
-def test_a_cycle_has_a_top_for_each_group_and_changes_each_kind_of_momentum() -> None:
-    optimizer = several()
-    cycle = {"_target_": "hydraloop.optim.OneCycle", "max_lr": [1.0, 2.0, 3.0, 4.0], "pct_start": 0.5}
-    apply(optimizer, list(made(optimizer, cycle=cycle).values()), 4)
-    assert lrs(optimizer) == pytest.approx([1.0, 2.0, 3.0, 4.0])
-    assert optimizer.param_groups[0]["momentum"] == optimizer.param_groups[1]["betas"][0] == pytest.approx(0.85)
-
-
 def test_each_optimizer_may_have_a_plateau() -> None:
     optimizer = several()
     plateau = {"_target_": "hydraloop.optim.Plateau", "patience": 0, "monitor": "loss", "mode": "min"}

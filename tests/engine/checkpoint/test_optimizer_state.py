@@ -24,7 +24,6 @@ from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import (
     YOLOX,
     Cosine,
-    CosineRestart,
     Exponential,
     Function,
     Length,
@@ -310,7 +309,6 @@ EVERY_KIND: dict[str, list[Entry]] = {
     "cosine": [(Cosine(eta_min=1e-4), {})],
     "cosine of a part": [(Cosine(eta_min=1e-4), {"begin": 2, "end": 7})],
     "cosine by epoch": [(Cosine(eta_min=1e-4), {"by_epoch": True})],
-    "restarts": [(CosineRestart([4, 9], eta_min=1e-4), {})],
     "warm-up before a cosine": [(Linear(0.3), {"end": 3}), (Cosine(eta_min=1e-4), {"begin": 3})],
     "warmup_cosine": [(WarmupCosine(min_lr_ratio=0.1, warmup_iters=4), {})],
     "yolox": [(YOLOX(warmup_iters=3, num_last_epochs=2), {})],
