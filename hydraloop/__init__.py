@@ -14,9 +14,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.hook import Hook, Priority
-from hydraloop.errors import UserError
-from hydraloop.schemas import register as _register
+from hydraloop.early_interrupts import deferred as _deferred
+
+with _deferred():
+    from hydraloop.engine.hook import Hook, Priority
+    from hydraloop.errors import UserError
+    from hydraloop.schemas import register as _register
+
+    _register()
 
 if TYPE_CHECKING:
     from hydraloop.app import main as main
@@ -40,13 +45,12 @@ _LAZY = {
 }
 __all__ = ["Engine", "Hook", "Priority", "Task", "UserError", "build", "compose", "load", "main", "records"]
 
-_register()
-
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    with _deferred():
+        return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

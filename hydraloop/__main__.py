@@ -3,9 +3,12 @@
 import sys
 from pathlib import Path
 
-from hydraloop import platforms
-from hydraloop.commands.parser import COMMANDS, listing, summaries
-from hydraloop.run_files.output import replace_unencodable
+from hydraloop.early_interrupts import deferred, in_one_line
+
+with deferred():
+    from hydraloop import platforms
+    from hydraloop.commands.parser import COMMANDS, listing, summaries
+    from hydraloop.run_files.output import replace_unencodable
 
 _PROGRAM = ("python", "-m", "hydraloop")
 
@@ -59,21 +62,22 @@ def _train(name: str) -> None:
 
 def main() -> None:
     """The command `hydraloop`, which is the same as `python -m hydraloop`."""
-    platforms.check()
-    replace_unencodable()
-    name = next(iter(sys.argv[1:]), "")
-    if not sys.flags.safe_path:
-        del sys.path[0]  # the folder of the command, or the working directory
-        if name not in COMMANDS:  # these import nothing from the working directory until it is trusted
-            sys.path.insert(0, str(Path.cwd()))
-    if name == "resume":
-        _resume()
-    elif name in COMMANDS:
-        from hydraloop.commands.dispatch import run
+    with in_one_line():
+        platforms.check()
+        replace_unencodable()
+        name = next(iter(sys.argv[1:]), "")
+        if not sys.flags.safe_path:
+            del sys.path[0]  # the folder of the command, or the working directory
+            if name not in COMMANDS:  # these import nothing from the working directory until it is trusted
+                sys.path.insert(0, str(Path.cwd()))
+        if name == "resume":
+            _resume()
+        elif name in COMMANDS:
+            from hydraloop.commands.dispatch import run
 
-        sys.exit(run(sys.argv[1:]))
-    else:
-        _train(name)
+            sys.exit(run(sys.argv[1:]))
+        else:
+            _train(name)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import show, show_help, show_plan
 from hydraloop.commands.parser import listed_names, listing, summaries
+from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import Draft
 from hydraloop.processes import torchrun
@@ -60,26 +61,27 @@ def main(
         folder: used instead of the calling file's folder. A config may name the Python files in it.
         hydra_sections: whether config files may set all options of Hydra. By default, the others must be typed.
     """
-    platforms.check()
-    replace_unencodable()
-    folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
-    gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run
-    ALLOWLIST.trust_folder(folder)
-    ALLOWLIST.trust(trusted)
-    ALLOWLIST.hydra_sections = hydra_sections
-    ALLOWLIST.advice = ALLOWLIST.advice or IN_MAIN
-    if torchrun.is_several():
-        torchrun.keep_quiet()
-    if torchrun.rank() > 0:
-        sys.exit(torchrun.follow())
-    reports = Reports(with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
-    leader = torchrun.Leader()
-    with json_answers.reserved(sys.argv[1:]):
-        code = _run(_App(folder, folder / config_path, config_name, reports, leader))
-    if torchrun.is_several():
-        leader.leave(code)
-    if code:
-        sys.exit(code)
+    with in_one_line():
+        platforms.check()
+        replace_unencodable()
+        folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
+        gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run
+        ALLOWLIST.trust_folder(folder)
+        ALLOWLIST.trust(trusted)
+        ALLOWLIST.hydra_sections = hydra_sections
+        ALLOWLIST.advice = ALLOWLIST.advice or IN_MAIN
+        if torchrun.is_several():
+            torchrun.keep_quiet()
+        if torchrun.rank() > 0:
+            sys.exit(torchrun.follow())
+        reports = Reports(with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
+        leader = torchrun.Leader()
+        with json_answers.reserved(sys.argv[1:]):
+            code = _run(_App(folder, folder / config_path, config_name, reports, leader))
+        if torchrun.is_several():
+            leader.leave(code)
+        if code:
+            sys.exit(code)
 
 
 def _run(app: _App) -> int:

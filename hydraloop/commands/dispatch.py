@@ -12,6 +12,7 @@ from pathlib import Path
 from hydraloop import json_answers
 from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
+from hydraloop.early_interrupts import deferred
 from hydraloop.errors import UserError
 from hydraloop.processes import torchrun
 from hydraloop.sweeps import sweep_description
@@ -42,7 +43,9 @@ def _run(argv: Sequence[str]) -> int:
 
         return on_ranks.run(argv, args)
     try:
-        code: int = importlib.import_module(f"hydraloop.commands.{name}").run(args)
+        with deferred():
+            module = importlib.import_module(f"hydraloop.commands.{name}")
+        code: int = module.run(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `| head`

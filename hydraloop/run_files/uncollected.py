@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hydraloop.early_interrupts import deferred
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Switch the garbage collector off for the imports in the body, and hide all objects from it if they import.
+    """Import in the body: without the garbage collector, from which all objects are hidden then, and without signals.
 
     It would go through the objects of torch many times while torch is imported, and again during training. That
     takes a fifth of the CPU time of a short run. Call it only in processes of hydraloop's own.
@@ -18,7 +20,8 @@ def uncollected() -> Iterator[None]:
     imported, collects = len(sys.modules), gc.isenabled()
     gc.disable()
     try:
-        yield
+        with deferred():
+            yield
     finally:
         if len(sys.modules) > imported:
             gc.freeze()
