@@ -20,7 +20,6 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.hook_order import Slot, missing, slot_of
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from hydraloop.hooks.shared.build_from_config import build_hooks
@@ -64,9 +63,8 @@ def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock:
         if checkpoint is None:
             wait_for_followers(run_dir)  # the directory may be that of an attempt that was killed
             cut_after(run_dir / FILENAME, iteration=-1, last_validation=-1)
-        out_dirs = [hook.out_dir for hook in engine.hooks.values() if isinstance(hook, CheckpointHook) and hook.out_dir]
         folder = None if plan.is_recorded else plan.attempt or run_dir / RECORDS
-        run_directory.record(cfg, run_dir, out_dirs, resumed=checkpoint is not None, folder=folder)
+        run_directory.record(cfg, run_dir, resumed=checkpoint is not None, folder=folder)
     return engine
 
 

@@ -85,6 +85,7 @@ class Checkpoints:
         self,
         path: Path,
         *,
+        links: Sequence[Path] = (),
         optimizer: bool = True,
         schedulers: bool = True,
         last: bool = False,
@@ -98,6 +99,7 @@ class Checkpoints:
 
         Args:
             path: the file.
+            links: other names of the file: hard links to it, or copies where the file system has no links.
             optimizer: whether to save the optimizer's state.
             schedulers: whether to save the states of the schedules.
             last: whether `resume=auto` and restarts continue from this file (the file `last_checkpoint` names it).
@@ -131,7 +133,7 @@ class Checkpoints:
 
         def write(saved: Checkpoint) -> bool:
             self._loss_check.check_weights(broken_weights(saved, buffers, holder, ranks), iteration)
-            return write_file(path, saved, ranks, last=last, delete=delete)
+            return write_file(path, saved, ranks, links=links, last=last, delete=delete)
 
         return self._saver.start(stand_alone(checkpoint, ranks), write, settled, asynchronous=asynchronous)
 

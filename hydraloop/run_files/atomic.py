@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -53,6 +54,16 @@ def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
     """Replace the contents of a file. `flush` and errors: as in `replacing`."""
     with replacing(path, flush=flush) as unfinished:
         unfinished.write_bytes(content)
+
+
+def link(path: Path, other: Path) -> None:
+    """Replace `other` by a hard link to a complete file, or by a copy where the file system has no links."""
+    with replacing(other) as unfinished:
+        unfinished.unlink(missing_ok=True)  # of a killed process with the same number
+        try:
+            os.link(path, unfinished)
+        except OSError:
+            shutil.copyfile(path, unfinished)
 
 
 def remove_unfinished(path: Path) -> None:

@@ -22,8 +22,6 @@ BEST = "best_"
 """Begins the name of the best checkpoint of a metric (`save_best`)."""
 LAST = "last_checkpoint"
 """Text file next to the checkpoints: the name of the one that a resumed run continues from."""
-RUN_DIR_FILE = "run_dir"
-"""Text file in a checkpoint directory outside its run: the path of the run directory."""
 UNFINISHED = re.compile(rf"\..+({re.escape(SUFFIX)}|{re.escape(SAFETENSORS)})\.\d+\.part")
 """Names that `atomic.replacing` gives checkpoints and published files while they are written."""
 _NUMBER = re.compile(r"(?:^|_)(epoch|iter)_(\d+)$")

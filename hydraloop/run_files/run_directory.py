@@ -11,7 +11,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files import atomic, attempts
 from hydraloop.run_files.attempts import RECORDS
-from hydraloop.run_files.checkpoint_files import RUN_DIR_FILE, candidates
+from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.config_yaml import masked_yaml
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -74,7 +74,7 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
     with suppress(OSError):  # none recorded
         recorded = (run_dir / RECORDS / _FOLDERS).read_text(encoding="utf-8")
         folders += [run_dir / line for line in recorded.splitlines()]
-    return [folder for folder in dict.fromkeys(folders) if _is_of(folder, run_dir)]
+    return list(dict.fromkeys(folders))
 
 
 def config_file(run_dir: Path) -> Path | None:
@@ -90,15 +90,12 @@ def is_recorded(run_dir: Path) -> bool:
     return (run_dir / RECORDS / CONFIG).exists()
 
 
-def record(
-    cfg: DictConfig, run_dir: Path, out_dirs: Sequence[Path], *, resumed: bool, folder: Path | None = None
-) -> None:
-    """Write the config and the checkpoint folders, for a later `resume=`.
+def record(cfg: DictConfig, run_dir: Path, *, resumed: bool, folder: Path | None = None) -> None:
+    """Write the config, for a later `resume=`.
 
     A new run is also recorded as one of the projects whose Python files are trusted.
 
     Args:
-        out_dirs: of the run's checkpoint hooks, if they are set.
         resumed: the run continues what an earlier process started.
         folder: for the config. None: it is written already.
     """
@@ -108,8 +105,12 @@ def record(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         atomic.write_text(folder / CONFIG, masked_yaml(cfg, resolve=False))
-    within = run_dir.resolve()
-    for path in map(Path.resolve, out_dirs):
+
+
+def record_checkpoint_folder(run_dir: Path, folder: Path) -> None:
+    """Record a folder with checkpoints of the run, for a later `resume=`, if the run has records at all."""
+    path, within = folder.resolve(), run_dir.resolve()
+    if (run_dir / RECORDS).is_dir() and path not in map(Path.resolve, checkpoint_folders(run_dir)):
         with (run_dir / RECORDS / _FOLDERS).open("a", encoding="utf-8") as file:
             file.write(f"{path.relative_to(within) if path.is_relative_to(within) else path}\n")
 
@@ -163,40 +164,16 @@ def created_by_hydra(run_dir: Path) -> bool:
     return Path(HydraConfig.get().runtime.output_dir).resolve() == run_dir.resolve()
 
 
-def _is_of(folder: Path, run_dir: Path) -> bool:
-    """Return whether a folder has the run's checkpoints: an attempt to resume may have named another run's folder."""
-    if folder.resolve().is_relative_to(run_dir.resolve()):
-        return True
-    found = owner(folder)
-    return found is None or found.resolve() == run_dir.resolve() or not found.exists()  # a run may have been moved
-
-
-def owner(folder: Path) -> Path | None:
-    """Return the run to which a folder of checkpoints belongs: the one named in it, or the one that contains it."""
-    pointer = folder / RUN_DIR_FILE
-    if pointer.is_file():
-        return Path(pointer.read_text(encoding="utf-8").strip())
-    above = folder.resolve().parent
-    return above if (above / RECORDS).exists() else None
-
-
 def run_of(path: Path) -> Path | None:
     """Return the run directory of `resume=<path>`; None for a checkpoint that does not belong to a run.
 
-    The run of a checkpoint contains its folder, or is named in it (`out_dir`). The folder itself stands for that run,
-    too. Such a run must name the folder, or have been deleted in a project of the user: the checkpoint may come from
-    anywhere.
+    The run of a checkpoint contains its folder. The folder itself stands for that run, too.
     """
     folder = path.resolve() if path.is_dir() else path.resolve().parent
-    if path.is_dir() and (holds_run(path) or owner(folder) is None):
+    is_folder_of_run = (folder.parent / RECORDS).exists()
+    if path.is_dir() and (holds_run(path) or not is_folder_of_run):
         return path
-    if (folder.parent / RECORDS).exists():
-        return folder.parent
-    found = owner(folder)
-    if found is None:
-        return None
-    names_it = folder in map(Path.resolve, checkpoint_folders(found)) if holds_run(found) else is_own(found)
-    return found if names_it else None
+    return folder.parent if is_folder_of_run else None
 
 
 def is_own(run_dir: Path) -> bool:

@@ -16,9 +16,6 @@ class CheckpointHookConf(HookConf):
     interval: Optional[int] = 1
     """Epochs (or iterations) between two regular checkpoints, at least 1. 1, as in MMEngine. Null: only the last and
     the best."""
-    time_interval: Any = None
-    """Time after the last regular checkpoint at which another one is written, in addition to `interval`: `15min`, `2h`,
-    `0:15:00` or seconds. Null: regular checkpoints only at `interval`."""
     by_epoch: bool = True
     """Whether `interval` and `save_begin` count epochs, as in MMEngine, or iterations."""
     max_keep_ckpts: Optional[int] = None

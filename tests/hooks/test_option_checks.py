@@ -16,7 +16,6 @@ NO_LAST = {"published_keys": ["state_dict"], "save_last": False}
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("CheckInvalidLossHook", {"interval": 0}, "interval", "Use 1 or more."),
     ("CheckpointHook", {"interval": 0}, "interval", "Use 1 or more, or null to switch it off."),
-    ("CheckpointHook", {"time_interval": "15 minutes"}, "time_interval", "(30min)"),
     ("CheckpointHook", {"save_begin": -1}, "save_begin", "0 or more"),
     ("CheckpointHook", {"max_keep_ckpts": 0}, "max_keep_ckpts", "1 or more"),
     ("CheckpointHook", {"rule": "bigger"}, "rule", "greater"),

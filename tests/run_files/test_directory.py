@@ -51,17 +51,6 @@ def test_links_out_of_a_run_are_refused_but_not_those_to_logs_of_wandb() -> None
 
 def test_what_is_recorded_without_hydra() -> None:
     run_dir = Path("mine")
-    run_directory.record(OmegaConf.create({"seed": 1}), run_dir, [], resumed=False, folder=run_dir / ".hydra")
-    run_directory.record(OmegaConf.create({"seed": 2}), run_dir, [], resumed=True)
+    run_directory.record(OmegaConf.create({"seed": 1}), run_dir, resumed=False, folder=run_dir / ".hydra")
+    run_directory.record(OmegaConf.create({"seed": 2}), run_dir, resumed=True)
     assert OmegaConf.load(run_dir / ".hydra" / "config.yaml").seed == 1
-
-
-def test_a_run_that_names_the_own_folder_of_another_has_no_checkpoint_there() -> None:
-    """The attempt was refused; `resume=` does not use the checkpoint of the other run."""
-    other = Path("outputs/2026-01-01/00-00-00-a")
-    run_directory.record(OmegaConf.create(), other, [], resumed=False, folder=other / ".hydra")
-    (other / "checkpoints").mkdir()
-    run_dir = Path("outputs/2026-01-02/00-00-00-b")
-    folder = run_dir / ".hydra"
-    run_directory.record(OmegaConf.create(), run_dir, [other / "checkpoints"], resumed=False, folder=folder)
-    assert run_directory.checkpoint_folders(run_dir) == [run_dir / "checkpoints"]

@@ -38,8 +38,9 @@ def config(**changed: object) -> DictConfig:
 def make_run(name: str, *checkpoints: str, cfg: DictConfig | None = None, out_dir: Path | None = None) -> Path:
     """Make a run directory with complete checkpoints, the first one the oldest."""
     run_dir = Path("outputs") / name
-    out_dirs = [] if out_dir is None else [out_dir]
-    run_directory.record(cfg or config(), run_dir, out_dirs, resumed=False, folder=run_dir / ".hydra")
+    run_directory.record(cfg or config(), run_dir, resumed=False, folder=run_dir / ".hydra")
+    if out_dir is not None:
+        run_directory.record_checkpoint_folder(run_dir, out_dir)
     folder = out_dir or run_dir / "checkpoints"
     folder.mkdir()
     for age, checkpoint in enumerate(checkpoints):
@@ -160,16 +161,13 @@ def test_a_run_directory_and_a_checkpoint_file() -> None:
 
 
 @pytest.mark.parametrize("name", ["first", "2026-01-01/10-00-00-aaaaaa"])
-def test_the_folder_of_the_checkpoints_stands_for_its_run(name: str, tmp_path: Path) -> None:
+def test_the_folder_of_the_checkpoints_stands_for_its_run(name: str) -> None:
     run_dir = make_run(name, "epoch_1.pth", "epoch_2.pth")
     found = find(config(resume=str(run_dir / "checkpoints")), None)
     assert (str(found[0]), str(found[1])) == (
         str(run_dir.resolve()),
         str(run_dir.resolve() / "checkpoints/epoch_2.pth"),
     )
-    other = make_run("other", "epoch_1.pth", out_dir=tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "run_dir").write_text(f"{other}\n")
-    assert find(config(resume=str(tmp_path / "elsewhere")), None) == (other, tmp_path / "elsewhere" / "epoch_1.pth")
 
 
 def test_a_folder_of_checkpoints_without_a_run_is_one_message() -> None:
@@ -185,12 +183,11 @@ def test_a_checkpoint_outside_of_any_run_starts_a_new_directory() -> None:
     assert find(config(resume="alone.pth"), None) == (None, Path("alone.pth"))
 
 
-def test_checkpoints_that_lie_elsewhere_know_their_run(tmp_path: Path) -> None:
+def test_a_run_finds_its_checkpoints_elsewhere_but_they_do_not_name_it(tmp_path: Path) -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", out_dir=tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "run_dir").write_text(f"{run_dir}\n")
     checkpoint = tmp_path / "elsewhere" / "epoch_1.pth"
     assert find(config(), None) == (run_dir, checkpoint)
-    assert find(config(resume=str(checkpoint)), None) == (run_dir, checkpoint)
+    assert find(config(resume=str(checkpoint)), None) == (None, checkpoint)
 
 
 def attempt(run_dir: Path, **changed: object) -> None:
@@ -220,34 +217,25 @@ def test_an_attempt_with_another_model_changes_nothing_about_which_run_it_is() -
 def test_checkpoints_are_also_where_a_resumed_run_has_put_them(tmp_path: Path) -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     elsewhere = tmp_path / "elsewhere"
-    run_directory.record(config(), run_dir, [elsewhere], resumed=True)
+    run_directory.record_checkpoint_folder(run_dir, elsewhere)
     found = find(config(), None)
     assert found[1] == run_dir / "checkpoints" / "epoch_1.pth", "the attempt has written none"
     elsewhere.mkdir()
     torch.save({"format": 1}, elsewhere / "epoch_2.pth")
     assert find(config(), None)[1] == elsewhere / "epoch_2.pth"
-    other = started(make_run("2026-01-01/09-00-00-aaaaaa", "epoch_1.pth"), 1000)
-    (elsewhere / "run_dir").write_text(f"{other}\n")
-    assert find(config(), None)[1] == run_dir / "checkpoints" / "epoch_1.pth"
 
 
 def test_a_folder_that_only_the_job_could_name_is_recorded_and_moves_with_the_run() -> None:
     cfg = config(default_hooks={"checkpoint": {"out_dir": "${hydra:runtime.output_dir}/ck"}})
     run_dir = Path("outputs/2026-01-01/10-00-00-aaaaaa")
-    run_directory.record(cfg, run_dir, [run_dir.absolute() / "ck"], resumed=False, folder=run_dir / ".hydra")
+    run_directory.record(cfg, run_dir, resumed=False, folder=run_dir / ".hydra")
+    run_directory.record_checkpoint_folder(run_dir, run_dir.absolute() / "ck")
     (run_dir / "ck").mkdir()
     torch.save({"format": 1}, run_dir / "ck" / "epoch_1.pth")
     assert find(cfg, None) == (run_dir, run_dir / "ck" / "epoch_1.pth")
     moved = run_dir.rename("moved")
     found = find(config(resume="moved"), None)
     assert found == (moved, moved / "ck" / "epoch_1.pth")
-
-
-def test_a_moved_runs_checkpoint_leads_to_where_it_is_now(tmp_path: Path) -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    (run_dir / "checkpoints" / "run_dir").write_text(f"{tmp_path / 'copied from'}\n")
-    found = find(config(resume=str(run_dir / "checkpoints" / "epoch_1.pth")), None)
-    assert found[0] == run_dir.resolve()
 
 
 @pytest.mark.parametrize("resume", ["outputs/none", "none.pth"])

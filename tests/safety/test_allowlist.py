@@ -121,7 +121,7 @@ REFUSED = [
     "hydraloop.examples.bundled.find_data_file",
     "hydraloop.examples.bundled.read_table",
     "hydraloop.hooks.checkpoint.out_dir.CheckpointFolder",
-    "hydraloop.hooks.checkpoint.out_dir.CheckpointFolder.locate",
+    "hydraloop.hooks.checkpoint.out_dir.CheckpointFolder.open",
     "hydraloop.hooks.checkpoint.publishing.publish",
     "own_project.parts.publish",
     "own_project.parts.ExecutionTraceObserver",

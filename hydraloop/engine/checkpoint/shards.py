@@ -64,7 +64,7 @@ def join(checkpoint: Any, tensor: Callable[[str], Tensor | None]) -> Any:
     return with_replaced(checkpoint, replace)
 
 
-def write(path: Path, parts: Parts, mesh: DeviceMesh) -> str:
+def write(path: Path, parts: Parts, mesh: DeviceMesh) -> Shards:
     """Write the parts of all ranks to a new folder next to `path`; called on every rank, maybe in a thread.
 
     Args:
@@ -72,7 +72,7 @@ def write(path: Path, parts: Parts, mesh: DeviceMesh) -> str:
         mesh: of the hosts, for this purpose only.
 
     Returns:
-        The entry `shards` of the `.pth`.
+        What the `.pth` lists.
 
     Raises:
         OSError: a rank could not write; raised on every rank, and the folder is removed.
@@ -114,7 +114,16 @@ def write(path: Path, parts: Parts, mesh: DeviceMesh) -> str:
         raise OSError(failed[0], os.strerror(failed[0]), str(folder))
     if rank == 0:
         atomic.flush_folder(folder)
-    return Shards(folder, {name: entry for of_rank in told for name, entry in of_rank.items()}).text()
+    return Shards(folder, {name: entry for of_rank in told for name, entry in of_rank.items()})
+
+
+def link(shards: Shards, path: Path) -> Shards:
+    """Give the shards of a checkpoint a second folder, next to `path`, with hard links or copies; called on rank 0."""
+    folder = path.with_name(f"{path.stem}{SHARDS}{shards.folder.name.rpartition(SHARDS)[2]}")
+    folder.mkdir(exist_ok=True)
+    for name in shards.files:
+        atomic.link(shards.folder / name, folder / name)
+    return Shards(folder, shards.files)
 
 
 def read(checkpoint: dict[str, Any], folder: Path, mesh: DeviceMesh | None, only: Collection[str] | None) -> None:

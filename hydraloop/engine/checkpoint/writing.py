@@ -14,6 +14,7 @@ from hydraloop.engine.checkpoint import shards
 from hydraloop.engine.checkpoint.format import Checkpoint, write
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loss_check import not_finite
+from hydraloop.run_files import atomic
 from hydraloop.run_files.checkpoint_files import point_to, remove, remove_old_shards, still_safe
 
 log = logging.getLogger(__name__)
@@ -62,25 +63,38 @@ def _shards(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
 
 
 def write_file(
-    path: Path, checkpoint: Checkpoint, distributed: Distributed, *, last: bool, delete: Sequence[Path]
+    path: Path,
+    checkpoint: Checkpoint,
+    distributed: Distributed,
+    *,
+    links: Sequence[Path] = (),
+    last: bool,
+    delete: Sequence[Path],
 ) -> bool:
     """Write a file, maybe in a thread; then delete others. Called on rank 0; with FSDP2, on every rank.
 
     Args:
         checkpoint: as `stand_alone` returns it.
+        links: other names of the file.
         last: whether `resume=auto` and restarts continue from it.
         delete: files that are not needed once it is written.
 
     Returns:
         Whether it was written. If the disk is full or the folder is read-only, a warning says what is still safe.
     """
+    written = None
     try:
         if distributed.mesh is not None:
-            entry = shards.write(path, checkpoint["shards"], distributed.mesh)
+            written = shards.write(path, checkpoint["shards"], distributed.mesh)
             if not distributed.is_main:
                 return True
-            checkpoint = {**checkpoint, "shards": entry}
+            checkpoint = {**checkpoint, "shards": written.text()}
         write(path, checkpoint)
+        for other in links:
+            if written is None:
+                atomic.link(path, other)
+            else:
+                write(other, {**checkpoint, "shards": shards.link(written, other).text()})
         if last:
             point_to(path)
     except OSError as full:
@@ -89,7 +103,8 @@ def write_file(
             path, full.strerror or full, still_safe(path.parent),
         )  # fmt: skip
         return False
-    remove_old_shards(path)
+    for file in (path, *links):
+        remove_old_shards(file)
     for file in delete:
         remove(file)
     return True

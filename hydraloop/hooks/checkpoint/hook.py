@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
-from hydraloop.engine.settings import seconds_of
-from hydraloop.hooks.checkpoint.best_metrics import SaveBest
-from hydraloop.hooks.checkpoint.file_records import BestFile, FileRecords
+from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder, in_file_name
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
-from hydraloop.hooks.shared.monitoring import check_validated, is_better
-from hydraloop.option_checks import check_at_least
+from hydraloop.hooks.shared.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
+from hydraloop.option_checks import check_at_least, check_choice
 from hydraloop.run_files.checkpoint_files import BEST, SUFFIX
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.run_files.result import Best
+from hydraloop.run_files.run_directory import CHECKPOINTS
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -31,17 +28,65 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class BestFile:
+    """The best validation of one metric."""
+
+    value: float
+    iteration: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecords:
+    """The files of a run. A change makes new records, so that a failed write can restore the previous ones."""
+
+    best: Mapping[str, BestFile] = field(default_factory=dict)
+    """By metric."""
+    kept: tuple[Path, ...] = ()
+    """Regular files, oldest first, without those deleted by `max_keep_ckpts`."""
+    replaced: tuple[Path, ...] = ()
+    """Best files that a better one has replaced, to be deleted."""
+    last_saved: int = 0
+    """The iteration of the newest regular file."""
+
+    def state(self, folder: CheckpointFolder) -> dict[str, Any]:
+        """Return plain values, with paths as the folder names them."""
+        return {
+            "best": {
+                name: {"value": best.value, "iteration": best.iteration, "checkpoint": folder.relative(best.path)}
+                for name, best in self.best.items()
+            },
+            "kept": [folder.relative(path) for path in self.kept],
+            "replaced": [folder.relative(path) for path in self.replaced],
+            "last_saved": self.last_saved,
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], folder: Path, names: Collection[str]) -> FileRecords:
+        """Restore records from a `state`, with the best files of these metrics, even if the files do not exist."""
+        return cls(
+            best={
+                name: BestFile(entry["value"], entry["iteration"], folder / entry["checkpoint"])
+                for name, entry in state["best"].items()
+                if name in names
+            },
+            kept=tuple(folder / name for name in state["kept"]),
+            replaced=tuple(folder / name for name in state["replaced"]),
+            last_saved=state["last_saved"],
+        )
+
+
 class CheckpointHook(Hook):
-    """Writes checkpoints: every `interval` epochs (or iterations), by time, at the end, and for the best validations.
+    """Writes checkpoints: every `interval` epochs (or iterations), at the end, and for the best validations.
 
     Files in `out_dir`: `epoch_5.pth`, or `iter_500.pth` (by iteration, or if an epoch was cut off); the best checkpoint
     as `best_<metric>_epoch_5.pth` (the previous one is deleted); `<stem>_published.pth` and `.safetensors`, deleted
-    with the file that they are made from. A checkpoint that falls inside an accumulation window is written at the end
-    of the window and has that iteration's number. The epoch's checkpoint is written before its validation, the best one
-    after it. With `time_interval`, a checkpoint is written when that time has passed since the last regular one on all
-    ranks; they agree within two exchanges (`distributed.agree_interval`). After an error nothing is written. If the
-    disk is full or the folder is read-only, a warning says which checkpoint is still safe, training continues, and the
-    next save is tried.
+    with the file that they are made from. If a validation is the best of several metrics, one file is written; the
+    others are hard links to it, or copies if the file system has no links. A checkpoint that falls inside an
+    accumulation window is written at the end of the window and has that iteration's number. The epoch's checkpoint is
+    written before its validation, the best one after it. After an error nothing is written. If the disk is full or the
+    folder is read-only, a warning says which checkpoint is still safe, training continues, and the next save is tried.
 
     The text file `last_checkpoint` names the file from which `resume=auto` and restarts continue: the newest regular
     file, or a best file of a later iteration. After `resume=…/epoch_2.pth` it names `epoch_2.pth`, from the first
@@ -65,7 +110,7 @@ class CheckpointHook(Hook):
     MMEngine's CheckpointHook, with null instead of -1.
 
     Raises:
-        UserError: an option is out of range.
+        UserError: an option is out of range, or unknown, or there is not one rule for each metric.
     """
 
     priority = Priority.VERY_LOW
@@ -76,7 +121,6 @@ class CheckpointHook(Hook):
         self,
         *,
         interval: int | None = 1,
-        time_interval: Any = None,
         by_epoch: bool = True,
         max_keep_ckpts: int | None = None,
         save_best: str | bool | Sequence[str] | None = None,
@@ -92,11 +136,7 @@ class CheckpointHook(Hook):
         asynchronous: bool = True,
     ) -> None:
         self.by_epoch = by_epoch
-        self._seconds = seconds_of(time_interval, "time_interval")
-        self._next_save = math.inf
-        """When a checkpoint is requested because of `time_interval` (`perf_counter`)."""
-        unused = {"after_train_iter": by_epoch and time_interval is None, "after_train_epoch": not by_epoch}
-        self.idle_points = [point for point, is_unused in unused.items() if is_unused]
+        self.idle_points = ["after_train_iter" if by_epoch else "after_train_epoch"]
         self.max_keep_ckpts = max_keep_ckpts
         self.published_keys = [str(entry) for entry in published_keys or ()]
         self.save_last = save_last
@@ -104,7 +144,17 @@ class CheckpointHook(Hook):
         self.save_param_scheduler = save_param_scheduler
         self.asynchronous = asynchronous
         self.out_dir = None if out_dir is None else Path(os.path.expanduser(out_dir))
-        self._save_best = SaveBest(save_best, rule, greater_keys, less_keys)
+        self._names = _names(save_best)
+        """The metrics as given; empty for no best file."""
+        self._rules, self._greater_keys, self._less_keys = _listed(rule), greater_keys, less_keys
+        for each in self._rules:
+            check_choice(RULES, rule=each)
+        if not isinstance(rule, str | None) and len(self._rules) not in (1, len(self._names)):
+            raise UserError(
+                f"{len(self._rules)} rules for {len(self._names)} metrics in save_best",
+                key="rule",
+                remedy="Set one rule for all, or a list with one rule for each.",
+            )
         check_at_least(1, "Use 1 or more, or null to switch it off.", interval=interval, max_keep_ckpts=max_keep_ckpts)
         check_at_least(0, save_begin=save_begin)
         if self.published_keys:
@@ -112,59 +162,52 @@ class CheckpointHook(Hook):
             check_keys(
                 self.published_keys,
                 [entry for entry, saved in left_out.items() if not saved],
-                of_any=save_last or bool(self._save_best.names),
+                of_any=save_last or bool(self._names),
             )
         self._every = Every(interval, save_begin)
         self._higher: dict[str, bool] = {}
         """By monitored metric, in the order of `save_best`."""
         self._records = FileRecords()
-        self._unwritten: dict[str, float] = {}
-        """Best values of the resumed iteration whose files were not written before the run was killed."""
         self._folder: CheckpointFolder | None = None
         self._resumed: Path | None = None
         """The file that the run was resumed from, until the first optimizer step."""
-        self._training = self._saving_best = False
+        self._training = False
 
     # The run. ------------------------------------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
-        """Determine the metrics and the folder."""
-        self._higher = self._save_best.higher(engine, key=self.key)
+        """Determine the metrics and the folder.
+
+        Raises:
+            UserError: a metric is unknown, no rule applies to it, or the folder cannot be used.
+        """
+        self._higher = self._directions(engine)
         if self._higher:
             engine.messages.provide("monitor", lambda: next(iter(self._higher.items())))
-        default, resume = engine.run_dir / "checkpoints", engine.settings.resume
-        self._folder = CheckpointFolder(
-            default if self.out_dir is None else self.out_dir, resumed_beside=None if resume is None else resume.parent
-        )
-        if engine.distributed.is_main:
-            self.folder.open(engine.run_dir, default, key=f"{self.key}.out_dir")
+        if self._folder is None:
+            default, resume = engine.run_dir / CHECKPOINTS, engine.settings.resume
+            self._folder = CheckpointFolder(default if self.out_dir is None else self.out_dir)
+            if engine.distributed.is_main:
+                resumed = None if resume is None else resume.parent
+                self._folder.open(engine.run_dir, resumed, key=f"{self.key}.out_dir")
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Report the best checkpoint of the earlier part of the run to the engine, if its file exists on rank 0."""
-        self._records, gone = self._records.as_main_finds_them(engine.distributed)
-        for name, best in gone.items():
-            if best.iteration == engine.progress.iteration:
-                # The run was killed between two best files of one validation: the resumed file has these weights.
-                self._unwritten[name] = best.value
-            elif not self._best_path(engine, name).is_file():  # else the validation that follows has replaced it
-                log.warning("%s: the best checkpoint, %s, is gone; the next validation counts as best", name, best.path)
+        best = self._records.best
+        there = engine.distributed.from_main([name for name, file in best.items() if file.path.is_file()])
+        for name in best.keys() - set(there):
+            log.info("%s does not exist; the next validation counts as the best by %s", best[name].path, name)
+        self._records = replace(self._records, best={name: best[name] for name in there})
         self._report_best(engine)
         self._resumed = engine.checkpoints.resumed_from
 
-    def at_position(self, engine: Engine) -> None:
-        """Measure `time_interval` from here."""
-        self._next_save = perf_counter() + self._seconds
-
     def before_train(self, engine: Engine) -> None:
-        """Start to count validations; remove unfinished files, and request best ones, of a run that was killed."""
+        """Start to count validations; remove unfinished files of a run that was killed."""
         if self._higher:
             check_validated(engine, key=f"{self.key}.save_best")
         if engine.distributed.is_main:
             self.folder.remove_unfinished()
         self._training = True
-        if self._unwritten:
-            self._request(engine, "best", partial(self._write_best, better=self._unwritten))
-            self._unwritten = {}
 
     def before_train_epoch(self, engine: Engine) -> None:
         """In a resumed run, once a step was trained, make later starts resume from the same file, and remove the
@@ -179,12 +222,7 @@ class CheckpointHook(Hook):
             self._request(engine, "regular", self._write_regular)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Request the iteration's checkpoint, at the interval, or at the end of the time interval on this rank."""
-        if perf_counter() >= self._next_save:
-            self._next_save = math.inf
-            engine.request_checkpoint(f"{self.name}: by time", self._write_regular, self)
-        if self.by_epoch:
-            return
+        """Request the iteration's checkpoint, at the interval."""
         last = self.save_last and engine.progress.iteration >= engine.max_iters
         if self._every.due(engine.progress.iteration, last=last):
             self._request(engine, "regular", self._write_regular)
@@ -193,8 +231,6 @@ class CheckpointHook(Hook):
         """Request a checkpoint for each metric with a new best value."""
         if not self._training:
             return
-        if self._saving_best:  # one that could not be written is not the best
-            engine.checkpoints.settle()
         better: dict[str, float] = {}
         for name, higher in self._higher.items():
             best = self._records.best.get(name)
@@ -227,7 +263,7 @@ class CheckpointHook(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the best values and the files of the resumed run."""
-        self._records = FileRecords.of(state, self.folder, self._higher)
+        self._records = FileRecords.of(state, self.folder.path, self._higher)
 
     # Writing: the engine calls these between two accumulation windows. ---------------------------------------------
 
@@ -242,30 +278,25 @@ class CheckpointHook(Hook):
 
     def _write_regular(self, engine: Engine) -> None:
         engine.checkpoints.settle()
-        self._next_save = perf_counter() + self._seconds
         before = self._records
-        if engine.progress.iteration == before.last_saved:  # asked for by `interval` and by `time_interval`
-            return
         path = self.folder.path / f"{self._stem(engine)}{SUFFIX}"
         # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
-        self._records = saved = before.with_regular(path, engine.progress.iteration)
-        surplus = 0 if self.max_keep_ckpts is None else max(0, len(saved.kept) - self.max_keep_ckpts)
-        after = replace(saved, kept=saved.kept[surplus:])
-        self._save(engine, path, before, after, last=True, delete=saved.kept[:surplus])
+        kept = (*(other for other in before.kept if other != path), path)
+        self._records = replace(before, kept=kept, last_saved=engine.progress.iteration)
+        surplus = 0 if self.max_keep_ckpts is None else max(0, len(kept) - self.max_keep_ckpts)
+        after = replace(self._records, kept=kept[surplus:])
+        self._save(engine, [path], before, after, last=True, delete=kept[:surplus])
 
     def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
-        iteration = engine.progress.iteration
+        engine.checkpoints.settle()
+        before, iteration = self._records, engine.progress.iteration
         found = {name: BestFile(value, iteration, self._best_path(engine, name)) for name, value in better.items()}
-        for name, best in found.items():
-            engine.checkpoints.settle()  # then the records have the files that are complete
-            before = self._records
-            unwritten = {other: file for other, file in found.items() if before.best.get(other) != file}
-            self._records = before.with_best(unwritten)  # part of each file, so that the run can be resumed from any
-            self._saving_best = True
-            after = before.with_best({name: best})
-            # A regular file of this iteration remains the last one.
-            last = iteration > before.last_saved
-            self._save(engine, best.path, before, replace(after, replaced=()), last=last, delete=after.replaced)
+        replaced = (*before.replaced, *(before.best[name].path for name in found if name in before.best))
+        self._records = replace(before, best={**before.best, **found}, replaced=replaced)
+        paths = list(dict.fromkeys(best.path for best in found.values()))
+        # A regular file of this iteration remains the last one.
+        last = iteration > before.last_saved
+        self._save(engine, paths, before, replace(self._records, replaced=()), last=last, delete=replaced)
 
     def _publish(self, engine: Engine) -> None:
         engine.checkpoints.settle()
@@ -281,7 +312,7 @@ class CheckpointHook(Hook):
     def _save(
         self,
         engine: Engine,
-        path: Path,
+        paths: Sequence[Path],
         before: FileRecords,
         after: FileRecords,
         *,
@@ -291,23 +322,23 @@ class CheckpointHook(Hook):
         """Save a file, then delete others.
 
         Args:
-            path: the file.
+            paths: the file, and other names for it.
             before: the records if it could not be written.
-            after: the records once it is written. Their best files are not deleted: two metrics can share a file name.
+            after: the records once it is written. Their best files are not deleted: two metrics can share a file.
             last: whether later starts resume from this file.
             delete: files that are deleted, with their published files.
         """
-        in_use = {path, *(best.path for best in after.best.values())}
+        in_use = {*paths, *(best.path for best in after.best.values())}
         unused = [other for other in delete if other not in in_use]
 
         def done(written: bool) -> None:
-            self._saving_best = False
             self._records = after if written else before
             self._report_best(engine)
 
         try:
-            engine.save_checkpoint(
-                path,
+            engine.checkpoints.save(
+                paths[0],
+                links=paths[1:],
                 optimizer=self.save_optimizer,
                 schedulers=self.save_param_scheduler,
                 last=last,
@@ -335,8 +366,32 @@ class CheckpointHook(Hook):
     def _best_path(self, engine: Engine, name: str) -> Path:
         return self.folder.path / f"{BEST}{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
 
+    def _directions(self, engine: Engine) -> dict[str, bool]:
+        """Return {metric: whether its high values are good}, in the order of `save_best`."""
+        names, rules = self._names, self._rules
+        if names == ["auto"]:
+            names = list(engine.metric_names[:1])
+        found: dict[str, bool] = {}
+        for name, rule in zip(names, rules if len(rules) == len(names) else rules * len(names), strict=True):
+            check_metric(name, engine, key=f"{self.key}.save_best")
+            found[name] = higher_is_better(
+                name, engine, rule=rule, greater_keys=self._greater_keys, less_keys=self._less_keys, key=self.key
+            )
+        return found
+
     def _report_best(self, engine: Engine) -> None:
         first = next(iter(self._higher), "")
         best = self._records.best.get(first)
         if best is not None:
             engine.evaluator.report_best(Best(first, best.value, best.iteration, str(best.path)))
+
+
+def _names(save_best: str | bool | Sequence[str] | None) -> list[str]:
+    if isinstance(save_best, bool):  # MMClassification's spelling
+        return ["auto"] if save_best else []
+    return [] if save_best is None else [str(name) for name in _listed(save_best)]
+
+
+def _listed(option: str | Sequence[Any] | None) -> list[Any]:
+    """Return an option that is one value or a list of them as a list."""
+    return list(option) if isinstance(option, Sequence) and not isinstance(option, str) else [option]

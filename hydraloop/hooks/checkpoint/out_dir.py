@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydraloop.errors import UserError
 from hydraloop.run_files import atomic, run_directory
-from hydraloop.run_files.checkpoint_files import LAST, RUN_DIR_FILE, SUFFIX, UNFINISHED, point_to, remove_old_shards
+from hydraloop.run_files.checkpoint_files import LAST, SUFFIX, UNFINISHED, point_to, remove_old_shards
 from hydraloop.run_files.integrity import SHARDS
 
 log = logging.getLogger(__name__)
@@ -23,18 +23,20 @@ class CheckpointFolder:
 
     Args:
         path: the folder; `open` creates it.
-        resumed_beside: the folder of the checkpoint that the run was resumed from; None for a new run.
     """
 
     path: Path
-    resumed_beside: Path | None = None
 
-    def open(self, run_dir: Path, default: Path, *, key: str) -> None:
-        """Create the folder and try to write to it; if it is not `default`, write a file that names the run.
+    def open(self, run_dir: Path, resumed: Path | None, *, key: str) -> None:
+        """Create the folder, try to write to it, and record it in the run directory.
+
+        Args:
+            run_dir: of the run.
+            resumed: the folder of the checkpoint that the run is resumed from; None: a new run.
+            key: the option that names the folder, for errors.
 
         Raises:
-            UserError: it cannot be written to, is a folder of Python packages, or contains checkpoints of another run;
-                names `key`.
+            UserError: it cannot be written to, is a folder of Python packages, or contains checkpoints of another run.
         """
         if self.path.resolve().name in ("site-packages", "dist-packages"):
             raise UserError(
@@ -47,8 +49,6 @@ class CheckpointFolder:
             probe = self.path / f".{os.getpid()}.part"
             probe.touch()
             probe.unlink()
-            if self.path.resolve() != default.resolve():
-                self._point_to(run_dir.resolve(), key)
         except OSError as error:
             raise UserError(
                 f"{self.path} cannot be written to: {error.strerror or error}",
@@ -56,25 +56,21 @@ class CheckpointFolder:
                 remedy="Use a folder that you may write to.",
             ) from error
 
-    def _point_to(self, run_dir: Path, key: str) -> None:
-        owner = run_directory.owner(self.path) or run_dir
-        # A run that is resumed from a file in this folder owns it; the run may have been moved.
-        resumed_here = self.resumed_beside is not None and self.resumed_beside.resolve() == self.path.resolve()
-        if owner != run_dir and not resumed_here and any(self.path.glob(f"*{SUFFIX}")):
+        own = run_directory.checkpoint_folders(run_dir) + ([] if resumed is None else [resumed])
+        if self.path.resolve() not in map(Path.resolve, own) and any(self.path.glob(f"*{SUFFIX}")):
             raise UserError(
-                f"{self.path} has checkpoints of another run, {owner}, which would be overwritten",
+                f"{self.path} has checkpoints of another run, which would be overwritten",
                 key=key,
                 remedy="Use a separate folder for each run.",
             )
-        atomic.write_text(self.path / RUN_DIR_FILE, f"{run_dir}\n")
+        run_directory.record_checkpoint_folder(run_dir, self.path)
 
     def remove_unfinished(self) -> None:
         """Remove checkpoints, shards and published files that a killed process left unfinished.
 
         Only the process that trains in the run directory may call it, before its first save.
         """
-        for name in (LAST, RUN_DIR_FILE):
-            atomic.remove_unfinished(self.path / name)
+        atomic.remove_unfinished(self.path / LAST)
         for folder in self.path.glob(f"*{SHARDS}*"):
             remove_old_shards(self.path / f"{folder.name.rpartition(SHARDS)[0]}{SUFFIX}")
         for part in self.path.glob(".*.part"):
@@ -100,13 +96,6 @@ class CheckpointFolder:
     def relative(self, path: Path) -> str:
         """Return a file's name for a checkpoint's state: relative if it is in the folder, so that both can be moved."""
         return str(path.relative_to(self.path)) if path.is_relative_to(self.path) else str(path.resolve())
-
-    def locate(self, name: str) -> Path:
-        """Return the file that `relative` named: in the folder, or else in that of the resumed file."""
-        here = self.path / name
-        if self.resumed_beside is not None and not here.is_file() and (self.resumed_beside / name).is_file():
-            return self.resumed_beside / name
-        return here
 
 
 def in_file_name(metric: str) -> str:

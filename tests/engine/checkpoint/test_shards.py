@@ -83,6 +83,8 @@ def saves(distributed: Distributed, run_dir: str) -> tuple[list[bool], list[str]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         logging.getLogger("hydraloop").removeHandler(handler)
+    (folder / "linked").mkdir(exist_ok=True)
+    engine.save_checkpoint(folder / "linked" / "one.pth", links=[folder / "linked" / "two.pth"])
     return found, handler.lines, expected
 
 
@@ -107,7 +109,7 @@ def test_each_rank_writes_a_file_and_a_full_disk_of_one_is_a_warning_on_all(writ
         assert len(lines) == 1
         assert "epoch_3.pth could not be written: File too large; the last checkpoint is" in lines[0]
         assert "epoch_2.pth. Training continues, and the next save is tried." in lines[0]
-    assert sorted(path.name.rpartition("-")[0] for path in folder.iterdir() if path.is_dir()) == [
+    assert sorted(path.name.rpartition("-")[0] for path in folder.glob("*.shards-*")) == [
         "epoch_1.shards",
         "epoch_2.shards",
     ]
@@ -117,6 +119,17 @@ def test_each_rank_writes_a_file_and_a_full_disk_of_one_is_a_warning_on_all(writ
         assert [path.suffix for path in found.folder.iterdir()] == [".safetensors"] * 2
         assert len(found.files) == 2
     assert not [path.name for path in folder.glob(".*")]
+
+
+def test_a_link_has_shards_of_its_own_that_share_the_disk(folder: Path, written: tuple[Path, Any]) -> None:
+    one, two = (shards_of(written[0] / "linked" / f"{name}.pth") for name in ("one", "two"))
+    assert one is not None
+    assert two is not None
+    assert all((one.folder / name).samefile(two.folder / name) for name in one.files)
+    weights = load(folder / "linked" / "one.pth")["state_dict"]
+    remove(folder / "linked" / "one.pth")
+    assert [path.name for path in (folder / "linked").glob("one*")] == []
+    assert load(folder / "linked" / "two.pth")["state_dict"]["1.weight"].equal(weights["1.weight"])
 
 
 def test_without_ranks_the_tensors_are_whole(written: tuple[Path, Any]) -> None:
@@ -197,6 +210,7 @@ def test_deleting_a_checkpoint_deletes_its_shards_and_a_start_those_without_a_fi
     (folder / "epoch_1.shards-00000000").mkdir()
     (folder / "iter_7.shards-00000000").mkdir()
     kept = {found.folder for number in (1, 2) if (found := shards_of(folder / f"epoch_{number}.pth")) is not None}
+    shutil.rmtree(folder / "linked")
     CheckpointFolder(folder).remove_unfinished()
     assert {path for path in folder.iterdir() if path.is_dir()} == kept
     remove(folder / "epoch_1.pth")

@@ -89,25 +89,6 @@ def run(distributed: Distributed, run_dir: str, hooks: dict[str, Hook], accumula
     }
 
 
-class ByTime(CheckpointHook):
-    """Its time is over at iteration 3 on rank 0, and at 5 on rank 1."""
-
-    def __init__(self) -> None:
-        super().__init__(interval=None, save_last=False, time_interval="1d")
-
-    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
-        if engine.progress.iteration == 3 + 2 * engine.distributed.rank:
-            self._next_save = 0.0
-        super().after_train_iter(engine, batch_idx, batch, outputs)
-
-
-def test_a_checkpoint_by_time_waits_for_the_clocks_of_all_ranks(tmp_path: Path) -> None:
-    on_ranks(2, run, str(tmp_path), {"checkpoint": ByTime()}, agree_interval=1)
-    # 5: requested on the last rank; 6: the flag is exchanged or has arrived; 7: at the latest.
-    (path,) = (tmp_path / "checkpoints").glob("*.pth")
-    assert path.stem in ("iter_6", "iter_7")
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stop_asked_for_on_one_rank_inside_an_epoch(rank: int, tmp_path: Path) -> None:
     ends = on_ranks(2, run, str(tmp_path), {"asks": Asks(rank, "stop", "iteration", 3)}, agree_interval=2)
