@@ -31,10 +31,11 @@ PARTS = {
 METHODS = {
     "batches": ("on_device",),
     "stepper": ("rewrap",),
-    "evaluator": ("is_due", "report_best", "higher_is_better", "without_data_set"),
-    "checkpoints": ("settle",),
+    "evaluator": ("during", "is_due", "report_best", "higher_is_better", "without_data_set"),
+    "requests": ("preempt",),
+    "checkpoints": ("save", "settle"),
     "messages": ("add", "provide", "read", "facts"),
-    "records": ("log_object",),
+    "records": ("log_object", "log_figure", "log_text", "log_table", "log_histogram"),
     "loss_check": ("end_diverged",),
     "calls": ("build",),
 }

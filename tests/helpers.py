@@ -90,8 +90,8 @@ def make_engine(
 
 def summary(engine: Engine, seconds: float | None = None) -> str:
     """Return the text after a run; `seconds` is its time, by default that of the result."""
-    of_result = 0.0 if engine.result is None else engine.result.seconds
-    return engine.outcome.report.end(engine.result, engine.error, of_result if seconds is None else seconds)
+    of_result = 0.0 if engine.outcome.result is None else engine.outcome.result.seconds
+    return engine.outcome.report.end(engine.outcome.result, engine.error, of_result if seconds is None else seconds)
 
 
 class Recorder(Hook):

@@ -76,14 +76,14 @@ def test_everything_is_built_from_the_config(tmp_path: Path) -> None:
     assert list(engine.hooks)[-1] == "ema"
     assert engine.hooks["ema"].key == "hooks.ema"
     assert engine.hooks["logger"].key == "default_hooks.logger"
-    assert (engine.seed, engine.accumulate, engine.run_dir) == (3, 2, tmp_path)
-    assert engine.epoch_length == 20
+    assert (engine.run.seed, engine.stepper.accumulate, engine.run_dir) == (3, 2, tmp_path)
+    assert engine.progress.epoch_length == 20
 
 
 def test_a_data_file_without_the_base_has_the_default_options_of_the_loader(tmp_path: Path) -> None:
     cfg = composed()
     engine = build(changed(cfg, data={"train": cfg.data.train}), run_dir=tmp_path)
-    assert engine.epoch_length == 20
+    assert engine.progress.epoch_length == 20
 
 
 def test_building_twice_gives_the_same_weights_and_changes_no_config(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ class Replay(RankCommand):
             except BdbQuit:
                 raise KeyboardInterrupt from None
             if not watch.found:
-                why = f": {engine.stop_reason}" if engine.stop_reason else ""
+                why = f": {engine.requests.stop_reason}" if engine.requests.stop_reason else ""
                 problem = f"the run ends at iteration {engine.progress.iteration}{why}"
                 raise UserError(problem, key="iteration", remedy=_at_most(engine.progress.iteration))
             text = self._compared(engine, watch, folder) if ranks.is_main else ""
@@ -233,7 +233,7 @@ class _Watch(Hook):
         """Note the norm of the gradients, before any hook clips them."""
         if self._open:
             parameters = [parameter for group in engine.stepper.optimizer.param_groups for parameter in group["params"]]
-            name = f"{engine.step}/grad_norm".lstrip("/")
+            name = f"{engine.stepper.step}/grad_norm".lstrip("/")
             self.found[name] = float(whole(total_norm(engine, parameters, self._norm_type)))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:

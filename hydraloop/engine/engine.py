@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -14,7 +14,6 @@ from torch import nn, optim
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
-from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.seeding import set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
@@ -24,7 +23,7 @@ from hydraloop.engine.hook_order import Slot, check_needed, in_place
 from hydraloop.engine.interruption.signals import preemptible
 from hydraloop.engine.loaders import Loader, Loaders, epoch_setters
 from hydraloop.engine.loss_check import LossCheck
-from hydraloop.engine.mount_points import HookLike, Mode, OnError
+from hydraloop.engine.mount_points import HookLike, OnError
 from hydraloop.engine.outcome import Outcome
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
@@ -135,7 +134,7 @@ class Engine:
         """Train to the end, from the position of the run on. A validation that was missed comes first."""
         calls, progress = self.calls, self.progress
         self.evaluator.validate_if_due()
-        while not progress.is_complete and not self.stopping:
+        while not progress.is_complete and not self.requests.stopping:
             progress.begin_epoch()
             calls.before_train_epoch()
             self._train_epoch()
@@ -214,41 +213,19 @@ class Engine:
     task: Any = _of("run.task")
     model: nn.Module = _of("run.model")
     optimizer: optim.Optimizer = _of("run.optimizer")
-    optimizers: dict[str, optim.Optimizer] = _of("run.optimizers")
     hooks: Mapping[str, Any] = _of("run.hooks")
     loaders: Loaders = _of("batches.loaders")
     settings: Settings = _of("run.settings")
     run_dir: Path = _of("run.run_dir")
-    seed: int = _of("run.seed")
     device: torch.device = _of("run.device")
     distributed: Distributed = _of("run.ranks")
-    precision: Precision = _of("run.precision")
-    accumulate: int = _of("stepper.accumulate")
-    step: str = _of("stepper.step")
-    stepped: bool = _of("stepper.stepped")
-    mode: Mode = _of("progress.mode")
-    epoch_length: int = _of("progress.epoch_length")
     max_iters: int = _of("progress.max_iters")
     max_epochs: int = _of("progress.max_epochs")
-    resumed_in_epoch: bool = _of("progress.resumed_in_epoch")
     metrics: dict[str, float] = _of("evaluator.metrics")
-    test_metrics: dict[str, float] = _of("evaluator.test_metrics")
-    metric_names: tuple[str, ...] = _of("evaluator.metric_names")
-    data_set: str = _of("evaluator.data_set")
     best: Best | None = _of("evaluator.best")
-    during_evaluation: Callable[[AbstractContextManager[Any]], None] = _of("evaluator.during")
     request_stop: Callable[..., None] = _of("requests.stop")
     request_checkpoint: Callable[..., None] = _of("requests.checkpoint")
-    preempt: Callable[..., None] = _of("requests.preempt")
-    stopping: bool = _of("requests.stopping")
-    stop_reason: str | None = _of("requests.stop_reason")
-    save_checkpoint: Callable[..., bool] = _of("checkpoints.save")
     error: BaseException | None = _of("outcome.error")
-    result: Result | None = _of("outcome.result")
     log_record: Callable[[Mapping[str, Any]], None] = _of("records.log_record")
     log_image: Callable[..., Path | None] = _of("records.log_image")
-    log_figure: Callable[..., Path | None] = _of("records.log_figure")
-    log_text: Callable[..., Path | None] = _of("records.log_text")
-    log_table: Callable[..., Path | None] = _of("records.log_table")
-    log_histogram: Callable[..., Path | None] = _of("records.log_histogram")
     log_artifact: Callable[..., Path | None] = _of("records.log_artifact")

@@ -28,7 +28,8 @@ One run, with every mount point in its place::
     │   before_test … after_test                 like val, once, after training
     after_run                                    always
 
-A task with steps has after_backward and before_optimizer_step once for each step of an iteration (`engine.step`).
+A task with steps has after_backward and before_optimizer_step once for each step of an iteration
+(`engine.stepper.step`).
 
 At every mount point, hooks are called by priority (0 first), then default hooks before custom ones, then in the order
 of their selection. This file imports no torch: the dry run reads priorities and mount points from it.
@@ -111,7 +112,7 @@ class Hook:
         """Called once before the first epoch, after loading."""
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Before each epoch, and when a run resumes inside an epoch (`engine.resumed_in_epoch`)."""
+        """Before each epoch, and when a run resumes inside an epoch (`engine.progress.resumed_in_epoch`)."""
 
     def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
         """Before the forward pass; `batch_idx` counts from 0 within the epoch; `batch` is on the device."""
@@ -124,9 +125,11 @@ class Hook:
         those of `engine.stepper.optimizer`."""
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """After each iteration; `engine.stepped` is whether an optimizer stepped in it. `outputs["loss"]` is the
-        detached loss, a scalar tensor on the device. With steps of the task, it is the sum of their losses, and the
-        outputs of each step are named `<step>/<name>`."""
+        """After each iteration; `engine.stepper.stepped` is whether an optimizer stepped in it.
+
+        `outputs["loss"]` is the detached loss, a scalar tensor on the device. With steps of the task, it is the sum of
+        their losses, and the outputs of each step are named `<step>/<name>`.
+        """
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Called on rank 0 with each record: plain numbers and strings."""
@@ -257,12 +260,12 @@ class Hook:
 
     def end_of_epoch(self, engine: Engine, batch_idx: int, mode: Mode = "train") -> bool:
         """Return whether the batch at `batch_idx` is the last of the epoch, in the loop of `mode`."""
-        return batch_idx + 1 == (engine.epoch_length if mode == "train" else engine.evaluator.length)
+        return batch_idx + 1 == (engine.progress.epoch_length if mode == "train" else engine.evaluator.length)
 
     def is_last_train_epoch(self, engine: Engine) -> bool:
         """Return whether this epoch is the last, at all mount points from its before_train_epoch on.
 
-        False if training stops earlier than planned (`engine.stopping`), which is not known in advance.
+        False if training stops earlier than planned (`engine.requests.stopping`), which is not known in advance.
         """
         return engine.progress.epoch_begun == engine.max_epochs or engine.progress.iteration >= engine.max_iters
 

@@ -76,7 +76,7 @@ class EarlyStoppingHook(Hook):
 
     def before_run(self, engine: Engine) -> None:
         """Determine the metric and the rule."""
-        name = engine.metric_names[0] if self.monitor is None else self.monitor
+        name = engine.evaluator.metric_names[0] if self.monitor is None else self.monitor
         check_metric(name, engine, key=f"{self.key}.monitor")
         self._higher = higher_is_better(name, engine, rule=self.rule, key=self.key)
         self.monitor = name

@@ -72,7 +72,7 @@ class GradClipHook(Hook):
         """List the parameters; groups may have been added since the last epoch."""
         self._parameters = {
             optimizer: [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for optimizer in (engine.optimizer, *engine.optimizers.values())
+            for optimizer in (engine.optimizer, *engine.run.optimizers.values())
         }
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:

@@ -89,7 +89,7 @@ class LoggerHook(Hook):
         Raises:
             UserError: a metric has a reserved name.
         """
-        check_names(engine.metric_names, key="task.metrics", remedy="Give the metric another name.")
+        check_names(engine.evaluator.metric_names, key="task.metrics", remedy="Give the metric another name.")
         self._running, self._training, self._table = True, False, None
         path = engine.run_dir / FILENAME
         engine.messages.provide("record_log", lambda: path)
@@ -153,7 +153,7 @@ class LoggerHook(Hook):
             TypeError: the record contains a value that is not a plain number or string.
         """
         if "iteration" not in record:  # readers of the file need it
-            record = {**position(engine.progress, engine.mode), **record}
+            record = {**position(engine.progress, engine.progress.mode), **record}
         file = self._log(engine)
         file.append(record)
         mode, at = record.get("mode", "train"), record["iteration"]
@@ -195,7 +195,7 @@ class LoggerHook(Hook):
         """Print a record as a line of the table. `style` is for the colours of `ConsoleHandler`."""
         if self._table is None:
             evaluated = engine.loaders.val is not None or engine.loaders.test is not None
-            metrics = engine.metric_names if evaluated else ()
+            metrics = engine.evaluator.metric_names if evaluated else ()
             self._table = RecordTable(engine.max_epochs, engine.max_iters, metrics, width=terminal_width())
         note = self._best_note(engine) if record["mode"] == "val" else ""
         header = self._table.header(record)
@@ -236,8 +236,8 @@ def _train_record(engine: Engine, means: dict[str, float], samples: float) -> di
     if "time" in record:
         record["samples_per_second"] = samples / record["time"]
     record["memory"] = peak_memory(engine.device)
-    if engine.precision.skipped:
-        record["skipped"] = engine.precision.skipped
+    if engine.run.precision.skipped:
+        record["skipped"] = engine.run.precision.skipped
     losses = {name: value for name, value in means.items() if "loss" in name}
     others = {name: value for name, value in means.items() if name not in losses}
     return {**record, **others, **losses}

@@ -175,10 +175,12 @@ class MLflowLoggerHook(TrackerHook):
         if active is not None and active.info.run_id == self._run_id:
             os.environ |= _NO_WAITING
             with suppress(Exception):  # the sender sends the status, too
-                sys.modules["mlflow"].end_run(STATUS["failed" if engine.result is None else engine.result.status])
+                sys.modules["mlflow"].end_run(
+                    STATUS["failed" if engine.outcome.result is None else engine.outcome.result.status]
+                )
 
     def _finish(self, engine: Engine) -> None:
-        if self._export is not None and engine.error is None and engine.result is not None:
+        if self._export is not None and engine.error is None and engine.outcome.result is not None:
             self._export.write(engine, f"{self.key}.log_model")
             self._export = None
         super()._finish(engine)

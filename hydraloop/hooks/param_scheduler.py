@@ -107,7 +107,7 @@ class ParamSchedulerHook(Hook):
                     self._summary += f", between {lowest} and {highest}"
                 elif highest not in (first, last_shown):
                     self._summary += f", at most {highest}"
-            if name := next(iter(engine.optimizers)):  # of the first of several
+            if name := next(iter(engine.run.optimizers)):  # of the first of several
                 self._summary = f"{name} {self._summary}"
         self._group = None
 

@@ -140,7 +140,7 @@ class ProfilerHook(Hook):
             )
         if self._schedule is None:
             return
-        recorded = min(self._times * engine.epoch_length if self._by_epoch else self._times, engine.max_iters)
+        recorded = min(self._times * engine.progress.epoch_length if self._by_epoch else self._times, engine.max_iters)
         before = self._schedule["skip_first"] + self._schedule["wait"] + self._schedule["warmup"]
         if recorded <= before:
             raise UserError(
@@ -164,7 +164,7 @@ class ProfilerHook(Hook):
             activities.append(self._device_activity(engine.device.type))
         self._left = self._times
         if self._by_epoch:
-            self._left = self._times * engine.epoch_length - engine.progress.batch_in_epoch
+            self._left = self._times * engine.progress.epoch_length - engine.progress.batch_in_epoch
         if self._schedule is not None and self._schedule["repeat"]:
             cycle = self._schedule["wait"] + self._schedule["warmup"] + self._schedule["active"]
             self._left = min(self._left, self._schedule["skip_first"] + cycle * self._schedule["repeat"])

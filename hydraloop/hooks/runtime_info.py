@@ -70,7 +70,7 @@ class RuntimeInfoHook(Hook):
         self._logged.clear()
         known, optimizer = engine.best, engine.optimizer
         if known is not None:
-            epoch = known.iteration // max(engine.epoch_length, 1)
+            epoch = known.iteration // max(engine.progress.epoch_length, 1)
             self._improvements = [BestSeen(known.metric, known.value, epoch, known.iteration)]
         engine.messages.provide("lr", lambda: float(optimizer.param_groups[0]["lr"]))
         engine.messages.provide("lrs", _FurtherLrs(engine).read)
@@ -140,6 +140,6 @@ def _momentum(group: Mapping[str, Any]) -> float | None:
 
 def _first_metric(engine: Engine) -> tuple[str, bool] | None:
     """Return the first metric and whether high values are good; None if there is no metric or this is not known."""
-    name = next(iter(engine.metric_names), None)
+    name = next(iter(engine.evaluator.metric_names), None)
     higher = None if name is None else direction(name, engine)
     return None if name is None or higher is None else (name, higher)

@@ -64,7 +64,7 @@ class SyncRandomSizeHook(Hook):
         """Draw the size of this iteration, which is that of the last multiple of `interval`."""
         drawn_at = engine.progress.iteration // self.interval * self.interval
         # Random hashes a string seed in the same way on every machine, and random() is the same in every Python.
-        self._drawn = random.Random(f"size {engine.seed} {drawn_at}").random()
+        self._drawn = random.Random(f"size {engine.run.seed} {drawn_at}").random()
         self._told = False
 
     def before_train(self, engine: Engine) -> None:

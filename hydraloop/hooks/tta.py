@@ -84,7 +84,7 @@ class TestTimeAugmentationHook(Hook):
                 self._try(engine, list(islice(loader, 1)))
 
     def before_test_epoch(self, engine: Engine) -> None:
-        engine.during_evaluation(self._augmented(engine))
+        engine.evaluator.during(self._augmented(engine))
 
     @contextmanager
     def _augmented(self, engine: Engine) -> Iterator[None]:

@@ -80,8 +80,8 @@ class VisualizationHook(Hook):
     def _keep(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Keep images of the batch, if they are to be drawn."""
         if batch_idx == 0:
-            self._samples[engine.data_set] = []  # there may be some of an evaluation that was interrupted
-        samples = self._samples[engine.data_set]
+            self._samples[engine.evaluator.data_set] = []  # there may be some of an evaluation that was interrupted
+        samples = self._samples[engine.evaluator.data_set]
         most = min(self._num_images - len(samples), self._per_batch)
         if most <= 0 or self._has_warned or not self._due(batch_idx + 1):
             return

@@ -120,7 +120,7 @@ def _train_alone(plan: RunPlan, close: Callable[[Ended], None], on_build: Callab
     training = Training()
 
     def last(number: int) -> None:
-        result = None if training.engine is None else training.engine.result
+        result = None if training.engine is None else training.engine.outcome.result
         if result is None or result.error is not None:  # a run that has finished keeps its result
             error = None if training.engine is None else training.engine.error
             close(Ended(error=error or Terminated(number), trained=training.has_trained()))
@@ -142,7 +142,7 @@ def _train_alone(plan: RunPlan, close: Callable[[Ended], None], on_build: Callab
     except BaseException as error:
         training.is_over = True
         # After a preemption, the earlier handler of the signal may raise anything, and nothing has failed.
-        result = training.engine.result if training.is_saving() else None
+        result = training.engine.outcome.result if training.is_saving() else None
         saved = result is not None and result.status == "interrupted"
         ended = Ended.with_result(plan.run_dir) if saved else Ended(error=error, trained=training.has_trained())
         close(ended)

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT, Signals
@@ -33,6 +33,10 @@ PAUSE = "engine.pause_after"
 """The option that pauses a run. The name begins what has preempted such a run."""
 _MOST = 2_000
 """Characters of an error in `result.json`, in states of jobs and in tables: twenty to fifty lines."""
+GREATER_KEYS: tuple[str, ...] = ("acc", "top", "AR@", "auc", "precision", "mAP", "mDice", "mIoU", "mAcc", "aAcc")
+"""Names, or parts of names, of metrics whose high values are good, as in mmengine's CheckpointHook."""
+LESS_KEYS: tuple[str, ...] = ("loss",)
+"""The same for low values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,16 @@ class ResultFile:
             return
         atomic.write_bytes(self._attempt / FILENAME, self._path.read_bytes())
         atomic.write_bytes(self._path, self._before)
+
+
+def by_keys(name: str, greater: Iterable[str] = GREATER_KEYS, less: Iterable[str] = LESS_KEYS) -> bool | None:
+    """Return whether high values are good; None if the name is not in the lists. An exact match counts first."""
+    name, greater, less = name.lower(), [key.lower() for key in greater], [key.lower() for key in less]
+    if name in greater or name in less:
+        return name in greater
+    if any(key in name for key in greater):
+        return True
+    return False if any(key in name for key in less) else None
 
 
 def digest(run_dir: Path) -> str | None:

@@ -154,8 +154,8 @@ class Task(nn.Module):
             UserError: the value is not a number, or records already use the name.
         """
         check_scalar_name(name)
-        if self.steps and hasattr(self, "engine") and self.engine.step:
-            name = f"{self.engine.step}/{name}"
+        if self.steps and hasattr(self, "engine") and self.engine.stepper.step:
+            name = f"{self.engine.stepper.step}/{name}"
         if isinstance(value, Tensor) and value.numel() == 1:
             value = value.detach().clone().reshape(())  # a copy: parameters and buffers change before it is read
         elif not isinstance(value := plain(value), int | float):

@@ -233,8 +233,8 @@ def _sweep_that_waits(run_dir: Path) -> Sweep | None:
 
 def _ending(engine: Engine) -> Finish:
     """Return how the run ended. A separate validation or test leaves that as it was."""
-    if engine.result is not None:
-        return run_description.finish_of(engine.result.status, engine.result.error)
+    if engine.outcome.result is not None:
+        return run_description.finish_of(engine.outcome.result.status, engine.outcome.result.error)
     run = run_description.read(engine.run_dir)
     before = None if run is None else run_description.ending(engine.run_dir, run.attempt)
     if before is not None and (before.status != "killed" or engine.messages.read("described") is None):

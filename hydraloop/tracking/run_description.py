@@ -277,7 +277,7 @@ def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
         "host": socket.gethostname(),
         "world_size": str(engine.distributed.world_size),
         "device": str(engine.device),
-        "precision": engine.precision.name,
+        "precision": engine.run.precision.name,
         "run_dir": str(run_dir),
         **{f"version.{package}": version for package, version in versions().items()},
     }

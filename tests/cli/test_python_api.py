@@ -134,12 +134,12 @@ def test_finished_objects_for_all_parts_train_and_resume_to_the_same_bits(tmp_pa
     engine = hydraloop.build(cfg, run_dir=tmp_path / "run", **given)
     assert engine.task is given["task"]
     assert engine.hooks["ema"] is given["hooks"]["ema"]
-    assert list(engine.optimizers) == ["bias", "weight"]
+    assert list(engine.run.optimizers) == ["bias", "weight"]
     whole = engine.train()
     assert whole.progress["iteration"] == 8
     file = tmp_path / "run" / "checkpoints" / "iter_4.pth"
-    assert engine.optimizers["bias"].param_groups[0]["lr"] == 0.1, "without a schedule"
-    assert engine.optimizers["weight"].param_groups[0]["lr"] < 0.01
+    assert engine.run.optimizers["bias"].param_groups[0]["lr"] == 0.1, "without a schedule"
+    assert engine.run.optimizers["weight"].param_groups[0]["lr"] < 0.01
     cfg.resume = str(file)
     with pytest.raises(UserError, match=r"^optimizer, data\.val, hooks\.ema: the run got them as objects") as caught:
         hydraloop.build(cfg, task=tiny_task(), loaders={"train": batches(4), "test": None})

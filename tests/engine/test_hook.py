@@ -247,7 +247,7 @@ class LastEpoch(Hook):
         self.note("after epoch", engine.progress.epoch, engine)
 
     def before_val(self, engine: Engine) -> None:
-        self.note("validation", -(-engine.progress.iteration // engine.epoch_length), engine)
+        self.note("validation", -(-engine.progress.iteration // engine.progress.epoch_length), engine)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_limited_run_is_that_of_the_first_batches(tmp_path: Path) -> None:
     for engine in (limited, short):
         engine.train()
     assert list(differences(limited.model.state_dict(), short.model.state_dict())) == []
-    assert (limited.metrics, limited.test_metrics) == (short.metrics, short.test_metrics)
+    assert (limited.metrics, limited.evaluator.test_metrics) == (short.metrics, short.evaluator.test_metrics)
     assert limited.progress == short.progress
     assert ends.seen == [("train", 3), ("val", 2), ("train", 3), ("val", 2), ("test", 1)]
 
@@ -215,19 +215,19 @@ def test_a_run_that_is_stopped_again_and_again_ends_as_one_that_is_not(
         return engine, seen.seen
 
     whole, expected = run("whole")
-    assert whole.stop_reason is not None
-    assert "early" in whole.stop_reason
+    assert whole.requests.stop_reason is not None
+    assert "early" in whole.requests.stop_reason
     found: list[int] = []
     engine, last = None, None
-    while engine is None or engine.stop_reason == engine.settings.out_of_time:
+    while engine is None or engine.requests.stop_reason == engine.settings.out_of_time:
         engine, seen = run("parts", resume=last, max_time=8)
         last, found = engine.checkpoints.last_checkpoint, found + seen
     assert len(found) >= 2
     assert found == expected
     assert list(differences(engine.model.state_dict(), whole.model.state_dict())) == []
-    assert (engine.best, engine.stop_reason) == (
+    assert (engine.best, engine.requests.stop_reason) == (
         whole.best and dataclasses.replace(whole.best, checkpoint=engine.best.checkpoint),
-        whole.stop_reason,
+        whole.requests.stop_reason,
     )
 
 

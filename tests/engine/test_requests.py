@@ -42,11 +42,11 @@ def test_stopping_is_agreed_on_and_the_first_reason_stands(tmp_path: Path) -> No
     def ask(engine: Engine) -> None:
         engine.request_stop("first")
         engine.request_stop("second")
-        assert not engine.stopping, "asking does not stop yet"
+        assert not engine.requests.stopping, "asking does not stop yet"
 
     engine = make_engine(tmp_path, {"asking": at("after_train_iter", ask)}, train=batches(9))
     result = engine.train()
-    assert engine.stopping
+    assert engine.requests.stopping
     assert (result.status, result.reason, engine.progress.iteration) == ("stopped", "first", 1)
 
 

@@ -123,7 +123,7 @@ def test_the_arguments_of_every_mount_point(tmp_path: Path) -> None:
         assert outputs["loss"].ndim == 0
         assert not outputs["loss"].requires_grad
     assert arguments["after_val_epoch"] == (engine.metrics,)
-    assert arguments["after_test_epoch"] == (engine.test_metrics,)
+    assert arguments["after_test_epoch"] == (engine.evaluator.test_metrics,)
     assert arguments["before_save_checkpoint"][0]["progress"]["iteration"] == 1
     assert arguments["on_log"][0]["mode"] == "train"
 
@@ -241,7 +241,7 @@ def test_resumed_inside_an_epoch_the_epoch_begins_again_behind_its_batches(tmp_p
     flags: list[bool] = []
 
     def look(engine: Engine) -> None:
-        flags.append(engine.resumed_in_epoch)
+        flags.append(engine.progress.resumed_in_epoch)
 
     trace = _trace(
         tmp_path, {"look": at("before_train_epoch", look, nth=0)},

@@ -52,7 +52,7 @@ def test_the_average_is_still_there_for_a_test_after_training(tmp_path: Path) ->
     engine = make_engine(tmp_path, {"ema": ema}, test=batches(2, seed=5))
     engine.train()
     updates = ema.updates
-    assert engine.test() == engine.test() == engine.test_metrics
+    assert engine.test() == engine.test() == engine.evaluator.test_metrics
     assert ema.updates == updates
 
 
@@ -62,7 +62,7 @@ def test_a_test_after_training_has_the_trained_weights_not_those_loaded_at_first
     engine = make_engine(tmp_path, test=batches(2, seed=5), load_from=file, max_epochs=3, lr=0.1)
     engine.train()
     trained = engine.model.weight.clone()  # type: ignore[operator,union-attr]
-    assert engine.test() == engine.test_metrics
+    assert engine.test() == engine.evaluator.test_metrics
     assert torch.equal(engine.model.weight, trained)  # type: ignore[arg-type]
 
 

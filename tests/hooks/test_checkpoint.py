@@ -148,7 +148,7 @@ def test_a_run_that_stops_at_the_end_of_an_epoch_does_not_save_it_twice(
 ) -> None:
     engine = engine_of(tmp_path, {"stopper": Stopper(stop_at=8), "checkpoint": CheckpointHook()}, max_epochs=5)
     saved: list[str] = []
-    save = engine.save_checkpoint
+    save = engine.checkpoints.save
     monkeypatch.setattr(
         engine.checkpoints, "save", lambda path, **kinds: (saved.append(path.stem), save(path, **kinds))
     )
@@ -322,7 +322,7 @@ def test_the_test_runs_on_the_best_file(tmp_path: Path) -> None:
     best = load(tmp_path / "checkpoints" / "best_acc_epoch_1.pth")
     other = engine_of(tmp_path / "other", {}, test=True)
     other.model.load_state_dict(best["state_dict"])
-    assert engine.test_metrics["loss"] == other.test()["loss"]
+    assert engine.evaluator.test_metrics["loss"] == other.test()["loss"]
     assert not same(best["state_dict"], bits(engine.model))
 
 

@@ -88,8 +88,8 @@ def test_a_run_whose_last_checkpoint_could_not_be_written_has_failed(tmp_path: P
     with pytest.raises(UserError, match=r"epoch_3\.pth could not be written, and no later") as caught:
         engine.train()
     assert str(path) in caught.value.problem
-    assert engine.result is not None
-    assert engine.result.status == "failed"
+    assert engine.outcome.result is not None
+    assert engine.outcome.result.status == "failed"
 
 
 def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -89,7 +89,7 @@ def _stops_at(values: list[float], options: dict[str, Any]) -> int | None:
     """The epoch at which the hook asks for a stop."""
     hook, reasons = EarlyStoppingHook(**options), []
     engine: Any = SimpleNamespace(
-        metric_names=("score",),
+        evaluator=SimpleNamespace(metric_names=("score",)),
         loaders=SimpleNamespace(val=[]),
         settings=SimpleNamespace(val_interval=1),
         progress=SimpleNamespace(epoch=0, iteration=0, batch_in_epoch=0),
@@ -99,7 +99,7 @@ def _stops_at(values: list[float], options: dict[str, Any]) -> int | None:
     hook.before_run(engine)
     hook.before_train(engine)
     for engine.progress.epoch, value in enumerate(values, start=1):
-        engine.evaluator = SimpleNamespace(comparable={"score": value})
+        engine.evaluator.comparable = {"score": value}
         hook.after_val_epoch(engine, {"score": value})
         if reasons:
             return int(engine.progress.epoch)
@@ -195,8 +195,8 @@ def test_validations_by_iteration_count_as_well(tmp_path: Path) -> None:
     settings = {"val_by_epoch": False, "val_interval": 3}
     engine = _engine(tmp_path, [0.5, 0.4, 0.3], {"early_stopping": hook}, **settings)
     assert engine.train().progress["iteration"] == 9
-    assert "score 0.3 at iteration 9 has not improved" in str(engine.stop_reason)
-    assert str(engine.stop_reason).endswith("best 0.5 at iteration 3")
+    assert "score 0.3 at iteration 9 has not improved" in str(engine.requests.stop_reason)
+    assert str(engine.requests.stop_reason).endswith("best 0.5 at iteration 3")
 
 
 def test_a_validation_outside_of_training_does_not_count(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_validation_outside_of_training_does_not_count(tmp_path: Path) -> None
     engine.train()
     assert (hook.best, hook.wait_count) == (0.9, 0)
     engine.validate()
-    assert (hook.best, hook.wait_count, engine.stop_reason) == (0.9, 0, None)
+    assert (hook.best, hook.wait_count, engine.requests.stop_reason) == (0.9, 0, None)
 
 
 class Saving(Hook):
@@ -303,7 +303,7 @@ def resumed_on_rank(distributed: Distributed, run_dir: str, saved: str) -> tuple
     """A stopped run, resumed on several ranks."""
     hooks = {"early_stopping": EarlyStoppingHook(patience=2), "saving": AfterValidation()}
     engine = _engine(Path(run_dir), VALUES, hooks, resume=Path(saved), distributed=distributed)
-    return engine.train().progress["epoch"], engine.stop_reason
+    return engine.train().progress["epoch"], engine.requests.stop_reason
 
 
 @pytest.mark.slow
@@ -332,7 +332,7 @@ def on_rank(distributed: Distributed, run_dir: str) -> tuple[int, str | None]:
     values = VALUES if distributed.is_main else [float(value) for value in range(9)]
     hooks: dict[str, Hook] = {"early_stopping": EarlyStoppingHook(patience=3)}
     engine = _engine(Path(run_dir), values, hooks, distributed=distributed)
-    return engine.train().progress["epoch"], engine.stop_reason
+    return engine.train().progress["epoch"], engine.requests.stop_reason
 
 
 def test_ranks_stop_together(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Recorder(Hook):
         self.after_val_weights: list[Weights] = []
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        if engine.stepped:
+        if engine.stepper.stepped:
             self.steps.append(bits(engine.model))
 
     def after_train_epoch(self, engine: Engine) -> None:

@@ -32,7 +32,7 @@ class Watcher(Hook):
         self.evaluated: Weights = {}
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        if engine.stepped:
+        if engine.stepper.stepped:
             self.steps.append(_whole(engine))
 
     def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:

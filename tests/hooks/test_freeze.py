@@ -39,7 +39,7 @@ class Watcher(Hook):
         self.states: list[State] = []
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        if engine.stepped:
+        if engine.stepper.stepped:
             self.states.append(_whole(engine))
 
 

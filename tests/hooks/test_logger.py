@@ -131,7 +131,7 @@ def test_records_of_a_run(tmp_path: Path) -> None:
     assert records[2]["loss"] == pytest.approx(sum(losses[5:10]) / 5)
     assert (records[0]["lr"], records[0]["momentum"]) == (0.01, 0.5)
     assert records[3]["loss"] == engine.metrics["loss"]
-    assert records[4]["loss"] == engine.test_metrics["loss"]
+    assert records[4]["loss"] == engine.evaluator.test_metrics["loss"]
 
 
 def test_a_train_record_has_everything_in_order(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def _kept_at(moment: str) -> Hook:
     def save(engine: Engine) -> None:
         at_ = engine.progress.iteration
         engine.log_record({"mode": "test", "iteration": at_, "own": 1})
-        engine.save_checkpoint(engine.run_dir / "checkpoints" / f"{moment}_{at_}.pth")
+        engine.checkpoints.save(engine.run_dir / "checkpoints" / f"{moment}_{at_}.pth")
         engine.log_record({"mode": "train", "iteration": at_ + 1, "own": 2})
 
     return at(moment, save, nth=0)

@@ -78,8 +78,8 @@ def test_a_skipped_step_moves_no_schedule(tmp_path: Path, monkeypatch: pytest.Mo
     schedules = {"only": Schedule("only", HALF, optimizer)}
     hooks = {"lrs": lrs, "param_scheduler": ParamSchedulerHook()}
     engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, max_epochs=1)
-    taken, step = iter([True, False, True, True]), engine.precision.step
-    monkeypatch.setattr(engine.precision, "step", lambda optimizer: next(taken) and step(optimizer))
+    taken, step = iter([True, False, True, True]), engine.run.precision.step
+    monkeypatch.setattr(engine.run.precision, "step", lambda optimizer: next(taken) and step(optimizer))
     engine.train()
     assert lrs.used == [1, 0.5, 0.5, 0.25]
 

@@ -129,7 +129,9 @@ class Norms(Hook):
         gradients = [
             p.grad for group in engine.stepper.optimizer.param_groups for p in group["params"] if p.grad is not None
         ]
-        self.seen.append((engine.progress.iteration + 1, engine.step, float(nn.utils.get_total_norm(gradients))))
+        self.seen.append(
+            (engine.progress.iteration + 1, engine.stepper.step, float(nn.utils.get_total_norm(gradients)))
+        )
 
 
 def with_steps(run_dir: Path, hooks: Mapping[str, Hook], *, schedules: Any = (), **options: Any) -> Engine:

@@ -92,7 +92,7 @@ class Watcher(Hook):
         self._clock.now += 500
 
     def _write(self, engine: Engine) -> None:
-        engine.save_checkpoint(engine.run_dir / "slow.pth")
+        engine.checkpoints.save(engine.run_dir / "slow.pth")
         self._clock.now += 1000
 
 

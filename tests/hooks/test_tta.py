@@ -139,15 +139,15 @@ def test_the_test_is_that_of_the_mean_and_training_is_as_without(tmp_path: Path)
     assert list(differences(plain.model.state_dict(), augmented.model.state_dict())) == []
     assert plain.metrics == augmented.metrics
     assert list(differences(_of(plain).val, _of(augmented).val)) == []
-    assert plain.test_metrics["loss"] != augmented.test_metrics["loss"]
+    assert plain.evaluator.test_metrics["loss"] != augmented.evaluator.test_metrics["loss"]
     data, found = _data(), torch.cat(_of(augmented).test)
     expected = _by_hand(augmented.model, data.inputs)
     torch.testing.assert_close(found, expected)
     assert not found.allclose(torch.cat(_of(plain).test), atol=1e-3)
     loss = nn.functional.nll_loss(expected, data.targets).item()
-    assert augmented.test_metrics["loss"] == pytest.approx(loss)
+    assert augmented.evaluator.test_metrics["loss"] == pytest.approx(loss)
     right = (expected.argmax(1) == data.targets).float().mean().item()
-    assert augmented.test_metrics["accuracy"] == pytest.approx(right)
+    assert augmented.evaluator.test_metrics["accuracy"] == pytest.approx(right)
 
 
 def test_a_test_without_training_and_again(tmp_path: Path) -> None:

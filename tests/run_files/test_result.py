@@ -46,7 +46,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (result["status"], result["error"], result["reason"]) == ("finished", None, None)
     assert result["val_metrics"] == engine.metrics
-    assert result["test_metrics"] == engine.test_metrics
+    assert result["test_metrics"] == engine.evaluator.test_metrics
     assert set(engine.metrics) == {"loss"}
     best = result["best"]
     assert (best["metric"], best["value"], best["iteration"]) == ("loss", engine.metrics["loss"], 4)
@@ -55,7 +55,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert result["progress"]["epoch"] == 2
     assert result["seconds"] > sum(result["hook_seconds"].values()) > 0
     assert result["versions"]["torch"] == torch.__version__
-    assert returned is engine.result
+    assert returned is engine.outcome.result
     assert returned.status == "finished"
 
 
@@ -152,7 +152,7 @@ def test_it_is_there_before_after_run_and_after_after_train(tmp_path: Path) -> N
     seen: list[tuple[bool, bool]] = []
 
     def look(engine: Engine) -> None:
-        seen.append(((tmp_path / "result.json").exists(), engine.result is not None))
+        seen.append(((tmp_path / "result.json").exists(), engine.outcome.result is not None))
 
     make_engine(tmp_path, {"a": at("after_train", look), "b": at("after_run", look)}).train()
     assert seen == [(False, False), (True, True)]

@@ -88,7 +88,7 @@ def train(distributed: Distributed, run_dir: Path, resume: Path | None = None) -
     )
     engine.train()
     set_rng_state(before)
-    return engine.test_metrics
+    return engine.evaluator.test_metrics
 
 
 def on(world_size: int, *args: Any) -> list[dict[str, float]]:

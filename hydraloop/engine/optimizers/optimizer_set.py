@@ -52,7 +52,7 @@ class OptimizerSet(optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse it, because it does not say to which optimizer the group belongs."""
-        raise TypeError("add the parameter group to one of engine.optimizers")
+        raise TypeError("add the parameter group to one of engine.run.optimizers")
 
 
 def parts(optimizer: optim.Optimizer) -> dict[str, optim.Optimizer]:

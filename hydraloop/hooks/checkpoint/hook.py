@@ -370,7 +370,7 @@ class CheckpointHook(Hook):
         """Return {metric: whether its high values are good}, in the order of `save_best`."""
         names, rules = self._names, self._rules
         if names == ["auto"]:
-            names = list(engine.metric_names[:1])
+            names = list(engine.evaluator.metric_names[:1])
         found: dict[str, bool] = {}
         for name, rule in zip(names, rules if len(rules) == len(names) else rules * len(names), strict=True):
             check_metric(name, engine, key=f"{self.key}.save_best")

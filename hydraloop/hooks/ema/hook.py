@@ -94,10 +94,10 @@ class EMAHook(Hook):
         """Reject options with which there would be no average."""
         if engine.progress.iteration or not engine.max_iters:  # a resumed run was checked at its start
             return
-        last = engine.max_iters // engine.epoch_length if self._by_epoch else _steps(engine, engine.max_iters)
+        last = engine.max_iters // engine.progress.epoch_length if self._by_epoch else _steps(engine, engine.max_iters)
         every = self._every
         if every is None:
-            every = Every(self._interval, _steps(engine, (self._first_epoch - 1) * engine.epoch_length) + 1)
+            every = Every(self._interval, _steps(engine, (self._first_epoch - 1) * engine.progress.epoch_length) + 1)
         if every.due(last, done=0):
             return
         option = "begin_epoch" if self._first_epoch else "begin_iter" if every.begin else "interval"
@@ -126,11 +126,11 @@ class EMAHook(Hook):
 
     def before_val_epoch(self, engine: Engine) -> None:
         """Validate on the average."""
-        engine.during_evaluation(self._swapped(engine))
+        engine.evaluator.during(self._swapped(engine))
 
     def before_test_epoch(self, engine: Engine) -> None:
         """Test on the average, except for the weights of a checkpoint file."""
-        engine.during_evaluation(self._swapped(engine))
+        engine.evaluator.during(self._swapped(engine))
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Add to the metadata that this hook's state contains averaged weights."""
@@ -185,8 +185,10 @@ class EMAHook(Hook):
 
 def _steps(engine: Engine, iterations: int) -> int:
     """Return the optimizer steps in the first `iterations`; an epoch's last accumulation window may be short."""
-    epochs, rest = divmod(iterations, engine.epoch_length)
-    return epochs * -(-engine.epoch_length // engine.accumulate) + -(-rest // engine.accumulate)
+    epochs, rest = divmod(iterations, engine.progress.epoch_length)
+    return epochs * -(-engine.progress.epoch_length // engine.stepper.accumulate) + -(
+        -rest // engine.stepper.accumulate
+    )
 
 
 def _check_begin(begin_iter: int, begin_epoch: int, by_epoch: bool) -> None:

@@ -33,13 +33,13 @@ class KeptLoss:
 
 def loss_in_backward(engine: Engine, batch_idx: int, outputs: Mapping[str, Any]) -> KeptLoss:
     """Return the loss in `after_backward`; of a filler batch, whose loss may be NaN, it is 0. No host sync."""
-    loss, weight = outputs["loss"], engine.stepper.loss_weights[f"{engine.step}/loss".lstrip("/")]
+    loss, weight = outputs["loss"], engine.stepper.loss_weights[f"{engine.stepper.step}/loss".lstrip("/")]
     if not engine.stepper.batch_samples:
         loss = torch.zeros_like(loss)
     if isinstance(weight, Tensor):
         weight = weight.clone()  # the task may reuse its storage
     iteration = engine.progress.iteration + 1  # the counters move after the step
-    return KeptLoss(iteration, engine.progress.epoch, batch_idx, loss, engine.step, weight)
+    return KeptLoss(iteration, engine.progress.epoch, batch_idx, loss, engine.stepper.step, weight)
 
 
 def means_of(kept: Sequence[KeptLoss], ranks: Distributed) -> list[float]:

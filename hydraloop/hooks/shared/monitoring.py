@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError, any_of, suggestion
-from hydraloop.run_files.metric_rules import GREATER_KEYS, LESS_KEYS, by_keys
+from hydraloop.run_files.result import GREATER_KEYS, LESS_KEYS, by_keys
 
 RULES = ("greater", "less")
 """Values of the option `rule`."""
@@ -15,7 +15,7 @@ RULES = ("greater", "less")
 
 def check_metric(name: str, engine: Engine, *, key: str) -> None:
     """Reject a metric that no validation of this run reports as a number."""
-    names = engine.metric_names
+    names = engine.evaluator.metric_names
     if name in names:
         return
     if name in engine.evaluator.matrix_names:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from hydraloop.condition import Condition
 from hydraloop.errors import UserError
-from hydraloop.run_files.metric_rules import by_keys
 from hydraloop.run_files.record_log import FILENAME, read_all
-from hydraloop.run_files.result import Result
+from hydraloop.run_files.result import Result, by_keys
 from hydraloop.sweeps.search.history import Rule, TrialState
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.states import JobState

@@ -124,7 +124,7 @@ def test_another_class_of_one_optimizer_is_refused_or_starts_without_a_state(tmp
     states: list[int] = []
     look = at("before_train", lambda engine: states.append(len(engine.optimizer.state)))
     engine = engine_of(tmp_path, TWO, look, resume=path, resume_strict=strict, max_epochs=2)
-    engine.optimizers["rest"].__class__ = torch.optim.Adam
+    engine.run.optimizers["rest"].__class__ = torch.optim.Adam
     if strict:
         with pytest.raises(UserError, match="the optimizer or its parameter groups are not those") as caught:
             engine.train()

@@ -75,7 +75,7 @@ def test_a_checkpoint_has_everything_and_can_be_loaded_without_pickle(tmp_path: 
 
 def test_optimizer_and_schedules_can_be_left_out(tmp_path: Path) -> None:
     engine = make_engine(tmp_path)
-    engine.save_checkpoint(tmp_path / "a.pth", optimizer=False, schedulers=False)
+    engine.checkpoints.save(tmp_path / "a.pth", optimizer=False, schedulers=False)
     assert not {"optimizer", "schedulers"} & set(torch.load(tmp_path / "a.pth", weights_only=True))
 
 

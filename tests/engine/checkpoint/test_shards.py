@@ -68,7 +68,7 @@ def saves(distributed: Distributed, run_dir: str) -> tuple[list[bool], list[str]
     found, expected = [], []
     for number, asynchronous in ((1, False), (2, True), (2, True)):
         expected.append({name: whole(value).clone() for name, value in engine.model.state_dict().items()})
-        engine.save_checkpoint(folder / f"epoch_{number}.pth", asynchronous=asynchronous, last=True)
+        engine.checkpoints.save(folder / f"epoch_{number}.pth", asynchronous=asynchronous, last=True)
         with torch.no_grad():
             for parameter in engine.model.parameters():
                 parameter.mul_(2)
@@ -78,13 +78,13 @@ def saves(distributed: Distributed, run_dir: str) -> tuple[list[bool], list[str]
     try:
         if distributed.rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-        engine.save_checkpoint(folder / "epoch_3.pth", asynchronous=True)
+        engine.checkpoints.save(folder / "epoch_3.pth", asynchronous=True)
         found.append(engine.checkpoints.settle())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         logging.getLogger("hydraloop").removeHandler(handler)
     (folder / "linked").mkdir(exist_ok=True)
-    engine.save_checkpoint(folder / "linked" / "one.pth", links=[folder / "linked" / "two.pth"])
+    engine.checkpoints.save(folder / "linked" / "one.pth", links=[folder / "linked" / "two.pth"])
     return found, handler.lines, expected
 
 

@@ -110,9 +110,9 @@ def test_a_test_of_another_checkpoint_uses_the_state_in_it(tmp_path: Path) -> No
     engine = engine_of(tmp_path)
     engine.train()
     before = deepcopy(engine.task.state_dict())
-    assert engine.test() != first.test_metrics, "training changes the result"
+    assert engine.test() != first.evaluator.test_metrics, "training changes the result"
     for _ in range(2):
-        assert engine.test(tmp_path / "checkpoints" / "epoch_1.pth") == first.test_metrics
+        assert engine.test(tmp_path / "checkpoints" / "epoch_1.pth") == first.evaluator.test_metrics
     assert [*differences(before, engine.task.state_dict())] == [], "given back"
 
 
@@ -128,7 +128,7 @@ def test_a_task_that_holds_a_part_of_the_model_has_no_own_state(tmp_path: Path) 
     engine.train()
     path = tmp_path / "checkpoints" / "epoch_1.pth"
     assert "task" not in content(path)
-    assert engine.test(path) == engine.test_metrics
+    assert engine.test(path) == engine.evaluator.test_metrics
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -472,7 +472,7 @@ def test_the_engine_skips_what_overflows(tmp_path: Path) -> None:
 
     class Listening(Hook):
         def after_train_iter(self, engine: Any, batch_idx: int, batch: Any, outputs: Any) -> None:
-            stepped.append((engine.stepped, engine.model.weight.detach().clone()))
+            stepped.append((engine.stepper.stepped, engine.model.weight.detach().clone()))
 
     precision = make_precision({"name": "fp16", "init_scale": 256}, CPU)
     engine = engine_with(precision, tmp_path, {"listening": Listening()}, train=train)

@@ -44,7 +44,7 @@ class Asks(Hook):
         elif self.what == "checkpoint":
             engine.request_checkpoint("asked")
         elif self.what == "own":
-            engine.request_checkpoint("own", lambda engine: engine.save_checkpoint(engine.run_dir / "own.pth"))
+            engine.request_checkpoint("own", lambda engine: engine.checkpoints.save(engine.run_dir / "own.pth"))
         elif self.what == "fail":
             raise ValueError("on one rank only")
 

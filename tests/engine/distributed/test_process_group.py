@@ -39,7 +39,7 @@ class Counted(Hook):
         if batch_idx == 5:  # DDP makes its buckets again after the first average
             self.collectives -= _so_far()
         if 6 <= batch_idx <= 17:
-            self.steps += engine.stepped
+            self.steps += engine.stepper.stepped
         if batch_idx == 17:
             self.collectives += _so_far()
 
@@ -330,7 +330,7 @@ def save_states(distributed: Distributed, run_dir: str) -> None:
         distributed=distributed,
     )
     engine.hooks["one"].before_run(engine)
-    engine.save_checkpoint(Path(run_dir) / "states.pth")
+    engine.checkpoints.save(Path(run_dir) / "states.pth")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

@@ -42,10 +42,10 @@ class Context(Hook):
             self.trace.append("exit")
 
     def before_val_epoch(self, engine: Engine) -> None:
-        engine.during_evaluation(self._context())
+        engine.evaluator.during(self._context())
 
     def before_test_epoch(self, engine: Engine) -> None:
-        engine.during_evaluation(self._context())
+        engine.evaluator.during(self._context())
 
 
 def _around(trace: list[str], mode: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_an_error_in_a_context_manager_itself_ends_the_run(tmp_path: Path) -> No
         yield
         raise ValueError("on the way out")
 
-    hook = at("before_val_epoch", lambda engine: engine.during_evaluation(failing_context()))
+    hook = at("before_val_epoch", lambda engine: engine.evaluator.during(failing_context()))
     with pytest.raises(ValueError, match="on the way out"):
         make_engine(tmp_path, {"hook": hook}, val=batches(1)).train()
 
@@ -128,7 +128,7 @@ def test_without_a_val_loader_nothing_is_validated(tmp_path: Path) -> None:
     engine.train()
     assert not [entry for entry in recorder.trace if "val" in entry]
     assert engine.metrics == {}
-    assert engine.test_metrics
+    assert engine.evaluator.test_metrics
 
 
 def test_the_test_can_be_left_out(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_a_test_on_its_own_takes_a_checkpoint(tmp_path: Path) -> None:
     trained.train()
     fresh = make_engine(tmp_path, test=batches(1))
     before = _weights(fresh)
-    assert fresh.test(tmp_path / "checkpoints" / "a.pth") == trained.test_metrics
-    assert fresh.test() != trained.test_metrics
+    assert fresh.test(tmp_path / "checkpoints" / "a.pth") == trained.evaluator.test_metrics
+    assert fresh.test() != trained.evaluator.test_metrics
     assert list(differences(_weights(fresh), before)) == []
     with pytest.raises(UserError, match="no checkpoint file"):
         fresh.test(tmp_path / "none.pth")
@@ -281,15 +281,15 @@ def test_an_evaluation_with_random_numbers_equals_that_of_the_run(tmp_path: Path
     engine = _drawing(tmp_path)
     engine.train()
     draws = torch.get_rng_state()
-    assert engine.test() == engine.test_metrics
+    assert engine.test() == engine.evaluator.test_metrics
     assert engine.validate() == engine.metrics
     assert torch.equal(torch.get_rng_state(), draws)
     other = _drawing(tmp_path)
     other.task.load_state_dict(engine.task.state_dict())
-    assert other.test() == engine.test_metrics
+    assert other.test() == engine.evaluator.test_metrics
     assert other.validate() == engine.metrics
     object.__setattr__(other.run, "seed", 1)
-    assert other.test() != engine.test_metrics
+    assert other.test() != engine.evaluator.test_metrics
 
 
 @pytest.mark.usefixtures("_seeded")

@@ -89,15 +89,15 @@ def test_predictions_are_those_of_the_test_with_ema_and_tta(tmp_path: Path) -> N
     raw = {name: value.clone() for name, value in model.state_dict().items()}
     logits = torch.cat(list(engine.predict()))
     assert nn.functional.cross_entropy(logits, classes.flatten()).item() == pytest.approx(
-        engine.test_metrics["loss"], abs=1e-6
+        engine.evaluator.test_metrics["loss"], abs=1e-6
     )
-    assert (logits.argmax(1) == classes.flatten()).double().mean().item() == engine.test_metrics["accuracy"]
+    assert (logits.argmax(1) == classes.flatten()).double().mean().item() == engine.evaluator.test_metrics["accuracy"]
     unlabeled = list(images)
     assert torch.equal(torch.cat(list(engine.predict(unlabeled))), logits)
     next(engine.predict())  # dropped after one batch
     assert all(torch.equal(raw[name], value) for name, value in engine.model.state_dict().items())
     assert engine.task.model is model
-    assert engine.mode == "train"
+    assert engine.progress.mode == "train"
     assert torch.is_grad_enabled()
 
 

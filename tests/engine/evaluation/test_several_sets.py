@@ -34,7 +34,7 @@ class Sets(Hook):
 
     def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any, mode: Any) -> None:
         if mode != "train":
-            self.seen.append((mode, engine.data_set, self.end_of_epoch(engine, batch_idx, mode)))
+            self.seen.append((mode, engine.evaluator.data_set, self.end_of_epoch(engine, batch_idx, mode)))
 
 
 def test_each_set_is_evaluated_in_one_validation(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_each_set_is_evaluated_in_one_validation(tmp_path: Path) -> None:
         settings=Settings(device="cpu", max_epochs=1, limit_val_batches=2, sanity_val_steps=0),
         run_dir=tmp_path,
     )
-    assert engine.metric_names == ("a/loss", "b/loss")
+    assert engine.evaluator.metric_names == ("a/loss", "b/loss")
     engine.train()
     of_set = ["before_val_iter 0", "after_val_iter 0", "before_val_iter 1", "after_val_iter 1"]
     traced = [point for point in recorder.trace if "val" in point]
@@ -61,7 +61,7 @@ def test_each_set_is_evaluated_in_one_validation(tmp_path: Path) -> None:
     }
     expected = {name: one.validate()["loss"] for name, one in alone.items()}
     assert engine.metrics == {"a/loss": expected["a"], "b/loss": expected["b"]}
-    assert engine.test_metrics == {"c/loss": expected["c"]}
+    assert engine.evaluator.test_metrics == {"c/loss": expected["c"]}
 
 
 def run(distributed: Distributed, batch_size: int, run_dir: str, resume: str | None, missed: bool) -> dict[str, Any]:

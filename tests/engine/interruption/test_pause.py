@@ -76,7 +76,7 @@ def trained(distributed: Distributed, run_dir: Path, *pauses: int | None, **sett
         "weights": engine.model.state_dict(),
         "optimizer": engine.optimizer.state_dict(),
         "hooks": {name: engine.hooks[name].state_dict() for name in ("ema", "early")},
-        "metrics": (engine.metrics, engine.test_metrics, engine.best and engine.best.value),
+        "metrics": (engine.metrics, engine.evaluator.test_metrics, engine.best and engine.best.value),
         "progress": engine.progress.state_dict(),
     }
 
@@ -145,7 +145,7 @@ def test_a_validation_that_is_repeated_counts_once(tmp_path: Path) -> None:
         engine.train()
         return engine
 
-    killed = part(at("before_val_iter", lambda engine: engine.preempt("a test"), nth=3))
+    killed = part(at("before_val_iter", lambda engine: engine.requests.preempt("a test"), nth=3))
     assert (killed.progress.epoch, killed.progress.last_validation) == (2, 2)
     engine = part(at("before_train_iter", lambda engine: pytest.fail("trained")), resume=newest(tmp_path))
     assert (engine.requests.preempted_by, engine.progress.last_validation) == ("engine.pause_after=2", 4)

@@ -116,7 +116,7 @@ def test_a_preempted_run_equals_one_that_was_not(
     assert second.requests.preempted_by is None
     assert list(differences(second.model.state_dict(), whole.model.state_dict())) == []
     assert list(differences(second.hooks["ema"].state_dict(), whole.hooks["ema"].state_dict())) == []
-    assert (second.metrics, second.test_metrics) == (whole.metrics, whole.test_metrics)
+    assert (second.metrics, second.evaluator.test_metrics) == (whole.metrics, whole.evaluator.test_metrics)
 
 
 def test_nothing_is_validated_or_tested_after_it(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_requeue_after_fails_if_nothing_is_saved(tmp_path: Path) -> None:
 def test_requeue_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_time: int | None, status: str) -> None:
     clock = iter(range(1000))
     engine = made(tmp_path, requeue_after=5, max_time=max_time)
-    monkeypatch.setattr(requests_module, "perf_counter", lambda: next(clock) if engine.mode == "train" else 0)
+    monkeypatch.setattr(requests_module, "perf_counter", lambda: next(clock) if engine.progress.mode == "train" else 0)
     found = engine.train()
     assert found.status == status
     assert found.reason == ("preempted by engine.requeue_after=5" if status == "interrupted" else "engine.max_time=3")
@@ -244,7 +244,7 @@ def test_requeue_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_time
 
 def test_requeue_after_leaves_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = made(tmp_path, requeue_after=5)
-    monkeypatch.setattr(requests_module, "perf_counter", lambda: 0 if engine.mode == "train" else 6)
+    monkeypatch.setattr(requests_module, "perf_counter", lambda: 0 if engine.progress.mode == "train" else 6)
     assert engine.train().status == "interrupted"
     assert (engine.progress.iteration, engine.progress.last_validation, engine.metrics) == (7, 0, {})
     assert torch.is_grad_enabled()
@@ -263,7 +263,7 @@ def _preempted_on(distributed: Distributed, run_dir: str, rank: int) -> dict[str
         def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
             seen.append(batch_idx)
             if batch_idx == 2 and distributed.rank == rank:
-                engine.preempt("a test")
+                engine.requests.preempt("a test")
 
     engine = EngineWithNeededHooks(
         task=task,

@@ -123,9 +123,9 @@ def test_a_hook_that_checks_the_loss_acts_first(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, found, train=planted(10), max_epochs=1)
     with pytest.raises(InvalidLossError, match="at iteration 10"):
         engine.train()
-    assert engine.result is not None
-    assert engine.result.objective is not None
-    assert math.isnan(engine.result.objective.value)
+    assert engine.outcome.result is not None
+    assert engine.outcome.result.objective is not None
+    assert math.isnan(engine.outcome.result.objective.value)
 
 
 def on_rank(distributed: Distributed, run_dir: str) -> tuple[str, int]:
@@ -219,7 +219,7 @@ def test_no_checkpoint_has_such_weights_and_the_last_healthy_one_stays(
 
 
 def preempt(engine: Engine) -> None:
-    engine.preempt("a signal")
+    engine.requests.preempt("a signal")
 
 
 def ask(engine: Engine) -> None:

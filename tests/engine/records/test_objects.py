@@ -66,7 +66,7 @@ def test_the_mode_is_that_of_the_evaluation_or_of_the_name(tmp_path: Path) -> No
     records = Records()
 
     def log(name: str) -> Callable[[Engine], object]:
-        return lambda engine: engine.log_text(name, "x")
+        return lambda engine: engine.records.log_text(name, "x")
 
     hooks = {
         "before": at("before_val", log("a")),
@@ -88,7 +88,7 @@ def test_a_failed_evaluation_leaves_the_mode(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, {"fails": fails}, val=batches(1))
     with pytest.raises(ZeroDivisionError):
         engine.validate()
-    assert engine.mode == "train"
+    assert engine.progress.mode == "train"
 
 
 def test_a_task_logs_with_its_engine(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_task_logs_with_its_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "val/../../x", "a//b", "a/", "a\\b", "a\0", "val/."])
 def test_a_name_that_would_leave_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="cannot be logged as") as caught:
-        make_engine(tmp_path).log_text(name, "x")
+        make_engine(tmp_path).records.log_text(name, "x")
     assert caught.value.remedy == "Use a name such as predictions or val/predictions."
     assert not (tmp_path / "media").exists()
 
@@ -117,7 +117,7 @@ def test_a_name_that_would_leave_the_folder_is_refused(tmp_path: Path, name: str
 def test_a_name_is_one_kind(tmp_path: Path, number_first: bool) -> None:
     """TensorBoard and W&B would show only one of them, or none."""
     engine = make_engine(tmp_path)
-    logs = [lambda: engine.log_record({"loss": 1.0}), lambda: engine.log_histogram("loss", [1.0])]
+    logs = [lambda: engine.log_record({"loss": 1.0}), lambda: engine.records.log_histogram("loss", [1.0])]
     first, second = logs if number_first else logs[::-1]
     first()
     first()
@@ -125,15 +125,15 @@ def test_a_name_is_one_kind(tmp_path: Path, number_first: bool) -> None:
         with pytest.raises(UserError, match="train/loss is the name of two things") as caught:
             second()
     assert caught.value.remedy == "Rename one of them."
-    engine.log_histogram("val/loss", [1.0])
+    engine.records.log_histogram("val/loss", [1.0])
     engine.log_image("x", np.zeros((2, 2)))
     with pytest.raises(UserError, match="train/x is the name of two things, image and table"):
-        engine.log_table("x", ["a"], [[1]])
+        engine.records.log_table("x", ["a"], [[1]])
 
 
 def test_two_objects_with_one_file_are_refused(tmp_path: Path) -> None:
     engine = make_engine(tmp_path)
-    engine.log_table("confusion", ["a"], [[1]])
+    engine.records.log_table("confusion", ["a"], [[1]])
     (tmp_path / "confusion.json").write_text("{}")
     with pytest.raises(UserError, match=r"table confusion and artifact confusion\.json"):
         engine.log_artifact(tmp_path / "confusion.json")
@@ -149,7 +149,7 @@ def log_on_a_rank(distributed: Distributed, run_dir: str) -> None:
         distributed=distributed,
         settings=Settings(device="cpu"),
     )
-    path = engine.log_text("x", f"of rank {distributed.rank}")
+    path = engine.records.log_text("x", f"of rank {distributed.rank}")
     assert (path is None) == (distributed.rank > 0)
 
 
@@ -215,7 +215,7 @@ def test_other_shapes_are_no_picture(tmp_path: Path, shape: tuple[int, ...]) -> 
 def test_a_figure_is_a_picture(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(2, 1), dpi=50)
     figure.subplots().plot([1, 2])
-    (record,) = logged(tmp_path, lambda engine: engine.log_figure("loss", figure))
+    (record,) = logged(tmp_path, lambda engine: engine.records.log_figure("loss", figure))
     assert record["objects"] == [{"kind": "image", "name": "loss", "path": "media/train/loss_iter_0.png"}]
     with Image.open(tmp_path / "media/train/loss_iter_0.png") as image:
         assert image.size == (100, 50)
@@ -230,21 +230,21 @@ def test_a_table_has_plain_cells(tmp_path: Path) -> None:
         [1, np.float32(0.5), torch.tensor(3), "cat"],
         [np.bool_(True), math.nan, None, torch.tensor(2.0, requires_grad=True)],
     ]
-    assert written(engine.log_table("it", ["a", "b", "c", 4], rows)) == {
+    assert written(engine.records.log_table("it", ["a", "b", "c", 4], rows)) == {
         "columns": ["a", "b", "c", "4"],
         "rows": [[1, 0.5, 3, "cat"], [True, "nan", None, 2.0]],
     }
     matrix = torch.tensor([[1, 2], [3, 4]])
     for numbers in (matrix, matrix.numpy()):
-        assert written(engine.log_table("it", np.array(["x", "y"]), numbers))["rows"] == [[1, 2], [3, 4]]
+        assert written(engine.records.log_table("it", np.array(["x", "y"]), numbers))["rows"] == [[1, 2], [3, 4]]
     with pytest.raises(ValueError, match="a row has 1 cells, and the table has 2 columns"):
-        engine.log_table("it", ["a", "b"], [[1]])
+        engine.records.log_table("it", ["a", "b"], [[1]])
 
 
 def test_a_histogram_counts_what_is_not_finite(tmp_path: Path) -> None:
     values = [1.0, 2.0, math.nan, math.inf]
     for form in (values, np.array(values), torch.tensor(values, requires_grad=True)):
-        found = written(make_engine(tmp_path).log_histogram("val/logits", form))
+        found = written(make_engine(tmp_path).records.log_histogram("val/logits", form))
         assert list(found) == ["val/logits"]
         counts = found["val/logits"]
         assert (counts["num"], counts["nonfinite"], counts["min"], counts["max"]) == (2, 2, 1.0, 2.0)
@@ -269,10 +269,10 @@ def test_an_artifact_is_copied(tmp_path: Path) -> None:
 def test_secrets_are_masked_in_texts_and_tables(tmp_path: Path) -> None:
     secrets.remember({"api_key": "hunter2-hunter2"})
     engine = make_engine(tmp_path)
-    text = engine.log_text("note", "with hunter2-hunter2 and \udce9")
+    text = engine.records.log_text("note", "with hunter2-hunter2 and \udce9")
     assert text is not None
     assert text.read_text() == "with *** and ?"
-    assert written(engine.log_table("it", ["hunter2-hunter2"], [["my hunter2-hunter2"]])) == {
+    assert written(engine.records.log_table("it", ["hunter2-hunter2"], [["my hunter2-hunter2"]])) == {
         "columns": ["***"],
         "rows": [["my ***"]],
     }

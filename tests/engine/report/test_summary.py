@@ -51,7 +51,7 @@ class Failing(Hook):
     """Writes a checkpoint, then fails."""
 
     def after_train_epoch(self, engine: Engine) -> None:
-        engine.save_checkpoint(engine.run_dir / "checkpoints" / "epoch_1.pth")
+        engine.checkpoints.save(engine.run_dir / "checkpoints" / "epoch_1.pth")
         raise RuntimeError("on purpose\nwith details")
 
 
@@ -195,7 +195,7 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows["checkpoint"] == os.path.join("run", "checkpoints", "best_loss_epoch_1.pth") + " (the best)"
     assert os.path.join("run", "checkpoints", "epoch_2.pth") + " (the last)\n" in text
     assert rows["validation"] == f"loss {number(engine.metrics['loss'])}"
-    assert rows["test"] == f"loss {number(engine.test_metrics['loss'])} (of the best checkpoint)"
+    assert rows["test"] == f"loss {number(engine.evaluator.test_metrics['loss'])} (of the best checkpoint)"
     assert rows["speed"] == "800 samples/s, 200 iterations/s"
     assert "  mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms\n" in text
     engine.evaluator.restore_metrics({f"a_metric_{index}": index / 7 for index in range(9)})
@@ -210,7 +210,9 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) -> None:
-    save = at("after_train_iter", lambda engine: engine.save_checkpoint(tmp_path / "checkpoints" / "iter_4.pth"), nth=4)
+    save = at(
+        "after_train_iter", lambda engine: engine.checkpoints.save(tmp_path / "checkpoints" / "iter_4.pth"), nth=4
+    )
     hooks = {"runtime_info": RuntimeInfoHook(), "save": save}
     options = {"train": batches(3), "val": batches(1), "max_epochs": 3}
     make_engine(tmp_path, hooks, **options).train()

@@ -115,7 +115,9 @@ def test_max_iters_closes_the_window(tmp_path: Path) -> None:
 
 def test_hooks_know_whether_the_optimizer_stepped(tmp_path: Path) -> None:
     seen: list[tuple[bool, bool]] = []
-    look = at("after_train_iter", lambda engine: seen.append((engine.stepped, engine.stepper.window_closed)), nth=0)
+    look = at(
+        "after_train_iter", lambda engine: seen.append((engine.stepper.stepped, engine.stepper.window_closed)), nth=0
+    )
     make_engine(tmp_path, {"look": look}, train=batches(5), accumulate=2).train()
     assert seen == [(False, False), (True, True), (False, False), (True, True), (True, True)]
 

@@ -69,8 +69,8 @@ def test_two_optimizers_train_as_one_of_the_same_kind(precision: str, accumulate
     assert list(differences(one.hooks["ema"].state_dict(), other.hooks["ema"].state_dict())) == []
     assert one.progress == other.progress
     # The infinite loss, and with the first scale of 65536 maybe others: both optimizers skip the same steps.
-    assert one.precision.skipped == other.precision.skipped
-    assert (one.precision.skipped > 0) is (precision == "fp16")
+    assert one.run.precision.skipped == other.run.precision.skipped
+    assert (one.run.precision.skipped > 0) is (precision == "fp16")
 
 
 def test_state_is_by_name_and_loads_again(tmp_path: Path) -> None:
@@ -96,5 +96,5 @@ def test_names_of_optimizers_and_groups() -> None:
     assert describe(several, model)[2][:2] == ("last", "other")
     one = optim.SGD(model.parameters())
     assert parts(one) == {"": one}
-    with pytest.raises(TypeError, match=r"engine\.optimizers"):
+    with pytest.raises(TypeError, match=r"engine\.run\.optimizers"):
         several.add_param_group({"params": []})

@@ -323,7 +323,7 @@ def test_a_run_that_is_preempted_inside_a_window_saves_at_its_end(tmp_path: Path
     whole.train()
     hooks: dict[str, Hook] = {
         "checkpoint": CheckpointHook(),
-        "preempt": at(point, lambda engine: engine.preempt("a test"), nth=nth),
+        "preempt": at(point, lambda engine: engine.requests.preempt("a test"), nth=nth),
     }
     assert _engine(tmp_path / "parts", hooks, train=_epoch(), max_epochs=2).train().status == "interrupted"
     (path,) = (tmp_path / "parts" / "checkpoints").glob("*.pth")

@@ -69,5 +69,5 @@ class Ledger(hydraloop.Hook):
 
     def after_run(self, engine: hydraloop.Engine) -> None:
         """`result.json` is written. Ranks whose launcher was killed save and are interrupted."""
-        if engine.result is not None and engine.result.status == "finished":
+        if engine.outcome.result is not None and engine.outcome.result.status == "finished":
             self._note("done")

@@ -181,7 +181,7 @@ class _NamedTask(Task):
     engine: Any
 
     def call_model(self, inputs: Any, targets: Any) -> Any:
-        self.engine.log_text("inputs", str(inputs.shape))
+        self.engine.records.log_text("inputs", str(inputs.shape))
         return self.model(inputs, mask=torch.ones(len(inputs), 1))["logits"]
 
 

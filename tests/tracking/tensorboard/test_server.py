@@ -154,9 +154,9 @@ def test_objects_and_the_config_in_a_real_tensorboard(tmp_path: Path, fast: str)
     engine = make_engine(tmp_path / "0")
     for log, *given in (
         (engine.log_image, "val/predictions", torch.rand(6, 7)),
-        (engine.log_text, "note", "**bold**"),
-        (engine.log_table, "pairs", ["a|b", "c"], [[1, "x"], [None, 2.5]]),
-        (engine.log_histogram, "logits", [1.0, 2.0, float("nan")]),
+        (engine.records.log_text, "note", "**bold**"),
+        (engine.records.log_table, "pairs", ["a|b", "c"], [[1, "x"], [None, 2.5]]),
+        (engine.records.log_histogram, "logits", [1.0, 2.0, float("nan")]),
     ):
         log(*given)  # type: ignore[operator]
     kinds = [("image", "val/predictions", "val/predictions_iter_0.png"), ("text", "train/note", "train/note_iter_0.md"),
