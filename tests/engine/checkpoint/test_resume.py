@@ -169,7 +169,7 @@ def _compare(tmp_path: Path, cuts: list[str], last: str, **options: Any) -> None
         engine.train()
         assert list(differences(_last(resumed, last), expected)) == [], cut
         assert engine.metrics == uncut.metrics, cut
-        assert engine.evaluator.test_metrics == uncut.test_metrics, cut
+        assert engine.evaluator.test_metrics == uncut.evaluator.test_metrics, cut
         records = _records(resumed)
         assert records, cut
         assert records == _records(straight)[-len(records) :], cut
@@ -232,7 +232,7 @@ def test_a_finished_run_resumed_from_its_last_iteration_has_ended_its_last_epoch
     resumed = _engine(tmp_path / "resumed", 2, save_by_epoch=False, resume=last)
     resumed.train()
     assert resumed.progress == straight.progress
-    assert resumed.evaluator.test_metrics == straight.test_metrics
+    assert resumed.evaluator.test_metrics == straight.evaluator.test_metrics
 
 
 @pytest.mark.parametrize("part", ["rng", "optimizer", "hooks"])

@@ -234,7 +234,7 @@ def test_each_sample_that_is_there_counts_once(collate: str, accumulate: int, ra
         optimizer.step()
         total, samples = total + float(loss.detach()) * len(inputs), samples + len(inputs)
     for weights, record in found:
-        assert record == pytest.approx(total / samples, abs=1e-6)
+        assert record == pytest.approx(total / samples, rel=1e-6)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-6)
 
