@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -265,7 +266,7 @@ class ProfilerHook(Hook):
             "  open it in chrome://tracing or https://ui.perfetto.dev%s",
             engine.progress.iteration,
             shown(path),
-            f", or: pip install torch-tb-profiler; tensorboard --logdir {shown(path.parent)}"
+            f", or: pip install torch-tb-profiler; tensorboard --logdir {shlex.quote(shown(path.parent))}"
             if path.name.endswith(".pt.trace.json")
             else "",
         )  # fmt: skip

@@ -165,7 +165,7 @@ class Report:
         rows.update(self._messages.read("tracked") or {})
         traces = run_dir / "tf_tracing_logs"
         if traces.is_dir():
-            rows["profile"] = f"tensorboard --logdir {shown(traces)}"
+            rows["profile"] = f"tensorboard --logdir {shlex.quote(shown(traces))}"
         if (
             result is not None
             and result.status != "finished"

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from filelock import FileLock
 
@@ -48,7 +48,17 @@ def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
     then = os.environ.get(VARIABLE) or options.get("environment")
     uri = with_password(str(chosen or known or then or _DEFAULT))
     path = sqlite_path(uri)
-    return uri if path is None else f"{_SQLITE}{Path(options.get('folder') or Path.cwd()) / path}"
+    return uri if path is None else sqlite_uri(Path(options.get("folder") or Path.cwd()) / path)
+
+
+def sqlite_uri(path: Path) -> str:
+    """Return the address of a database.
+
+    If a `%` or `?` must be encoded, slashes are encoded, too: MLflow creates the folder that it reads in the encoded
+    address, which is another one.
+    """
+    name = str(path)
+    return _SQLITE + (quote(name, safe="") if "%" in name or "?" in name else name)
 
 
 def with_password(uri: str) -> str:
@@ -71,7 +81,7 @@ def sqlite_path(uri: str) -> Path | None:
     name = uri.removeprefix(_SQLITE)
     if name in ("", ":memory:", uri) or "?" in name:
         raise UnusableError(f"{uri!r} does not name a file, or contains a ?; {_ELSEWHERE}")
-    return Path(name)
+    return Path(unquote(name))
 
 
 def shown(uri: str) -> str:
@@ -88,7 +98,7 @@ def page(uri: str, folder: Path, path: str) -> str | None:
     if not uri.startswith("sqlite:"):
         return f"{shown(uri)}/#/{path}" if uri.startswith(("http:", "https:")) else None
     command = "mlflow ui"
-    if uri != f"{_SQLITE}{folder / 'mlflow.db'}":
+    if uri != sqlite_uri(folder / "mlflow.db"):
         command += f" --backend-store-uri {shlex.quote(uri)}"
     elif any(file.parent.name.isdigit() for file in (folder / "mlruns").glob("*/meta.yaml")):
         command += f" --backend-store-uri {_DEFAULT}"  # else, it would look at these files of an earlier MLflow
@@ -99,12 +109,16 @@ def connected(uri: str) -> MlflowClient:
     """Return a client. A local SQLite database is created if necessary, by one process at a time.
 
     Raises:
-        UnusableError: a database cannot be created or written, or it belongs to another version of MLflow.
+        UnusableError: a database cannot be created or written, it belongs to another version of MLflow, or SQLAlchemy
+            is too old for the signs in its path.
     """
     import mlflow
+    from sqlalchemy import engine
 
     path = sqlite_path(uri)
     if path is not None:
+        if Path(str(engine.make_url(uri).database)) != path:
+            raise UnusableError(f"a path with a % or ? needs: pip install 'sqlalchemy>=2.1'; or {_ELSEWHERE}")
         try:
             if not path.exists():
                 _create(path)
@@ -135,7 +149,7 @@ def _create(path: Path) -> None:
         if not path.exists():
             atomic.remove_unfinished(path)  # of a process that was killed here, when the time after its run was over
             with atomic.replacing(path, keep_existing=True) as unfinished, unsynced():
-                MlflowClient(tracking_uri=_SQLITE + str(unfinished))
+                MlflowClient(tracking_uri=sqlite_uri(unfinished))
 
 
 @contextlib.contextmanager

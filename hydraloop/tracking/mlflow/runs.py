@@ -58,10 +58,12 @@ def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
     """
     found = client.get_experiment_by_name(name)
     if found is None:
-        path = sqlite_path(uri)
-        # Next to the database. MLflow's default is the working directory of the process that creates the experiment.
-        files = None if path is None else str(path.parent / "mlruns" / clean(name).replace("/", "_"))
-        return str(client.create_experiment(name, artifact_location=files))
+        path, location = sqlite_path(uri), None
+        if path is not None:
+            # Next to the database. MLflow's default is the working directory of the process that creates it.
+            files = path.parent / "mlruns" / clean(name).replace("/", "_")
+            location = files.as_uri() if "%" in str(files) else str(files)  # MLflow decodes a path
+        return str(client.create_experiment(name, artifact_location=location))
     if found.lifecycle_stage == "deleted":
         command = f"MLFLOW_TRACKING_URI={shlex.quote(shown(uri))} mlflow experiments restore -x {found.experiment_id}"
         raise UnusableError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -12,11 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import URL, make_url
 
 from hydraloop.tracking.mlflow import address as address
 from hydraloop.tracking.tracker import BusyError, Finish, UnusableError
 from tests.small_disk import small_disk
-from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, opened, points, run_in, training
+from tests.tracking.mlflow.runs import (
+    QUIET,
+    client,
+    empty_database,
+    exported_files,
+    folder,
+    opened,
+    points,
+    run_in,
+    send_files,
+    training,
+)
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -67,11 +80,49 @@ def test_a_password_that_is_not_stored(stored: str, now: str, expected: str, mon
     assert address.address_of({"tracking_uri": stored}, {}) == expected
 
 
-@pytest.mark.slow
 def test_an_address_with_a_question_mark(folder: Path) -> None:
-    for options in ({"tracking_uri": "sqlite:///a.db?timeout=5"}, {"folder": str(folder / "what?")}):
-        with pytest.raises(UnusableError, match=r"contains a \?.*hooks\.mlflow\.tracking_uri"):
-            opened(run_in(folder / "run"), **options)
+    with pytest.raises(UnusableError, match=r"contains a \?.*hooks\.mlflow\.tracking_uri"):
+        opened(run_in(folder / "run"), tracking_uri="sqlite:///a.db?timeout=5")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["per%20cent", "100%", "what?", "%3F?#", "hash#1", "with space", "a&b=c;d", "uml\u00e4ut", "it's [1]+{2}@x:8"],
+)
+def test_signs_in_the_path_of_a_project(name: str, folder: Path, empty_database: Path) -> None:
+    project = folder / "parent" / name
+    run = run_in(project / "outputs" / name)
+    exported_files(run.run_dir)
+    shutil.copy(empty_database, project)
+    tracker = opened(run, folder=str(project), log_model=True)
+    tracker.send(training(0, 2))
+    tracker.finish(Finish("finished"))
+    send_files(tracker)
+    command = shlex.split(str(address.page(tracker.memory["tracking_uri"], folder, "x")).rpartition(", ")[0])
+    assert make_url(command[-1]).database == str(project / "mlflow.db")
+    assert len(points(tracker, "train/loss", command[-1])) == 2
+    for file in ("config.yaml", "model.pt2"):
+        assert list((project / "mlruns").rglob(file)), file
+    assert [path.name for path in (folder / "parent").iterdir()] == [name], "MLflow wrote elsewhere"
+    assert opened(run, tracker.memory, folder=str(project)).where == tracker.where
+    assert str(tracker.where).startswith("mlflow ui, ")
+
+
+def test_a_database_is_created_in_a_path_with_signs(folder: Path) -> None:
+    path = folder / "parent" / "50%25 off?" / "mlflow.db"
+    address.connected(address.sqlite_uri(path))
+    assert client(address.sqlite_uri(path)).search_experiments()
+    assert [file.name for file in (folder / "parent").iterdir()] == ["50%25 off?"]
+
+
+def test_an_sqlalchemy_that_does_not_decode_addresses_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLAlchemy 2.0 would open another file."""
+    monkeypatch.setattr(
+        "sqlalchemy.engine.make_url", lambda uri: URL.create("sqlite", database=uri.removeprefix("sqlite:///"))
+    )
+    address.connected(f"sqlite:///{folder}/mlflow.db")
+    with pytest.raises(UnusableError, match=r"pip install 'sqlalchemy>=2\.1'; or choose another place: hooks\.mlflow"):
+        address.connected(address.sqlite_uri(folder / "50%.db"))
 
 
 def test_the_command_that_shows_a_database(tmp_path: Path) -> None:
