@@ -203,11 +203,15 @@ class Requests:
 
     def act(self) -> None:
         """Agree with all ranks on all requests, write the checkpoints, and set `stop_reason`."""
+        self.agree()
+        if self._pending:
+            self._act()
+
+    def agree(self) -> None:
+        """Agree with all ranks on all requests, and set `preempted_by`; `act` follows."""
         if not self._alone:
             self._read_flag()
             self._agree()
-        if self._pending:
-            self._act()
 
     def act_in_epoch(self) -> None:
         """Inside an epoch, between windows: act on what is agreed; at each interval, send the flag."""
@@ -245,12 +249,15 @@ class Requests:
         if self._read_flag():
             self._agree()
         now, mode = perf_counter(), self._progress.mode
+        if mode != self._sent_in:
+            self._interval = 1  # until the time of an iteration or batch is known
         steps = at - self._sent if mode == self._sent_in else 0
         proposed = int(min(self._ranks.agree_interval, _SECONDS * steps / max(now - self._sent_at, 1e-9)))
         proposed = max(1, proposed)
         self._sent, self._sent_in, self._sent_at = at, mode, now
         stops = self._asked_to_stop is not None and self.stop_reason is None
-        news = stops or self._unannounced or self._save_has_failed or bool(self._calls.newly_disabled)
+        preempts = self._asked_to_preempt is not None and self.preempted_by is None
+        news = stops or preempts or self._unannounced or self._save_has_failed or bool(self._calls.newly_disabled)
         self._flag = torch.tensor([int(news), -proposed], dtype=torch.int32)
         self._running = self._ranks.start_max(self._flag)
 

@@ -200,6 +200,9 @@ class Evaluator:
                 calls.before_test_epoch()
                 loaders = sets_of(self._batches.loaders.test)
                 metrics = self._evaluate(loaders, calls.before_test_iter, calls.after_test_iter)
+            self._requests.agree()
+            if self._requests.preempted_by is not None:
+                raise Preempted
             self.test_metrics = metrics
             calls.after_test_epoch(metrics)
             calls.after_test()
@@ -279,7 +282,7 @@ class Evaluator:
         metrics: dict[str, float] = {}
         for name, loader in loaders.items():
             with self.of_data_set(name), seeded(self.seed_of(self._progress.mode, name)):
-                self.run_batches(loader, before, after)
+                self.run_batches(loader, before, after, preemptible=True)
                 metrics |= self.compute()
         return metrics
 
@@ -292,7 +295,13 @@ class Evaluator:
 
     @torch.no_grad()
     def run_batches(
-        self, loader: Loader, before: Call | None = None, after: Call | None = None, most: int | None = None
+        self,
+        loader: Loader,
+        before: Call | None = None,
+        after: Call | None = None,
+        most: int | None = None,
+        *,
+        preemptible: bool = False,
     ) -> None:
         """Reset the metrics and add the batches of a loader, with all modules in eval mode; called on every rank.
 
@@ -301,6 +310,7 @@ class Evaluator:
             before: called before each batch.
             after: called after each batch.
             most: the number of batches at most; None: no limit.
+            preemptible: whether a preemption raises `Preempted` between two batches.
         """
         task, ranks, requests = self._run.task, self._run.ranks, self._requests
         samples_at, length = share_of(loader), len(loader)
@@ -312,11 +322,12 @@ class Evaluator:
             count = self.length if self.length < length else None
             # The iterator has no name: after an error, the traceback would keep it with its workers.
             for batch_idx, batch in enumerate(self._batches.on_device(loader, count=count)):
-                requests.check_clock_in_evaluation()
-                if samples_at is not None:  # all ranks have equally many batches
-                    requests.exchange_in_evaluation(batch_idx)
-                if requests.preempted_by is not None:
-                    raise Preempted
+                if preemptible:
+                    requests.check_clock_in_evaluation()
+                    if samples_at is not None:  # all ranks have equally many batches
+                        requests.exchange_in_evaluation(batch_idx)
+                    if requests.preempted_by is not None:
+                        raise Preempted
                 if samples_at is not None and samples_at(batch_idx)[0] == 0:  # only other ranks have samples in it
                     if ranks.sharded:  # they need this rank's shard
                         with task.uncounted():

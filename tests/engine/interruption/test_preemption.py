@@ -25,7 +25,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import Terminated, UserError
-from hydraloop.hooks import CheckpointHook, EMAHook
+from hydraloop.hooks import CheckpointHook, EMAHook, TestTimeAugmentationHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import dataset, network
 from tests.helpers import EngineWithNeededHooks, batches, differences, make_engine
@@ -151,6 +151,22 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
         engine.train()
     assert not (tmp_path / "checkpoints/iter_6.pth").exists()
     assert result(tmp_path)["error"] == "interrupted by Ctrl-C (SIGINT)"
+
+
+def test_a_signal_in_the_last_batch_of_the_test_leaves_it(tmp_path: Path) -> None:
+    engine = made(tmp_path, Sends("before_test_iter", 21, signal.SIGTERM), limit_test_batches=1)
+    found = engine.train()
+    assert (found.status, found.test_metrics) == ("interrupted", {})
+
+
+def test_a_signal_before_tta_tries_a_step_does_not_fail(tmp_path: Path) -> None:
+    class Early(Hook):
+        def at_position(self, engine: Engine) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    hooks = {"early": Early(), "tta": TestTimeAugmentationHook(transforms=["identity"])}
+    found = make_engine(tmp_path, hooks, test=batches(2)).train()
+    assert (found.status, found.reason, found.progress["iteration"]) == ("interrupted", "preempted by SIGTERM", 0)
 
 
 def test_a_signal_after_the_test_does_not_preempt(tmp_path: Path) -> None:
@@ -287,6 +303,55 @@ def test_ranks_leave_a_validation_together(tmp_path: Path) -> None:
     assert one["result"] == ("interrupted", "preempted by a test")
     assert one["at"] == (4, 0)
     assert 3 <= one["batches"] < 24
+
+
+def _tested_on(distributed: Distributed, run_dir: str, case: dict[str, Any]) -> dict[str, Any]:
+    """Train an epoch, and test 12 global batches; one rank gets SIGTERM. Then resume."""
+    part = {"rank": distributed.rank, "world_size": distributed.world_size, "batch_size": 2}
+
+    class Stops(Hook):
+        def after_train_epoch(self, engine: Engine) -> None:
+            engine.request_stop("a test", agreed=True)
+
+    class Signals(Hook):
+        def before_test_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
+            time.sleep(0.01)
+            if batch_idx == case["batch"] and distributed.rank == case["rank"]:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def run(resume: Path | None, hooks: dict[str, Hook]) -> tuple[str, str | None, int]:
+        task = Regression(network(), torch.nn.MSELoss())
+        test: Any = build_loader(dataset(48), shuffle=False, **part)
+        engine = EngineWithNeededHooks(
+            task=task,
+            optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
+            loaders=Loaders(
+                build_loader(dataset(64), shuffle=True, **part), test=list(test) if case["is_custom"] else test
+            ),
+            hooks={"checkpoint": CheckpointHook(interval=1), **hooks},
+            settings=Settings(device="cpu", max_epochs=1 + case["stops"], resume=resume),
+            run_dir=Path(run_dir),
+            distributed=distributed,
+        )
+        result = engine.train()
+        return result.status, result.reason, len(result.test_metrics)
+
+    hooks: dict[str, Hook] = {"stops": Stops()} if case["stops"] else {}
+    first = run(None, {"signals": Signals(), **hooks})
+    return {"first": first, "second": run(saved(Path(run_dir)), hooks)}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("batch", [3, 11])
+@pytest.mark.parametrize(("is_custom", "stops"), [(False, False), (False, True), (True, False)])
+def test_a_signal_to_one_rank_leaves_a_test(
+    rank: int, batch: int, is_custom: bool, stops: bool, tmp_path: Path
+) -> None:
+    case = {"rank": rank, "batch": batch, "is_custom": is_custom, "stops": stops}
+    one, other = on_ranks(2, _tested_on, str(tmp_path), case)
+    assert one == other
+    assert one["first"] == ("interrupted", "preempted by SIGTERM", 0)
+    assert one["second"] == ("finished", None, 1)
 
 
 @pytest.mark.parametrize(("seconds", "interval"), [(0.01, 10), (2.0, 2), (60.0, 1)])
