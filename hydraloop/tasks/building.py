@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hydraloop.engine.device.model_preparation import (
     WRAP,
@@ -84,6 +85,20 @@ def _check_parts(task: Task) -> None:
                 key=f"task.metrics.{name}",
                 remedy="Use a metric of hydraloop.tasks.metrics or torchmetrics, or a class with update, compute and "
                 "reset.",
+            )
+    _check_sizes(task)
+
+
+def _check_sizes(task: Task) -> None:
+    """Refuse a lazy layer, whose parameters have no shape before its first batch."""
+    for name, module in task.named_modules():
+        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(map(is_lazy, tensors)):
+            raise UserError(
+                f"{name or 'the task'} is a lazy layer ({type(module).__name__}): its parameters have no shape yet",
+                key="task.model" if name.partition(".")[0] == "model" else "task",
+                remedy="Use the layer with sizes, as in nn.Linear(64, 10) for nn.LazyLinear(10). Or call the model "
+                "with one batch at the end of its __init__, as in self(torch.zeros(2, 64)).",
             )
 
 
