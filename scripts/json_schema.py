@@ -47,16 +47,6 @@ TYPES: dict[Any, tuple[list[str], str]] = {
     type(None): (["null"], ""),
 }
 """By type: the types of JSON, and the pattern of texts that mean the same. `|` matches any text."""
-RANGES = {
-    "COUNT": {"minimum": 1},
-    "COUNT_FROM_0": {"minimum": 0},
-    "ABOVE_0": {"exclusiveMinimum": 0},
-    "FROM_0": {"minimum": 0},
-    "SHARE": {"minimum": 0, "maximum": 1},
-    "SHARE_ABOVE_0": {"exclusiveMinimum": 0, "maximum": 1},
-    "BETWEEN_0_AND_1": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
-}
-"""The names in `hydraloop/optim/option_ranges.py`."""
 
 
 def text() -> str:
@@ -121,7 +111,7 @@ def _hooks(group: str) -> dict[str, Any]:
 
 def _scheduler(schema: Any) -> dict[str, Any]:
     name = str(schema._target_).rpartition(".")[2]
-    return _fields(schema, "", dict(_schedule_limits(name)) if issubclass(schema, _Schedule) else {})
+    return _fields(schema, "", _schedule_limits(name) if issubclass(schema, _Schedule) else {})
 
 
 def _fields(schema: Any, key: str, limits: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,12 +188,19 @@ def _hook_limits(schema: Any) -> dict[str, Any]:
     limits: dict[str, Any] = {"on_error": {"enum": [*ON_ERROR]}}
     module = CLASSES.get(str(schema._target_).rpartition(".")[2], {}).get("module")
     for source in () if module is None else _sources(module):
-        for node in ast.walk(source):
-            check = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if check not in ("check_at_least", "check_above", "check_choice"):
-                continue
+        limits |= _checked(source, str(module))
+    return limits
+
+
+def _checked(source: ast.AST, module: str) -> dict[str, Any]:
+    """Return the limits of the options that a source passes to the functions of `hydraloop.option_checks`."""
+    limits: dict[str, Any] = {}
+    for node in ast.walk(source):
+        check = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and check in ("check_at_least", "check_above", "check_choice"):
             for one in node.keywords:
-                if one.arg is not None and ast.unparse(one.value) in (one.arg, f"options.get('{one.arg}')"):
+                forms = (one.arg, f"self.{one.arg}", f"options.get('{one.arg}')")
+                if one.arg is not None and ast.unparse(one.value) in forms:
                     limits[one.arg] = _limit(check, node.args[0], module)
     return limits
 
@@ -238,15 +235,8 @@ def _names(node: ast.expr, module: str) -> Iterator[str]:
                 yield from _names(statement.value, module)
 
 
-def _schedule_limits(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield (field, limits) of the class of a schedule and of its bases."""
+def _schedule_limits(name: str) -> dict[str, Any]:
+    """Return what the constructor of a schedule's class checks."""
     source = ast.parse((ROOT / "optim" / "schedule_functions.py").read_text(encoding="utf-8"))
-    for cls in [node for node in source.body if isinstance(node, ast.ClassDef) and node.name == name]:
-        for base in cls.bases:
-            yield from _schedule_limits(ast.unparse(base))
-        for node in cls.body:
-            for one in getattr(getattr(node, "value", None), "keywords", ()):
-                if one.arg == "metadata" and isinstance(one.value, ast.Name):
-                    yield ast.unparse(node.target), RANGES[one.value.id]
-                elif one.arg == "metadata":
-                    yield ast.unparse(node.target), {"enum": [ast.literal_eval(part) for part in one.value.args]}
+    classes = [node for node in source.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return _checked(classes[0], "hydraloop.optim.schedule_functions")

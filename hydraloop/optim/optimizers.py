@@ -157,14 +157,7 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
     node._partial_ = True  # the parameters are missing
     factory = instantiate(node, key)
     _check_counts(factory, key)
-    if own["params"] == "model":
-        if len(chosen) < sum(parameter.requires_grad for parameter in places):
-            remedy = f"Use {key}.params=tensors, or this optimizer alone."
-            raise UserError("a factory that gets the model takes all parameters", key=f"{key}.params", remedy=remedy)
-        _name_classes(factory)
-        parameters: Any = model
-    else:
-        parameters = _parameters(own, model, chosen, places, key)
+    parameters = _parameters(own, model, chosen, places, key)
     try:
         optimizer = factory(parameters)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
@@ -176,7 +169,7 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
         raise _not_an_optimizer(optimizer, f"{key}._target_")
     check_settings(own["groups"], optimizer.defaults, type(optimizer).__name__, f"{key}.groups")
     for group in optimizer.param_groups:
-        if "lr_scale" in group:  # also in those of timm's factories, which leave it to timm's schedulers
+        if "lr_scale" in group:
             group["lr"] *= group.pop("lr_scale")
         if not isinstance(group.get("lr", 0), float | int | Tensor):
             problem = f"{group['lr']!r} is not a number"
@@ -191,26 +184,14 @@ def _parameters(
     layers_of = own["layers_of"] and instantiate_callable(own["layers_of"], f"{key}.layers_of")
     scales = {} if own["layer_decay"] is None else lr_scales(model, own["layer_decay"], layers_of, key)
     groups = grouped(chosen, own["groups"], scales, places, f"{key}.groups")
-    if own["params"] == "named":
-        for group in groups:
-            group["params"] = [(places[parameter][0][0], parameter) for parameter in group["params"]]
     is_plain = len(groups) == 1 and len(groups[0]) == 1
     return groups[0]["params"] if is_plain else groups  # LBFGS takes no groups
-
-
-def _name_classes(factory: functools.partial[Any]) -> None:
-    """Pass classes instead of partials without arguments: peft's factories read the name of the class."""
-    for name, value in factory.keywords.items():
-        if isinstance(value, functools.partial) and not value.args and not value.keywords:
-            factory.keywords[name] = value.func
 
 
 def _remedy(error: Exception, factory: functools.partial[Any], parameters: Any, key: str) -> str | None:
     """Return the remedy for an error of torch's optimizer; None: its options."""
     if not factory.func.__module__.startswith("torch."):
         return None
-    if isinstance(parameters, nn.Module):
-        return f"torch's optimizers take no model: {key}.params=tensors"
     if factory.func is optim.Muon:
         return "Use a second optimizer for the others: see docs/how-to/optimizers.md."
     if len(parameters) > 1 and "parameter groups" in str(error):
@@ -245,10 +226,6 @@ def _taken_own_options(node: DictConfig) -> dict[str, Any]:
     OmegaConf.set_struct(node, False)
     defaults = vars(_Optimizer())  # of an optimizer of another package
     own = {name: node.pop(name, defaults[name]) for name in _Optimizer.OWN}
-    if own["params"] == "model":
-        for name in ("groups", "layer_decay", "layers_of"):  # arguments of the factory, which makes the groups
-            if own[name]:
-                node[name] = own[name]
     own["groups"] = OmegaConf.to_container(OmegaConf.create(own["groups"]))
     return own
 

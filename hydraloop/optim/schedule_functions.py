@@ -15,17 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hydraloop.errors import UserError
-from hydraloop.optim.option_ranges import (
-    ABOVE_0,
-    BETWEEN_0_AND_1,
-    COUNT,
-    COUNT_FROM_0,
-    FROM_0,
-    SHARE,
-    SHARE_ABOVE_0,
-    check_ranges,
-    one_of,
-)
+from hydraloop.option_checks import check_above, check_at_least, check_choice
 
 
 class Function:
@@ -36,9 +26,6 @@ class Function:
 
     lengths: ClassVar[tuple[str, ...]] = ()
     """Options that count steps; `convert_to_iter_based` multiplies them by the steps of an epoch."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         """Return the value at step k.
@@ -60,7 +47,10 @@ class Function:
 class Constant(Function):
     """The value times `factor`; the last step has the full value again."""
 
-    factor: float = field(default=1 / 3, metadata=SHARE_ABOVE_0)
+    factor: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        check_above(0, factor=self.factor)
 
     def scale(self, k: int, length: int) -> float:
         return self.factor if k == 0 or k < length - 1 else 1.0
@@ -73,10 +63,15 @@ class Linear(Function):
     If `total_iters` is None, it is `length - 1`, so that the last step has `end_factor`.
     """
 
-    start_factor: float = field(metadata=SHARE_ABOVE_0)
-    end_factor: float = field(default=1.0, metadata=SHARE)
-    total_iters: int | None = field(default=None, metadata=COUNT)
+    start_factor: float
+    end_factor: float = 1.0
+    total_iters: int | None = None
     lengths: ClassVar = ("total_iters",)
+
+    def __post_init__(self) -> None:
+        check_above(0, start_factor=self.start_factor)
+        check_at_least(0, end_factor=self.end_factor)
+        check_at_least(1, total_iters=self.total_iters)
 
     def scale(self, k: int, length: int) -> float:
         return self.start_factor + (self.end_factor - self.start_factor) * _share(k, self.total_iters, length)
@@ -86,7 +81,10 @@ class Linear(Function):
 class Exponential(Function):
     """The value times `gamma` at each step. Converted from epochs: at each optimizer step, as in MMEngine."""
 
-    gamma: float = field(metadata=ABOVE_0)
+    gamma: float
+
+    def __post_init__(self) -> None:
+        check_above(0, gamma=self.gamma)
 
     def scale(self, k: int, length: int) -> float:
         return self.gamma**k
@@ -96,12 +94,13 @@ class Exponential(Function):
 class MultiStep(Function):
     """The value times `gamma` at each of the ascending `milestones`."""
 
-    milestones: Sequence[int] = field(metadata=COUNT)
-    gamma: float = field(default=0.1, metadata=ABOVE_0)
+    milestones: Sequence[int]
+    gamma: float = 0.1
     lengths: ClassVar = ("milestones",)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_at_least(1, milestones=min(self.milestones, default=None))
+        check_above(0, gamma=self.gamma)
         ascending = sorted(set(self.milestones))
         if list(self.milestones) != ascending:
             raise UserError("must be in ascending order", key="milestones", remedy=f"Use {ascending}.")
@@ -114,9 +113,13 @@ class MultiStep(Function):
 class Cosine(Function):
     """Half a cosine down to `eta_min` in `T_max` steps (None: `length`), then up to `initial` and down again."""
 
-    T_max: int | None = field(default=None, metadata=COUNT)
-    eta_min: float = field(default=0.0, metadata=FROM_0)
+    T_max: int | None = None
+    eta_min: float = 0.0
     lengths: ClassVar = ("T_max",)
+
+    def __post_init__(self) -> None:
+        check_at_least(1, T_max=self.T_max)
+        check_at_least(0, eta_min=self.eta_min)
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         steps = self.T_max or length
@@ -130,10 +133,15 @@ class Poly(Function):
     If `total_iters` is None, it is `length - 1`, so that the last step has `eta_min`.
     """
 
-    power: float = field(default=0.9, metadata=ABOVE_0)
-    eta_min: float = field(default=0.0, metadata=FROM_0)
-    total_iters: int | None = field(default=None, metadata=COUNT)
+    power: float = 0.9
+    eta_min: float = 0.0
+    total_iters: int | None = None
     lengths: ClassVar = ("total_iters",)
+
+    def __post_init__(self) -> None:
+        check_above(0, power=self.power)
+        check_at_least(0, eta_min=self.eta_min)
+        check_at_least(1, total_iters=self.total_iters)
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         left: float = (1 - _share(k, self.total_iters, length)) ** self.power
@@ -144,11 +152,16 @@ class Poly(Function):
 class WarmupCosine(Function):
     """A straight line up to the value, then half a cosine down. The last value stays."""
 
-    total_iters: int | None = field(default=None, metadata=COUNT)
-    warmup_iters: int | None = field(default=None, metadata=COUNT_FROM_0)
-    start_factor: float = field(default=0.01, metadata=SHARE_ABOVE_0)
-    min_lr_ratio: float = field(default=0.0, metadata=SHARE)
+    total_iters: int | None = None
+    warmup_iters: int | None = None
+    start_factor: float = 0.01
+    min_lr_ratio: float = 0.0
     lengths: ClassVar = ("total_iters", "warmup_iters")
+
+    def __post_init__(self) -> None:
+        check_at_least(1, total_iters=self.total_iters)
+        check_at_least(0, warmup_iters=self.warmup_iters, min_lr_ratio=self.min_lr_ratio)
+        check_above(0, start_factor=self.start_factor)
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
@@ -164,12 +177,18 @@ class WarmupCosine(Function):
 class YOLOX(Function):
     """MMDetection's `YOLOXLrUpdaterHook`: a quadratic warm-up, a cosine, and the lowest value for the last epochs."""
 
-    total_iters: int | None = field(default=None, metadata=COUNT)
-    warmup_iters: int | None = field(default=None, metadata=COUNT_FROM_0)
-    num_last_epochs: int | None = field(default=None, metadata=COUNT_FROM_0)
-    warmup_ratio: float = field(default=1.0, metadata=SHARE_ABOVE_0)
-    min_lr_ratio: float = field(default=0.05, metadata=SHARE)
+    total_iters: int | None = None
+    warmup_iters: int | None = None
+    num_last_epochs: int | None = None
+    warmup_ratio: float = 1.0
+    min_lr_ratio: float = 0.05
     lengths: ClassVar = ("total_iters", "warmup_iters", "num_last_epochs")
+
+    def __post_init__(self) -> None:
+        check_at_least(1, total_iters=self.total_iters)
+        check_at_least(0, warmup_iters=self.warmup_iters, num_last_epochs=self.num_last_epochs)
+        check_at_least(0, min_lr_ratio=self.min_lr_ratio)
+        check_above(0, warmup_ratio=self.warmup_ratio)
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
@@ -186,20 +205,27 @@ class YOLOX(Function):
 class Plateau(Function):
     """The value times `factor` each time a metric has stopped improving, as in torch and MMEngine."""
 
-    mode: str | None = field(default=None, metadata=one_of("min", "max"))
-    factor: float = field(default=0.1, metadata=BETWEEN_0_AND_1)
-    patience: int = field(default=3, metadata=COUNT_FROM_0)
-    threshold: float = field(default=1e-4, metadata=FROM_0)
-    threshold_mode: str = field(default="rel", metadata=one_of("rel", "abs"))
-    cooldown: int = field(default=0, metadata=COUNT_FROM_0)
-    min_lr: float = field(default=0.0, metadata=FROM_0)
-    eps: float = field(default=1e-8, metadata=FROM_0)
+    mode: str | None = None
+    factor: float = 0.1
+    patience: int = 3
+    threshold: float = 1e-4
+    threshold_mode: str = "rel"
+    cooldown: int = 0
+    min_lr: float = 0.0
+    eps: float = 1e-8
     best: float | None = field(default=None, init=False)
     bad: int = field(default=0, init=False)
     """Validations since the last improvement."""
     cooling: int = field(default=0, init=False)
     """Remaining validations of the cooldown."""
     reductions: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        check_choice(("min", "max"), mode=self.mode)
+        check_choice(("rel", "abs"), threshold_mode=self.threshold_mode)
+        check_above(0, factor=self.factor)
+        check_at_least(0, patience=self.patience, threshold=self.threshold, cooldown=self.cooldown)
+        check_at_least(0, min_lr=self.min_lr, eps=self.eps)
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         """Return the value after all reductions."""

@@ -10,17 +10,14 @@ from typing import Any, ClassVar, Dict, List, Optional, Tuple
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from hydraloop.errors import Remedy, UserError, use_one_of
-
-PARAMS = ("tensors", "named", "model")
-"""Values of the option `params`."""
+from hydraloop.errors import Remedy, UserError
 
 
 @dataclass
 class _Optimizer:
     """The options of every optimizer; the builder reads them, also from the node of another package's optimizer."""
 
-    OWN: ClassVar[Tuple[str, ...]] = ("groups", "layer_decay", "layers_of", "params", "match", "every", "closure")
+    OWN: ClassVar[Tuple[str, ...]] = ("groups", "layer_decay", "layers_of", "match", "every", "closure")
     """The fields that are not arguments of the optimizer."""
 
     _target_: str = MISSING
@@ -38,9 +35,6 @@ class _Optimizer:
     layers_of: Any = None
     """For `layer_decay`: a function (`_target_`) of the model that returns its layers (modules) from input to output.
     Null: timm's and transformers' models list their layers."""
-    params: str = "tensors"
-    """What the optimizer gets: `tensors`; `named`, pairs of name and tensor; or `model`, for factories that make the
-    parameter groups themselves, such as `timm.optim.create_optimizer_v2`. Tensors: every optimizer takes them."""
     match: Optional[str] = None
     """With several optimizers: its parameters, written as in `groups`. Null: those that no other optimizer matches."""
     every: int = 1
@@ -271,13 +265,11 @@ def check_own_options(named: Dict[str, Any]) -> None:
             remedy="Choose the parameters of one of them: names, globs or @matrix, @embedding, @norm, @bias.",
         )
     for name, node in named.items():
-        key, every, params = f"optimizer.{name}".rstrip("."), node.get("every", 1), node.get("params", "tensors")
+        key, every = f"optimizer.{name}".rstrip("."), node.get("every", 1)
         decay = node.get("layer_decay")
         if not isinstance(every, int) or every < 1:
             fix = Remedy("Use a whole number from 1.", (str(every), "1"))
             raise UserError(f"cannot be {every!r}", key=f"{key}.every", remedy=fix)
-        if params not in PARAMS:
-            raise UserError(f"{params!r} is unknown", key=f"{key}.params", remedy=use_one_of(PARAMS, params))
         if decay is not None and not 0 < decay <= 1:
             fix = Remedy("Use a number above 0, up to 1.", (str(decay), "1.0"))
             raise UserError(f"{decay} is out of range", key=f"{key}.layer_decay", remedy=fix)

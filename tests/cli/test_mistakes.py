@@ -144,7 +144,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "task.model=null": ("task.model", "model=small_cnn"),
     "optimizer.every=0": ("optimizer.every", "from 1"),
     "optimizer.layer_decay=1.5": ("optimizer.layer_decay", "above 0, up to 1"),
-    "optimizer.params=modules": ("optimizer.params", "tensors, named or model"),
     "optimizer.match='head.*'": ("optimizer.match", "Leave it out"),
     "scheduler=cosine,linear": ("scheduler", "For a list write 'scheduler=[cosine,linear]'; for a sweep add -m"),
     "optimizer.betas=0.9,0.99": ("optimizer.betas", "For a list write 'optimizer.betas=[0.9,0.99]'"),

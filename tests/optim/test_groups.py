@@ -137,31 +137,6 @@ def test_a_wrong_rule_is_refused(rules: list[Any], message: str) -> None:
         built(net, {**ADAMW, "groups": rules})
 
 
-def test_named_parameters_are_passed_with_their_names() -> None:
-    net = Net()
-    optimizer = built(net, {**ADAMW, "groups": [NO_DECAY], "params": "named"})
-    listed = [tuple(group["param_names"]) for group in optimizer.param_groups]
-    assert listed == [group.names for group in describe(optimizer, net)]
-
-
-def lr_scaling_factory(model: nn.Module, optimizer_cls: type[optim.Optimizer], layer_decay: float) -> optim.Optimizer:
-    """A factory as timm's, which leaves `lr_scale` to its schedulers, and as peft's, which reads the class's name."""
-    assert optimizer_cls.__name__ == "SGD"
-    first, *others = model.parameters()
-    groups = [{"params": [first], "lr_scale": layer_decay}, {"params": []}, {"params": others}]
-    return optimizer_cls(groups, lr=0.1)  # type: ignore[call-arg]
-
-
-def test_a_factory_gets_the_model_and_makes_the_groups() -> None:
-    net = nn.Linear(3, 1)
-    sgd = {"_target_": "torch.optim.SGD", "_partial_": True}
-    node = {"_target_": f"{__name__}.lr_scaling_factory", "_partial_": True, "params": "model", "optimizer_cls": sgd}
-    optimizer = built(net, {**node, "layer_decay": 0.5})
-    assert settings(net, optimizer, "lr") == {"weight": (0.05,), "bias": (0.1,)}
-    with pytest.raises(UserError, match=r"optimizer\.groups: .* takes no argument 'groups'"):
-        built(net, {**node, "layer_decay": 0.5, "groups": [NO_DECAY]})
-
-
 def groups_of_shards(distributed: Distributed) -> list[tuple[str, ...]]:
     """Step optimizers of a sharded model, and return the names in the groups."""
     net = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.LayerNorm(4))
@@ -215,7 +190,6 @@ def test_muon_alone_asks_for_a_second_optimizer() -> None:
             {"fused": True, "differentiable": True},
             r"`differentiable`\n  Change optimizer.fused, optimizer.differentiable.$",
         ),
-        ({"params": "model"}, r"not iterable\n  .* no model: optimizer.params=tensors$"),
     ],
 )
 def test_what_torch_refuses_comes_with_a_remedy(options: Any, remedy: str) -> None:
@@ -235,7 +209,6 @@ def test_what_torch_refuses_comes_with_a_remedy(options: Any, remedy: str) -> No
         ({"a": ADAMW, "b": {**ADAMW, "match": "*"}}, r"^optimizer.a.match: the other optimizers match all"),
         ({**ADAMW, "match": "bn1"}, r"^optimizer.match: one optimizer takes all"),
         ({"a": {**ADAMW, "match": "bn2"}}, r"^optimizer.a.match: 'bn2' matches no name\n.*bn1"),
-        ({"a": {**ADAMW, "params": "modules"}}, r"^optimizer.a.params: 'modules' is unknown"),
         ({"a": None}, r"^optimizer: there is nothing to build"),
     ],
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.optim import Exponential, Function, Linear, Plateau
+from hydraloop.optim import Exponential, Function, Plateau
 from hydraloop.schemas.scheduler import OPTIONS
 from tests.optim.scheduled import of, option, run, two_groups
 
@@ -21,39 +20,38 @@ NAN = float("nan")
         ("cosine", {"begin": 5, "end": 3}, "begin", "not before end=3"),
         ("cosine", {"begin": 3, "end": 3}, "begin", "Use a begin below 3"),
         ("cosine", {"begin": -1}, "begin", "Use a whole number from 0"),
-        ("cosine", {"T_max": 0}, "T_max", "Use a whole number from 1."),
-        ("cosine", {"eta_min": -1.0}, "eta_min", "Use a number from 0."),
+        ("cosine", {"T_max": 0}, "T_max", "Use 1 or more."),
+        ("cosine", {"eta_min": -1.0}, "eta_min", "Use 0 or more."),
         ("cosine", {"param": "momentun"}, "param", "Did you mean momentum?"),
-        ("constant", {"factor": 0.0}, "factor", "above 0, up to 1"),
+        ("constant", {"factor": 0.0}, "factor", "above 0"),
         ("exponential", {"gamma": -1.0}, "gamma", "above 0"),
-        ("linear", {"start_factor": 0.0}, "start_factor", "above 0, up to 1"),
-        ("linear", {"end_factor": 1.5}, "end_factor", "from 0 to 1"),
-        ("linear", {"total_iters": -5}, "total_iters", "from 1"),
+        ("linear", {"start_factor": 0.0}, "start_factor", "above 0"),
+        ("linear", {"end_factor": -1.5}, "end_factor", "0 or more"),
+        ("linear", {"total_iters": -5}, "total_iters", "1 or more"),
         ("momentum", {"start_factor": -0.5}, "start_factor", "above 0"),
         ("multistep", {"milestones": [7, 3]}, "milestones", "Use [3, 7]."),
         ("multistep", {"milestones": [3, 3]}, "milestones", "[3]"),
-        ("multistep", {"milestones": [0, 3]}, "milestones", "from 1"),
+        ("multistep", {"milestones": [0, 3]}, "milestones", "1 or more"),
         ("multistep", {"gamma": 0.0}, "gamma", "above 0"),
         ("multistep", {"gamma": NAN}, "gamma", "above 0"),
         ("poly", {"power": 0.0}, "power", "above 0"),
         ("poly", {"power": -1.0}, "power", "above 0"),
-        ("plateau", {"patience": -1}, "patience", "whole number from 0"),
-        ("plateau", {"cooldown": -1}, "cooldown", "whole number from 0"),
-        ("plateau", {"factor": 1.0}, "factor", "between 0 and 1"),
-        ("plateau", {"factor": -0.1}, "factor", "between 0 and 1"),
-        ("plateau", {"mode": "least"}, "mode", "Use min or max."),
-        ("plateau", {"threshold_mode": "x"}, "threshold_mode", "Use rel or abs."),
-        ("plateau", {"threshold": -1.0}, "threshold", "from 0"),
-        ("plateau", {"min_lr": -1.0}, "min_lr", "from 0"),
-        ("warmup_cosine", {"warmup_iters": -1}, "warmup_iters", "whole number from 0"),
+        ("plateau", {"patience": -1}, "patience", "0 or more"),
+        ("plateau", {"cooldown": -1}, "cooldown", "0 or more"),
+("plateau", {"factor": -0.1}, "factor", "above 0"),
+        ("plateau", {"mode": "least"}, "mode", "Known: max, min."),
+        ("plateau", {"threshold_mode": "x"}, "threshold_mode", "Known: abs, rel."),
+        ("plateau", {"threshold": -1.0}, "threshold", "0 or more"),
+        ("plateau", {"min_lr": -1.0}, "min_lr", "0 or more"),
+        ("warmup_cosine", {"warmup_iters": -1}, "warmup_iters", "0 or more"),
         ("warmup_cosine", {"warmup_iters": 60}, "warmup_iters", "nothing of the schedule's 60 optimizer steps"),
         ("warmup_cosine", {"warmup_iters": 12, "by_epoch": True}, "warmup_iters", "12 epochs"),
         ("warmup_cosine", {"warmup_iters": 30, "begin": 20, "end": 50}, "warmup_iters", "30 optimizer steps"),
-        ("warmup_cosine", {"min_lr_ratio": 1.1}, "min_lr_ratio", "from 0 to 1"),
+        ("warmup_cosine", {"min_lr_ratio": -1.1}, "min_lr_ratio", "0 or more"),
         ("warmup_cosine", {"start_factor": 0.0}, "start_factor", "above 0"),
-        ("yolox", {"min_lr_ratio": -0.1}, "min_lr_ratio", "from 0 to 1"),
+        ("yolox", {"min_lr_ratio": -0.1}, "min_lr_ratio", "0 or more"),
         ("yolox", {"warmup_ratio": 0.0}, "warmup_ratio", "above 0"),
-        ("yolox", {"num_last_epochs": -1}, "num_last_epochs", "whole number from 0"),
+        ("yolox", {"num_last_epochs": -1}, "num_last_epochs", "0 or more"),
         ("yolox", {"num_last_epochs": 15}, "num_last_epochs", "num_last_epochs=null"),
         ("yolox", {"warmup_iters": 13}, "warmup_iters", "warmup_iters=null"),
         ("yolox", {"warmup_iters": 5, "num_last_epochs": 7}, "num_last_epochs", "nothing of the schedule's 12 epochs"),
@@ -69,16 +67,6 @@ def test_an_option_out_of_range_names_its_key(name: str, changes: dict[str, Any]
     assert caught.value.remedy
     assert text in str(caught.value)
     assert [dict(group) for group in optimizer.param_groups] == before
-
-
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [(lambda: Linear("3"), "start_factor"), (lambda: Exponential(gamma=True), "gamma")],  # type: ignore[arg-type]  # the mistake
-)
-def test_a_function_names_an_option_of_another_type(make: Callable[[], Function], key: str) -> None:
-    with pytest.raises(UserError) as caught:
-        make()
-    assert caught.value.key == key
 
 
 @pytest.mark.parametrize(

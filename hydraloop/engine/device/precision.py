@@ -164,7 +164,6 @@ class FP16(Autocast):
         for option, value, within, allowed in (
             ("min_scale", min_scale, 1e-30 <= min_scale < math.inf, "from 1e-30, and at most init_scale"),
             ("init_scale", init_scale, min_scale <= init_scale <= 1e38, "from min_scale to 1e38"),
-            ("growth_factor", growth_factor, 1 < growth_factor < math.inf, "above 1"),
             ("backoff_factor", backoff_factor, 0 < backoff_factor <= 0.99, "above 0, at most 0.99"),
             ("growth_interval", growth_interval, growth_interval >= 1, "1 or more"),
             ("loss_scale", loss_scale, loss_scale is None or 1e-30 <= loss_scale <= 1e38, "from 1e-30 to 1e38"),

@@ -311,7 +311,7 @@ def test_options_that_may_name_a_program_or_a_file(options: object, key: str) ->
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_other_options_of_the_backend_work() -> None:
-    options = {"max_autotune": False, "cpp.threads": 1, "max_autotune_gemm_backends": "ATEN,CPP", "cpp.simdlen": None}
+    options = {"max_autotune": False, "cpp.threads": 1, "cpp.simdlen": None}
     compile_modules([network()], {"options": options})
 
 
