@@ -12,6 +12,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.data.loaders_from_config import build_loaders
+from hydraloop.engine.checkpoint.data_position import move_position
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.device.precision import make_precision
@@ -96,8 +97,7 @@ def assemble(
     use_threads(cfg.engine.threads)
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
-    of_run = None if position is None else position.meta
-    loaders = build_loaders(cfg, device, distributed, parts.all_loaders if trains else parts.loaders, of_run=of_run)
+    loaders = build_loaders(cfg, device, distributed, parts.all_loaders if trains else parts.loaders)
     task = build_task(cfg, parts.task)
     if cfg.init.checkpoint is not None and checkpoint is None:
         rules: Any = OmegaConf.to_container(cfg.init, resolve=True)
@@ -105,6 +105,9 @@ def assemble(
     channels_last = prepare_model(cfg, task, device, distributed)
     optimizer = build_optimizer(cfg, task.model, task, parts.optimizer) if trains else None
     settings = settings_from_config(cfg, checkpoint, parts, typed, channels_last=channels_last)
+    if position is not None and loaders.train is not None:
+        epoch_length = settings.limited("train", len(loaders.train))
+        move_position(position.progress, position.meta, loaders.train, distributed, epoch_length)
     hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1, given=parts.hooks)
     schedules = {} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders, position)
     if optimizer is not None and loaders.train is not None:

@@ -13,7 +13,6 @@ from hydraloop.engine.settings import Settings
 from hydraloop.optim.optimizers import optimizer_overrides
 from hydraloop.parts import Parts
 from hydraloop.run_files.config_yaml import masked_metadata
-from hydraloop.schemas.data import loader_options
 from hydraloop.schemas.optimizer import nodes
 
 
@@ -31,9 +30,6 @@ def settings_from_config(
     """
     options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.engine, resolve=True))
     engine = {entry.name: options[entry.name] for entry in fields(Settings) if entry.name in options}
-    metadata = masked_metadata(cfg)
-    if "data.train" not in parts.names:
-        metadata["batch_size_per_rank"] = loader_options(cfg.data, "train")[0]["batch_size"]
     return Settings(
         **{**engine, "channels_last": channels_last},
         resume=resume,
@@ -43,5 +39,5 @@ def settings_from_config(
         closures={name: node.get("closure") for name, node in nodes(cfg.optimizer).items()},
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
-        metadata={**metadata, **parts.meta},
+        metadata={**masked_metadata(cfg), **parts.meta},
     )

@@ -16,9 +16,9 @@ from torch import nn
 import hydraloop
 from hydraloop import build
 from hydraloop.builder import build as build_engine
-from hydraloop.data.loaders_from_config import build_loaders
 from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import EMAHook
 from hydraloop.plan import RunPlan
@@ -244,16 +244,6 @@ def test_two_ranks_overfit_the_same_samples(tmp_path: Path) -> None:
         assert sorted({*mine, *theirs}) == list(range(16))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_resumed_run_overfits_the_same_share_with_any_number_of_ranks(world_size: int) -> None:
-    ranks = Distributed()
-    ranks.world_size = world_size
-    of_run = {"batch_size": 8, "batch_size_per_rank": 4}
-    cfg = composed("engine.overfit_batches=0.01", "data.loader.batch_size=4")
-    train: Any = build_loaders(cfg, torch.device("cpu"), ranks, of_run=of_run).train
-    assert len(train.dataset) == 16, "2 of 158 global batches"
-
-
 def join_again(distributed: Distributed) -> str:
     """What a second `build` says that is not given the ranks."""
     try:
@@ -313,37 +303,25 @@ def test_a_resumed_run_does_not_need_its_initial_weights(tmp_path: Path) -> None
     assert build(composed(*options, f"resume={tmp_path}/run"), run_dir=tmp_path / "run").train().status == "finished"
 
 
-def lr_at_the_end(distributed: Distributed, run_dir: str, resume: str | None, *overrides: str) -> tuple[int, float]:
-    """Train the spirals with a cosine. Returns the steps and the lr that came of them."""
-    cfg = composed("experiment=spirals", "default_hooks.checkpoint.interval=2", "engine.test=false", *overrides)
-    with open_dict(cfg):
-        cfg.resume = resume
-    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed)
+def ended(run_dir: Path, *overrides: str) -> Engine:
+    """Train the spirals with a cosine."""
+    cfg = composed("experiment=spirals", "engine.test=false", "engine.val_interval=null", *overrides)
+    engine = build(cfg, run_dir=run_dir)
     engine.train()
-    return engine.progress.optimizer_step, engine.optimizer.param_groups[0]["lr"]
+    assert 0 < engine.optimizer.param_groups[0]["lr"] < 1e-4
+    return engine
 
 
-@pytest.mark.slow
-def test_a_run_resumed_with_more_ranks_keeps_its_length_and_its_schedule(tmp_path: Path) -> None:
-    """Its global batches stay, so the second half has as many steps as the first."""
-    steps, _ = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2")
-    whole, expected = lr_at_the_end(Distributed(), str(tmp_path / "whole"), None, "engine.max_epochs=4")
-    assert 0 < expected < 1e-4
-    resume = str(tmp_path / "checkpoints" / "epoch_2.pth")
-    for found, lr in on_ranks(2, lr_at_the_end, str(tmp_path), resume, "engine.max_epochs=4"):
-        assert found == whole == 2 * steps
-        assert lr == pytest.approx(expected)
-
-
-@pytest.mark.slow
-def test_a_run_resumed_with_larger_batches_ends_its_schedule_with_its_training(tmp_path: Path) -> None:
-    steps, lr = lr_at_the_end(Distributed(), str(tmp_path), None, "engine.max_epochs=2", "data.loader.batch_size=16")
-    assert 0 < lr < 1e-4
-    resume = str(tmp_path / "checkpoints" / "epoch_2.pth")
-    larger = ("engine.max_epochs=4", "data.loader.batch_size=32")
-    more, lr = lr_at_the_end(Distributed(), str(tmp_path), resume, *larger)
-    assert steps < more < 2 * steps
-    assert 0 < lr < 1e-4
+@pytest.mark.parametrize("batch_size", [8, 32])
+def test_a_run_resumed_with_other_batches_inside_an_epoch_ends_its_schedule_with_its_training(
+    tmp_path: Path, batch_size: int
+) -> None:
+    cut = ended(tmp_path, "data.loader.batch_size=16", "engine.max_iters=45").progress
+    assert 0 < cut.batch_in_epoch < cut.epoch_length
+    engine = ended(tmp_path, f"resume={tmp_path}", f"data.loader.batch_size={batch_size}", "engine.max_epochs=2")
+    assert engine.progress.epoch == 2
+    cosine: Any = next(iter(engine.run.schedules.values()))
+    assert cosine.end == engine.progress.optimizer_step
 
 
 @pytest.mark.parametrize("own", [None, ":16:8"])

@@ -22,14 +22,13 @@ from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.run_config import config_of
 from hydraloop.commands.diff import described, records
 from hydraloop.commands.on_ranks import RankCommand
-from hydraloop.engine.checkpoint.format import Position, peek
+from hydraloop.engine.checkpoint.format import peek
 from hydraloop.engine.checkpoint.history import history
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.loaders import share_of
-from hydraloop.engine.progress import Progress
 from hydraloop.errors import Remedy, UserError, printable
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
@@ -125,8 +124,7 @@ class Replay(RankCommand):
         with TemporaryDirectory(prefix="hydraloop-") as name:
             folder, parts = Path(ranks.from_main(name)), Parts(hooks={"replay": watch})
             _redirect(cfg.hooks, self._run_dir, folder)
-            # From the beginning, the global batch is that of the run, too.
-            position = Position(Progress(), 0, self._meta) if start is None else peek(start.path, key="run")
+            position = None if start is None else peek(start.path, key="run")
             checkpoint = None if start is None else start.path
             engine = assemble(cfg, ranks, folder, parts, self._typed, checkpoint=checkpoint, position=position)
             if iteration > engine.max_iters:

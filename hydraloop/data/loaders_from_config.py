@@ -30,8 +30,6 @@ def build_loaders(
     device: torch.device,
     distributed: Distributed,
     given: Loaders | Mapping[str, Any] | None = None,
-    *,
-    of_run: Mapping[str, Any] | None = None,
 ) -> Loaders:
     """Return a loader for each of `data.train`, `data.val` and `data.test` that is not null.
 
@@ -42,8 +40,6 @@ def build_loaders(
         device: where batches are copied to.
         distributed: the ranks that share the samples.
         given: all loaders, or those of some splits (null: no loader), used instead of those of the config.
-        of_run: `meta` of the checkpoint that is resumed (see `engine/checkpoint/format.py`). The global batches of
-            training stay as they are there, with any number of ranks, unless the batch size is another one now.
 
     Raises:
         UserError: a data set or an option of the loader; names its key.
@@ -52,7 +48,7 @@ def build_loaders(
         return given
     loaders: dict[str, Any] = dict(given or {})
     check_splits(loaders, "loaders")
-    builder = _Builder(cfg, device, distributed, of_run or {})
+    builder = _Builder(cfg, device, distributed)
     if cfg.engine.overfit_batches is not None and cfg.data.get("train") is not None and "train" not in loaders:
         return replace(builder.overfit(), **loaders)
     for split in SPLITS:
@@ -79,7 +75,6 @@ class _Builder:
     cfg: DictConfig
     device: torch.device
     distributed: Distributed
-    of_run: Mapping[str, int | None]
 
     def loader(self, split: str, node: Any, key: str) -> Loader:
         """Return the loader of the data set that `node` describes."""
@@ -123,7 +118,7 @@ class _Builder:
         for options, _ in found.values():
             options |= {"sampler": None, "batch_sampler": None}
         options = found["train"][0]
-        samples = batches * (self._global_batch(options) or options["batch_size"] * self.distributed.world_size)
+        samples = batches * options["batch_size"] * self.distributed.world_size
         few = Subset(whole.dataset, range(min(samples, len(cast(Sized, whole.dataset)))))
         train, val = (self._of_samples(few, split, "data.train", *of_split) for split, of_split in found.items())
         if data.get("val") is None:
@@ -150,8 +145,6 @@ class _Builder:
         self, data: Any, split: str, key: str, options: Mapping[str, Any], keys: Mapping[str, str]
     ) -> MapStyleLoader:
         of_loader: dict[str, Any] = {name: options[name] for name in LoaderOptions.__annotations__}
-        if split == "train":
-            of_loader["global_batch"] = self._global_batch(options)
         return build_loader(data, shuffle=split == "train", **self._common(key, keys), **of_loader)
 
     def _common(self, key: str, keys: Mapping[str, str]) -> dict[str, Any]:
@@ -163,16 +156,6 @@ class _Builder:
             "rank": self.distributed.rank,
             "world_size": self.distributed.world_size,
         }
-
-    def _global_batch(self, options: Mapping[str, Any]) -> int | None:
-        """Return the size of the global batches of a resumed run, in batches if there is a batch sampler.
-
-        None: the run is new, or its batch size has changed.
-        """
-        if options["batch_sampler"] is not None:
-            return self.of_run.get("batches")
-        same = options["batch_size"] == self.of_run.get("batch_size_per_rank")
-        return self.of_run.get("batch_size") if same else None
 
 
 def _named(node: Any, key: str) -> dict[str, DictConfig]:

@@ -45,7 +45,7 @@ class MapStyleLoader:
         self, seeded: SeededFetcher, order: EpochOrder, *, key: str, keys: Mapping[str, str], **options: Any
     ) -> None:
         self.dataset, self.seeded, self.order, self.key, self.keys = seeded.dataset, seeded, order, key, keys
-        self.batch_size = order.batch_of_rank
+        self.batch_size = order.batch_size
         self.num_workers: int = options["num_workers"]
         self._generator = torch.Generator()
         self._torch: DataLoader[Any] = DataLoader(
@@ -99,6 +99,10 @@ class MapStyleLoader:
         """Return the indices of this rank's samples in a batch, or of its filler; see `EpochOrder.request`."""
         return self.order.request(batch_idx, epoch).indices
 
+    def order_checksum(self, epoch: int) -> int:
+        """Return a number that differs if an epoch has other samples or another order."""
+        return self.order.checksum(epoch)
+
     def __len__(self) -> int:
         return len(self.order)
 
@@ -120,11 +124,6 @@ class GlobalBatchLoader(MapStyleLoader):
 
     `len(loader)` is the same on all ranks. Created by `build_loader`.
     """
-
-    @property
-    def global_batch(self) -> int | None:
-        """Samples of a full global batch. None: the order is one of batches."""
-        return self.order.batch_size
 
     @property
     def has_exact_sizes(self) -> bool:
@@ -163,7 +162,6 @@ def build_loader(
     keys: Mapping[str, str] | None = None,
     rank: int = 0,
     world_size: int = 1,
-    global_batch: int | None = None,
     **options: Unpack[LoaderOptions],
 ) -> MapStyleLoader:
     """Return a loader over a data set, or over this rank's part of it (see `EpochSampler`).
@@ -178,7 +176,6 @@ def build_loader(
         key: of the data set in the config (`data.train`), for errors.
         keys: of the options in the config, for errors; None: `data.loader.<option>`.
         rank, world_size: this process's number, from 0, and the number of processes that share the samples.
-        global_batch: samples of a global batch, or its batches with a `batch_sampler`; None: one batch for each rank.
         options: as in `data.loader`, with objects instead of nodes.
 
     Raises:
@@ -196,7 +193,7 @@ def build_loader(
         raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
     which = "sampler" if conf.batch_sampler is None else "batch_sampler"
     sampler, splits = create_sampler(getattr(conf, which), dataset, rank, world_size, keys[which])
-    ranks = _Ranks() if splits else _Ranks(rank, world_size, global_batch)
+    ranks = _Ranks() if splits else _Ranks(rank, world_size)
     order = _create_order(conf, sampler, ranks, samples, shuffle, seed)
     if isinstance(order, EpochSampler):
         order.check_size(key)
@@ -212,20 +209,19 @@ class _Ranks(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
-    global_batch: int | None = None
 
 
 def _create_order(conf: LoaderConf, sampler: Any, ranks: _Ranks, samples: int, shuffle: bool, seed: int) -> EpochOrder:
     """Return the order of the batches of this rank."""
-    rank, world_size, global_batch = ranks
+    rank, world_size = ranks
     custom = partial(CustomOrder, sampler, seed=seed)
     if conf.batch_sampler is not None:
-        return EpochBatchSampler(custom(batched=True), batches=global_batch, rank=rank, world_size=world_size)
+        return EpochBatchSampler(custom(batched=True), rank=rank, world_size=world_size)
     return EpochSampler(
         range(samples),
         shuffle=shuffle,
         seed=seed,
-        batch_size=global_batch or conf.batch_size * world_size,
+        batch_size=conf.batch_size,
         drop_last=conf.drop_last,
         rank=rank,
         world_size=world_size,

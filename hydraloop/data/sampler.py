@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence, Sized
@@ -24,9 +25,7 @@ class EpochOrder(ABC):
     first = 0
     """The batch at which the next iteration begins."""
     batch_size: int | None = None
-    """Samples of a full global batch. None: batches are drawn and have any size."""
-    batch_of_rank: int | None = None
-    """Samples of a full batch of this rank, rounded up."""
+    """Samples of a full batch of this rank. None: batches are drawn and have any size."""
     _kept: tuple[int, Sequence[int]] = -1, ()
     """An epoch, and what `_draw` returned for it."""
 
@@ -54,7 +53,7 @@ class EpochOrder(ABC):
             return BatchRequest(list(order[begin : begin + mine]), epoch, batch_idx)
         of_others = list(order[start : start + min(2, of_all)])
         # Two samples, because batch norm fails on one in training. One, if no batch of a rank has more.
-        return BatchRequest((of_others * 2)[: min(2, self.batch_of_rank or 2)], epoch, batch_idx)
+        return BatchRequest((of_others * 2)[: min(2, self.batch_size or 2)], epoch, batch_idx)
 
     def samples_at(self, batch_idx: int) -> tuple[int, int]:
         """Return the number of samples that count in a batch, as (on this rank, on all ranks); (0, n) for a filler.
@@ -67,6 +66,11 @@ class EpochOrder(ABC):
         """
         _, of_all, _, mine = self._part(batch_idx, self.epoch or 0)
         return mine, of_all
+
+    def checksum(self, epoch: int) -> int:
+        """Return a number that differs if an epoch has other samples or another order; of at most 16 samples."""
+        order = self._order_of(epoch)
+        return zlib.crc32(str([len(order), *order[:: -(-len(order) // 16)]]).encode())
 
     @abstractmethod
     def _part(self, batch_idx: int, epoch: int) -> tuple[int, int, int, int]:
@@ -87,9 +91,10 @@ class EpochSampler(EpochOrder):
 
     The global random state is neither read nor changed, so a resumed run has the same order as one without a stop.
 
-    All ranks compute the same order, and each has its part. Global batch g is `order[g * G : (g + 1) * G]`, for a batch
-    size of G. Of its n samples, each of the W ranks has n // W, and the first n % W ranks have one more. So the batches
-    of all ranks, joined in rank order, are those of one process, for any number of ranks.
+    All ranks compute the same order, and each has its part. Global batch g is `order[g * G : (g + 1) * G]`. G is the
+    batch size times the number of ranks, W. If the last global batch has only n samples, each rank has n // W of them,
+    and the first n % W ranks have one more. So the batches of all ranks, joined in rank order, are those of one process
+    with batches of G samples.
 
     A rank without a share in a global batch has a filler that does not count (see `samples_at`): the first two samples
     of that batch, or its only one twice, or one sample if no rank has two.
@@ -100,7 +105,7 @@ class EpochSampler(EpochOrder):
         data: anything with a length.
         shuffle: compute a new order for each epoch; False: 0, 1, 2, ...
         seed: the run's seed, 0 or more; the same on all ranks.
-        batch_size: samples of a global batch, those of all ranks (G), 1 or more.
+        batch_size: samples of a batch of this rank, 1 or more.
         drop_last: drop an incomplete last global batch, on all ranks.
         rank: this process's number, 0 .. world_size - 1.
         world_size: number of processes that share the samples (W).
@@ -129,13 +134,13 @@ class EpochSampler(EpochOrder):
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size}")
         self.shuffle, self.seed, self.batch_size = shuffle, seed, batch_size
-        self.batch_of_rank = -(-batch_size // world_size)
+        self.global_batch = batch_size * world_size
         self.rank, self.world_size = rank, world_size
         self._custom = order
         self.samples = len(data if order is None else order)
-        self._full = self.samples // batch_size
-        self._batches = self._full if drop_last else -(-self.samples // batch_size)
-        self._samples_of_full = _share(0, batch_size, rank, world_size)[1], batch_size
+        self._full = self.samples // self.global_batch
+        self._batches = self._full if drop_last else -(-self.samples // self.global_batch)
+        self._samples_of_full = batch_size, self.global_batch
 
     def check_size(self, key: str) -> None:
         """Refuse an order that leaves a rank without samples, for which metrics of torchmetrics fail.
@@ -151,7 +156,7 @@ class EpochSampler(EpochOrder):
                 remedy=f"Use at most {samples} processes, or more data.",
             )
         if self._batches == 0:
-            each = f"{self.batch_of_rank} for each of {ranks} processes" if ranks > 1 else f"{self.batch_of_rank}"
+            each = f"{self.batch_size} for each of {ranks} processes" if ranks > 1 else f"{self.batch_size}"
             raise UserError(
                 f"{samples} samples are less than a batch of {each}, and drop_last drops the incomplete batch",
                 key=key,
@@ -171,9 +176,11 @@ class EpochSampler(EpochOrder):
         """See `EpochOrder`."""
         if not 0 <= batch_idx < self._batches:
             raise IndexError(f"an epoch has no batch {batch_idx}")
-        start = batch_idx * self.batch_size
-        of_all = min(self.batch_size, self.samples - start)
-        return start, of_all, *_share(start, of_all, self.rank, self.world_size)
+        start = batch_idx * self.global_batch
+        of_all = min(self.global_batch, self.samples - start)
+        each, more = divmod(of_all, self.world_size)
+        begin = start + self.rank * each + min(self.rank, more)
+        return start, of_all, begin, each + (self.rank < more)
 
     def _draw(self, epoch: int) -> Sequence[int]:
         """See `EpochOrder`."""
@@ -191,45 +198,33 @@ class EpochSampler(EpochOrder):
 class EpochBatchSampler(EpochOrder):
     """The order of a batch sampler, which draws the batches of all ranks.
 
-    A global batch has the next `batches` of them. If there are as many ranks, each rank has one; a rank without one in
-    the last global batch has a filler that does not count: the first two samples of the global batch, or its only one
-    twice. With another number of ranks, their samples are split as those of an `EpochSampler`.
+    Each rank has one batch of a global batch. A rank without one in the last global batch has a filler that does not
+    count: the first two samples of the global batch, or its only one twice.
 
     Args:
         order: the batches of each epoch.
-        batches: of a global batch, 1 or more; None: `world_size`.
         rank: this process's number, 0 .. world_size - 1.
         world_size: number of processes that share the batches.
     """
 
-    def __init__(self, order: CustomOrder, *, batches: int | None = None, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, order: CustomOrder, *, rank: int = 0, world_size: int = 1) -> None:
         self.rank, self.world_size = rank, world_size
-        self.batches = world_size if batches is None else batches
         self._custom = order
 
     def __len__(self) -> int:
-        return -(-len(self._custom) // self.batches)
+        return -(-len(self._custom) // self.world_size)
 
     def _part(self, batch_idx: int, epoch: int) -> tuple[int, int, int, int]:
         """See `EpochOrder`."""
         if not 0 <= batch_idx < len(self):
             raise IndexError(f"an epoch has no batch {batch_idx}")
         self._order_of(epoch)  # sets `_starts`
-        bounds = self._starts[batch_idx * self.batches : (batch_idx + 1) * self.batches + 1]
-        start, of_all = bounds[0], bounds[-1] - bounds[0]
-        if self.batches != self.world_size:
-            return start, of_all, *_share(start, of_all, self.rank, self.world_size)
+        bounds = self._starts[batch_idx * self.world_size : (batch_idx + 1) * self.world_size + 1]
         begin, end = (bounds[min(number, len(bounds) - 1)] for number in (self.rank, self.rank + 1))
-        return start, of_all, begin, end - begin
+        return bounds[0], bounds[-1] - bounds[0], begin, end - begin
 
     def _draw(self, epoch: int) -> Sequence[int]:
         """See `EpochOrder`."""
         batches = self._custom(epoch)
         self._starts = [0, *accumulate(map(len, batches))]  # of the batches in the kept epoch, and its end
         return array("q", chain.from_iterable(batches))
-
-
-def _share(start: int, samples: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return where a rank's share of the samples begins, and its length."""
-    each, more = divmod(samples, world_size)
-    return start + rank * each + min(rank, more), each + (rank < more)

@@ -30,8 +30,7 @@ class LoaderConf:
     """How batches are made: the arguments of `hydraloop.data.build_loader`, `eval_batch_size`, and those of streams."""
 
     batch_size: int = 64
-    """Samples per batch on each rank when a run first starts. A resumed run keeps its global batches with any number of
-    ranks, unless this option is another one then. 64 gives 20 cheap iterations per epoch of the 1,259 digits."""
+    """Samples per batch on each rank. 64 gives 20 cheap iterations per epoch of the 1,259 digits."""
     eval_batch_size: Optional[int] = None
     """Samples per batch in validation and test. Null: `batch_size`, which is known to fit into memory."""
     num_workers: int = 0

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hydraloop.data import EpochSampler, GlobalBatchLoader, InMemoryDataset, build_loader
-from hydraloop.data.sampler import EpochBatchSampler
 from hydraloop.errors import UserError
 
 WORLDS = range(1, 6)
@@ -17,9 +16,7 @@ WORLDS = range(1, 6)
 
 def samplers(samples: int, batch_size: int, world_size: int, **options: Any) -> list[EpochSampler]:
     return [
-        EpochSampler(
-            range(samples), batch_size=batch_size * world_size, rank=rank, world_size=world_size, seed=3, **options
-        )
+        EpochSampler(range(samples), batch_size=batch_size, rank=rank, world_size=world_size, seed=3, **options)
         for rank in range(world_size)
     ]
 
@@ -56,51 +53,6 @@ def test_ranks_together_see_the_batches_of_one_process(shuffle: bool, drop_last:
             once = set(chain.from_iterable(together))
             dropped = samples % (batch_size * world_size) if drop_last else 0
             assert len(once) == sum(map(len, together)) == samples - dropped, case
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_any_number_of_ranks_shares_the_same_global_batches(drop_last: bool) -> None:
-    """Each sample once, in the same global batches."""
-    for samples, size in ((1, 3), (17, 2), (23, 4), (40, 7), (12, 12)):
-        options: dict[str, Any] = {"shuffle": True, "batch_size": size, "drop_last": drop_last}
-        single = EpochSampler(range(samples), **options)
-        for world_size in WORLDS:
-            ranks = [
-                EpochSampler(range(samples), rank=rank, world_size=world_size, **options) for rank in range(world_size)
-            ]
-            assert {len(rank) for rank in ranks} == {len(single)}
-            for rank, beyond in ((rank, beyond) for rank in ranks for beyond in (-1, len(single))):
-                with pytest.raises(IndexError, match=f"no batch {beyond}"):
-                    rank.samples_at(beyond)
-            for number in range(len(single)):
-                shares = [(rank.request(number, None), *rank.samples_at(number)) for rank in ranks]
-                expected = single.request(number, None).indices
-                assert [index for request, mine, _ in shares for index in request.indices[:mine]] == expected
-                assert {of_all for _, _, of_all in shares} == {len(expected)}
-                assert max(mine for _, mine, _ in shares) - min(mine for _, mine, _ in shares) <= 1
-                assert all(mine or 1 <= len(request.indices) <= 2 for request, mine, _ in shares)
-
-
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_any_number_of_ranks_shares_the_same_global_batches_of_a_batch_sampler(world_size: int) -> None:
-    drawn: Any = [[7, 1, 1], [2], [3, 4], [5, 6, 8, 9], [0]]
-    ranks = [
-        EpochBatchSampler(_Given(drawn), batches=2, rank=rank, world_size=world_size) for rank in range(world_size)
-    ]
-    for number, expected in enumerate([[7, 1, 1, 2], [3, 4, 5, 6, 8, 9], [0]]):
-        shares = [(rank.request(number, 0), *rank.samples_at(number)) for rank in ranks]
-        assert [index for request, mine, _ in shares for index in request.indices[:mine]] == expected
-        assert {of_all for _, _, of_all in shares} == {len(expected)}
-        assert all(request.indices for request, _, _ in shares)
-        if world_size == 2 and number < 2:
-            assert [request.indices for request, _, _ in shares] == drawn[2 * number : 2 * number + 2]
-
-
-class _Given(list[Any]):
-    """An order that is the same in each epoch."""
-
-    def __call__(self, epoch: int) -> Any:
-        return list(self)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -46,16 +46,17 @@ def ranks(project: Project, base: Engine, folder: Path) -> Finding:
     loader = base.loaders.train
     if base.task.steps:
         return Finding("not judged", "the task has several steps")
-    if not isinstance(loader, GlobalBatchLoader) or loader.global_batch is None or loader.samples_at(0)[1] < _RANKS:
+    if not isinstance(loader, GlobalBatchLoader) or loader.batch_size is None or loader.samples_at(0)[1] < _RANKS:
         return Finding("not judged", "ranks do not share the samples of a global batch: a stream or a batch sampler")
     request = loader.order.request(0, 0)
     if digest(loader.seeded.__getitems__(request)) != digest(loader.seeded.__getitems__(request._replace(number=1))):
         return Finding("not judged", "the data set or collate_fn draws random numbers, and ranks draw others")
-    size = loader.global_batch
-    one, again = (_gradients(project, Distributed(), folder / f"one{seed}", size, seed) for seed in (0, 1))
+    batch = {loader.keys["batch_size"]: max(1, loader.batch_size // _RANKS)}
+    whole = {key: size * _RANKS for key, size in batch.items()}
+    one, again = (_gradients(project, Distributed(), folder / f"one{seed}", whole, seed) for seed in (0, 1))
     if _distance(one, again) > _TOLERANCE:
         return Finding("not judged", "the step draws random numbers apart from nn.Dropout, and ranks draw others")
-    failed = _start(project, folder / "ranks", size)
+    failed = _start(project, folder / "ranks", batch)
     if failed:
         return Finding("problem", f"training on {_RANKS} ranks fails: {failed}", "distributed.nproc_per_node")
     several = torch.load(folder / "ranks" / "gradients.pth", weights_only=True)
@@ -70,11 +71,13 @@ def ranks(project: Project, base: Engine, folder: Path) -> Finding:
     return Finding("problem", text, "task.loss", remedy)
 
 
-def _gradients(project: Project, ranks: Distributed, folder: Path, size: int, seed: int) -> dict[str, Tensor]:
-    """Take one step. Return the gradients of the model."""
+def _gradients(
+    project: Project, ranks: Distributed, folder: Path, batch: Mapping[str, int], seed: int
+) -> dict[str, Tensor]:
+    """Take one step with this batch size, by its key. Return the gradients of the model."""
     watch = Watch(seed=seed)
-    changes = {**ON_CPU, "engine.max_iters": 1, "engine.val_interval": None, "engine.sanity_val_steps": 0}
-    engine = project.engine(folder, watch, changes, ranks=ranks, global_batch=size)
+    changes = {**ON_CPU, **batch, "engine.max_iters": 1, "engine.val_interval": None, "engine.sanity_val_steps": 0}
+    engine = project.engine(folder, watch, changes, ranks=ranks)
     for module in engine.task.modules():
         if isinstance(module, (*_DROPOUTS, *_BATCH_NORMS)):
             module.eval()  # it stays so in training
@@ -91,7 +94,7 @@ def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return float((difference / max(sum(float(a.square().sum()) for a, _ in pairs), 1e-300)) ** 0.5)
 
 
-def _start(project: Project, folder: Path, size: int) -> str:
+def _start(project: Project, folder: Path, batch: Mapping[str, int]) -> str:
     """Take one step on several ranks. Return the error of one, or an empty text."""
     folder.mkdir()
     plan = RunPlan(cfg=project.cfg, run_dir=folder, typed=project.typed)
@@ -102,14 +105,14 @@ def _start(project: Project, folder: Path, size: int) -> str:
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, "torch._dynamo"])
     start: Any = start_processes  # is not typed
     try:
-        start(_step, (plan.to_json(), Private.of(plan), size, port), _RANKS, daemon=True, start_method="forkserver")
+        start(_step, (plan.to_json(), Private.of(plan), batch, port), _RANKS, daemon=True, start_method="forkserver")
     except ProcessException as error:
         told = folder / "error"
         return told.read_text(encoding="utf-8") if told.exists() else describe(error)
     return ""
 
 
-def _step(rank: int, text: str, private: Private, size: int, port: int) -> None:
+def _step(rank: int, text: str, private: Private, batch: Mapping[str, int], port: int) -> None:
     """Take one step as a rank, and write the gradients or the error into a file."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
@@ -125,7 +128,7 @@ def _step(rank: int, text: str, private: Private, size: int, port: int) -> None:
             os.dup2(nothing.fileno(), stream)
     connected = connect(plan.cfg.distributed, "cpu")
     try:
-        gradients = _gradients(Project(plan.cfg, plan.typed), connected, plan.run_dir, size, 0)
+        gradients = _gradients(Project(plan.cfg, plan.typed), connected, plan.run_dir, batch, 0)
         if connected.is_main:
             torch.save(gradients, plan.run_dir / "gradients.pth")
         connected.close()

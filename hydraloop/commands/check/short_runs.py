@@ -15,13 +15,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from torch import Tensor
 
 from hydraloop.builder import assemble
-from hydraloop.engine.checkpoint.format import Position, peek
+from hydraloop.engine.checkpoint.format import peek
 from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.device.seeding import seed_everything
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
-from hydraloop.engine.progress import Progress
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.parts import Parts
 from hydraloop.plan import Draft
@@ -117,7 +116,6 @@ class Project:
         ranks: Distributed = _ALONE,
         batch: Any = None,
         checkpoint: Path | None = None,
-        global_batch: int | None = None,
     ) -> Engine:
         """Return an engine that trains as the project does, with these differences.
 
@@ -126,7 +124,6 @@ class Project:
             changes: {key of the config: value}.
             batch: the only batch of every data set; None: the data of the config.
             checkpoint: where it continues.
-            global_batch: samples of all ranks in a batch; None: as in the config.
         """
         cfg = deepcopy(self.cfg)
         with open_dict(cfg):
@@ -136,9 +133,6 @@ class Project:
         loaders = {} if batch is None else {split: [batch] for split in ("train", "val") if cfg.data.get(split)}
         parts = Parts(loaders=loaders, hooks={} if watch is None else {"check": watch})
         position = None if checkpoint is None else peek(checkpoint, key="resume")
-        if global_batch is not None:
-            of_run = {"batch_size": global_batch, "batch_size_per_rank": global_batch}
-            position = Position(Progress(), 0, of_run)
         engine = assemble(cfg, ranks, folder, parts, self.typed, checkpoint=checkpoint, position=position)
         for hook in engine.hooks.values():  # those that only observe or save
             if isinstance(hook, CheckpointHook):

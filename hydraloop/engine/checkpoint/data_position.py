@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import zlib
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.loaders import Ordered, share_of
+from hydraloop.engine.loaders import share_of
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 
@@ -39,8 +38,7 @@ class DataPosition:
         return {
             "seed": self._seed,
             "epoch_length": self._progress.epoch_length,
-            "batch_size": self._global_batch(),
-            "batches": getattr(getattr(self._batches.loaders.train, "order", None), "batches", None),
+            "batch_size": _global_batch(self._batches.loaders.train, self._ranks),
             "order": self._order(),
             "ranks": self._ranks.world_size,
             "ranks_per_node": self._ranks.local_world_size,
@@ -49,25 +47,35 @@ class DataPosition:
     def load(self, meta: Mapping[str, Any], states: Sequence[dict[str, Any] | None] | None, *, strict: bool) -> None:
         """Let the train loader continue at the position, which the progress already has.
 
+        If a global batch has another size than in the saved run, the position is moved, and rank 0 logs it.
+
         Args:
             meta: that of the checkpoint.
             states: of the train loader on each rank of the saved run; None: no rank had one.
             strict: False: if the same batches are not possible, warn and continue with others.
 
         Raises:
-            UserError: the position is inside an epoch, and the seed, the size of batches or the length of epochs has
-                changed; with `strict`, also if the order has.
+            UserError: the position is inside an epoch, and the seed has changed; or, with global batches of the same
+                size, the length of epochs; with `strict`, also if the order has.
         """
-        if self._progress.batch_in_epoch:
-            self._check(meta)
-        if self._ranks.is_main and meta.get("ranks", self._ranks.world_size) != self._ranks.world_size:
-            self._log_shares(meta)
-        loader = self._batches.train_loader
+        progress, ranks, loader = self._progress, self._ranks, self._batches.train_loader
+        saved, now, unit = _sizes(meta, self._batches.loaders.train, ranks)
+        if progress.batch_in_epoch:
+            self._check(meta, same_batches=saved == now)
         if loader is None:
             return
-        state = None if states is None else states[self._ranks.rank % len(states)]
+        of_all_ranks = share_of(self._batches.loaders.train) is not None  # the order is that of any number of ranks
+        comparable = of_all_ranks or meta.get("ranks", ranks.world_size) == ranks.world_size
+        differs = comparable and "order" in meta and meta["order"] != ranks.from_main(self._order())
+        inside = progress.batch_in_epoch > 0
+        move_position(progress, meta, self._batches.loaders.train, ranks, progress.epoch_length)
+        if saved != now and ranks.is_main:
+            text = f"a global batch has {now} {unit}, and had {saved} in the checkpoint"
+            at = f": the epoch continues at batch {progress.batch_in_epoch + 1}, and at most one batch is repeated"
+            log.info("%s", text + at if inside else text)
+        state = None if states is None else states[ranks.rank % len(states)]
         try:
-            if "order" in meta and meta["order"] != self._ranks.from_main(self._order()):
+            if differs:
                 raise UserError(
                     "the checkpoint is inside an epoch whose samples had another order, so some would be left out and "
                     "others repeated",
@@ -75,68 +83,72 @@ class DataPosition:
                     remedy="Use the data and the sampler of the run, or a checkpoint from the end of an "
                     "epoch. With resume_strict=false, it continues in the new order.",
                 )
-            loader.load_state(state, self._progress.batch_in_epoch, self._progress.iteration)
+            loader.load_state(state, progress.batch_in_epoch, progress.iteration)
         except UserError as error:
             if strict:
                 raise
             text = "%s: %s; the batches differ from those of the saved run (resume_strict=false)"
             log.warning(text, error.key, error.problem)
 
-    def _global_batch(self) -> int | None:
-        """Return the samples of all ranks in a batch; None if it is not known."""
-        loader = self._batches.loaders.train
-        each = getattr(loader, "batch_size", None)
-        return getattr(loader, "global_batch", None) or (None if each is None else each * self._ranks.world_size)
-
     def _order(self) -> int | None:
         """Return a number that differs if the order of this epoch does; None if it is unknown, or between two epochs.
 
-        It is a checksum of the first samples of some global batches, on rank 0, which are the same for any number of
-        ranks; for a DataLoader, the number of samples.
+        It is a checksum of some samples; for a DataLoader, the number of samples.
         """
         loader, progress = self._batches.loaders.train, self._progress
         if loader is None or not progress.batch_in_epoch:
             return None
-        if isinstance(loader, Ordered):
-            batches = range(0, len(loader), -(-len(loader) // 16))
-            return zlib.crc32(str([loader.indices_at(batch, progress.epoch)[0] for batch in batches]).encode())
+        checksum: Callable[[int], int] | None = getattr(loader, "order_checksum", None)
+        if checksum is not None:
+            return checksum(progress.epoch)
         sampler = getattr(loader, "sampler", None)
         return len(sampler) if isinstance(sampler, Sized) else None
 
-    def _check(self, meta: Mapping[str, Any]) -> None:
-        """Refuse a position inside an epoch if the seed, the size of batches or the length of epochs has changed."""
-        key, or_end = "data.loader.batch_size", "or a checkpoint from the end of an epoch."
-        seed, length, now = meta.get("seed", self._seed), self._progress.epoch_length, self._global_batch()
+    def _check(self, meta: Mapping[str, Any], *, same_batches: bool) -> None:
+        """Refuse a position inside an epoch if the seed or, with the same batches, the length of epochs has changed."""
+        or_end = "or a checkpoint from the end of an epoch."
+        seed, length = meta.get("seed", self._seed), self._progress.epoch_length
         if seed != self._seed:
             raise UserError(
                 f"the checkpoint is inside an epoch, whose order follows from seed {seed}",
                 key="seed",
                 remedy=f"Use seed={seed}, {or_end}",
             )
-        batch_size = meta.get("batch_size")
-        if batch_size is not None and batch_size != now:
-            of_rank, rest = meta.get("batch_size_per_rank"), 0
-            if of_rank is None or share_of(self._batches.loaders.train) is None:
-                of_rank, rest = divmod(batch_size, self._ranks.world_size)
-            raise UserError(
-                f"the checkpoint is inside an epoch of batches of {batch_size} samples (of all ranks), and they have "
-                f"{now} now",
-                key=key,
-                remedy=f"Use {'a number of ranks that divides them' if rest else f'{key}={of_rank}'}, {or_end}",
-            )
-        if meta.get("epoch_length") != length:
+        if same_batches and meta.get("epoch_length") != length:
             raise UserError(
                 f"the checkpoint is inside an epoch (at {self._progress.batch_in_epoch} of {meta.get('epoch_length')} "
                 f"batches), and an epoch has {length} now",
-                key=key,
-                remedy=f"Use the data and the batch size of the run, {or_end}",
+                key="data.train",
+                remedy=f"Use the data of the run, {or_end}",
             )
 
-    def _log_shares(self, meta: Mapping[str, Any]) -> None:
-        """Log how another number of ranks shares the global batch, and what differs."""
-        loader, ranks = self._batches.loaders.train, self._ranks.world_size
-        size = getattr(loader, "global_batch", None)
-        if size is not None and size == meta.get("batch_size"):
-            shares = [size // ranks + (rank < size % ranks) for rank in range(ranks)]
-            found = " and ".join(f"{share} on {shares.count(share)}" for share in sorted({*shares}, reverse=True))
-            log.info("the global batch stays %d samples: %s of %d ranks", size, found, ranks)
+
+def move_position(
+    progress: Progress, meta: Mapping[str, Any], loader: object, ranks: Distributed, epoch_length: int
+) -> None:
+    """Count the position in the epoch in global batches of their size now; at most one of them is repeated.
+
+    Args:
+        progress: that of the checkpoint.
+        meta: that of the checkpoint.
+        loader: for training.
+        ranks: the ranks.
+        epoch_length: batches of an epoch now.
+    """
+    saved, now, _ = _sizes(meta, loader, ranks)
+    if saved != now:
+        progress.batch_in_epoch = min(progress.batch_in_epoch * saved // now, epoch_length)
+
+
+def _sizes(meta: Mapping[str, Any], loader: object, ranks: Distributed) -> tuple[int, int, str]:
+    """Return the size of a global batch in the checkpoint, its size now, and their unit."""
+    saved, now = meta.get("batch_size"), _global_batch(loader, ranks)
+    if saved is None or now is None:  # batches may have any size
+        return meta.get("ranks", ranks.world_size), ranks.world_size, "batches of ranks"
+    return saved, now, "samples"
+
+
+def _global_batch(loader: object, ranks: Distributed) -> int | None:
+    """Return the samples of all ranks in a batch; None if it is not known."""
+    each: int | None = getattr(loader, "batch_size", None)
+    return None if each is None else each * ranks.world_size

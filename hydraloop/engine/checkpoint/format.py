@@ -3,8 +3,7 @@
 format      1
 meta        experiment_name, time, versions, git, seed, the config as YAML, the names of metrics, progress;
             ranks, ranks_per_node: the number of ranks that trained, in all and on one machine;
-            batch_size, batch_size_per_rank: samples of a global batch, and the option when the run set this size;
-            batches: of a batch sampler in a global batch; order: a checksum of the order of the epoch;
+            batch_size: samples of a global batch; order: a checksum of the order of the epoch;
             optimizer: its class; with several optimizers, {name: class};
             groups: the optimizer of each parameter group, and the names of its parameters in the model;
             records: the number of lines that `metrics.jsonl` had at this position, with the `logger` hook;

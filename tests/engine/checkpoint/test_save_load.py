@@ -226,7 +226,7 @@ def _inside(tmp_path: Path, iteration: int) -> Path:
 def test_epochs_of_another_length_are_refused_inside_an_epoch(tmp_path: Path, iteration: int) -> None:
     with pytest.raises(UserError, match="and an epoch has") as caught:
         make_engine(tmp_path, train=batches(3), resume=_inside(tmp_path, iteration), max_epochs=2).train()
-    assert caught.value.key == "data.loader.batch_size"
+    assert caught.value.key == "data.train"
     assert "checkpoint from the end of an epoch" in str(caught.value)
 
 

@@ -260,32 +260,6 @@ def assert_close(found: Any, expected: Any) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_inside_an_epoch_the_global_batch_must_be_the_same(tmp_path: Path) -> None:
-    # 17 samples are 3 batches of 6 and of 8.
-    on_ranks(2, stop_inside, str(tmp_path), 3, None)
-    saved = str(tmp_path / "checkpoints" / "iter_2.pth")
-    with pytest.raises(
-        RankError, match=r"inside an epoch of batches of 6 samples \(of all ranks\), and they have 8 now"
-    ):
-        on_ranks(2, stop_inside, str(tmp_path), 4, saved)
-    on_ranks(2, stop_inside, str(tmp_path), 3, saved)
-
-
-def stop_inside(distributed: Distributed, run_dir: str, batch_size: int, resume: str | None) -> None:
-    """A checkpoint at each second iteration."""
-    task = Regression(nn.Linear(3, 1), nn.MSELoss())
-    part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    EngineWithNeededHooks(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
-        loaders=Loaders(build_loader(dataset(), shuffle=True, batch_size=batch_size, **part)),
-        hooks={"checkpoint": CheckpointHook(interval=2, by_epoch=False, save_last=False)},
-        settings=Settings(device="cpu", max_epochs=1, resume=None if resume is None else Path(resume)),
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    ).train()
-
-
 class Stateful(Hook):
     """Has a state that differs between ranks."""
 
