@@ -1,13 +1,38 @@
-"""Write files atomically: after a kill or a power failure, there is the old file or the complete new one."""
+"""Write files atomically: after a kill or a power failure, there is the old file or the complete new one.
+
+Also the names of files that are made of the names of metrics and pictures.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
+
+LONGEST_NAME = 150
+"""Bytes of a file name that are left for a given name. File systems allow 255 for all, with numbers and suffixes."""
+
+
+def file_name(name: str, bad: str = "/", *, longest: int = LONGEST_NAME) -> str:
+    """Return the name of a metric, picture or job as a part of a file name.
+
+    A name that is too long is cut and gets a digest, so that two long names have different files.
+
+    Args:
+        name: any text.
+        bad: a regular expression for the characters that become `_`.
+        longest: number of bytes.
+    """
+    encoded, usable = name.encode(errors="replace"), re.sub(bad, "_", name).encode(errors="replace")
+    if len(usable) <= longest:
+        return usable.decode()
+    digest = hashlib.sha256(encoded).hexdigest()[:8]
+    return f"{usable[: longest - 9].decode(errors='ignore')}-{digest}"
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.record_log import ObjectKind, Record
 from hydraloop.tracking.run_description import override_values
 from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker, UnusableError, valid_utf8
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 FOLDER = "tensorboard"
 """Folder of the event files, in the run directory."""
 _NAME = "events.out.tfevents.{}.hydraloop"
-_ODD = re.compile(r"[^\w.,=+()\[\]-]")
+_ODD = r"[^\w.,=+()\[\]-]"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SIZE = struct.Struct(">II")
 """Width and height of a PNG, which follow its signature and the length and name of the first chunk."""
@@ -67,7 +68,7 @@ class TensorBoardTracker(Tracker):
         super().__init__(options, run, memory)
         self._folder = run.run_dir / FOLDER
         if run.sweep is not None:
-            self._folder /= _ODD.sub("_", run.name).encode()[:200].decode(errors="ignore").lstrip(".") or "job"
+            self._folder /= file_name(run.name.lstrip("."), _ODD) or "job"
         self._params = _hyperparameters(run, options.get("hparams"))
         self._warned: set[str] = set()
         """Kinds of objects of which one could not be shown."""

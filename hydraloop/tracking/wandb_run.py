@@ -6,7 +6,6 @@ import html
 import json
 import logging
 import math
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import psutil
 import yaml
 
+from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.checkpoint_files import is_complete
 from hydraloop.run_files.code_patch import FILENAME as PATCH_FILE
 from hydraloop.run_files.record_log import FILENAME, LoggedObject, Record, read_all
@@ -30,7 +30,7 @@ Mode = Literal["online", "offline"]
 
 FOLDER = "wandb"
 """Folder of W&B's files in the run directory."""
-_NOT_IN_ARTIFACTS = re.compile(r"[^\w.-]", re.ASCII)
+_NOT_IN_ARTIFACTS = r"[^A-Za-z0-9_.-]"
 _LONGEST = 128
 """Most characters of the name of a project, group, run or artifact at W&B."""
 NAMES = {
@@ -133,7 +133,7 @@ class LiveRun:
         """Return an object as values of a row. An artifact is logged beside the row."""
         import wandb
 
-        path, name = self._run.run_dir / one.path, valid_utf8(one.name)
+        path, name = self._run.run_dir / one.path, "/".join(map(file_name, valid_utf8(one.name).split("/")))
         if one.kind == "image":
             return {name: wandb.Image(str(path))} if self._options["pictures"] else {}
         if one.kind == "artifact":
@@ -234,7 +234,7 @@ def _histogram(counted: Mapping[str, Any]) -> Any:
 def _artifact(name: str, kind: str, about: Mapping[str, Any]) -> Any:
     import wandb
 
-    return wandb.Artifact(_NOT_IN_ARTIFACTS.sub("-", name)[-_LONGEST:], kind, metadata=dict(about))
+    return wandb.Artifact(file_name(name, _NOT_IN_ARTIFACTS, longest=_LONGEST), kind, metadata=dict(about))
 
 
 def _best_value(run_dir: Path, metric: str, rule: str) -> dict[str, float]:

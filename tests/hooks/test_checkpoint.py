@@ -255,6 +255,16 @@ def test_several_metrics_have_a_best_file_each_and_the_first_is_the_runs(tmp_pat
     assert (engine.best.metric, engine.best.value) == ("val/loss", 1.0)
 
 
+@pytest.mark.parametrize("begin", ["x" * 300, "ü" * 130, "sets/" * 60])
+def test_the_best_files_of_metrics_with_long_names_differ(tmp_path: Path, begin: str) -> None:
+    metrics = {f"{begin}1": Scripted([0.1, 0.2]), f"{begin}2": Scripted([0.1, 0.2])}
+    options: dict[str, Any] = {"save_best": list(metrics), "rule": "greater", "published_keys": ["state_dict"]}
+    run(tmp_path, CheckpointHook(**options), metrics=metrics, max_epochs=2)
+    best = {path for path in files(tmp_path) if path.startswith("best_")}
+    assert len(best) == 4
+    assert all(path.endswith(("_epoch_2", "_epoch_2_published")) for path in best)
+
+
 VALUES = [0.3, 0.9, 0.1, 0.5]
 """Best in the second epoch if greater is better, in the third if less is."""
 

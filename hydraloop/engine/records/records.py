@@ -21,6 +21,7 @@ from hydraloop.engine.records import images
 from hydraloop.engine.records.entries import PLAIN, RESERVED, as_tensor, plain, position
 from hydraloop.engine.records.histograms import histograms
 from hydraloop.errors import UserError
+from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.record_log import OBJECTS, ObjectKind, read_rows
 from hydraloop.safety.secrets import mask_text
 
@@ -162,7 +163,8 @@ class Records:
             return None
         self._claim(f"{mode}/{name}", kind)
         entries = position(self._progress, mode)
-        stem = f"{FOLDER}/{mode}/{name.removesuffix(suffix)}"
+        parts = name.removesuffix(suffix).split("/")
+        stem, suffix = "/".join([FOLDER, mode, *map(file_name, parts)]), file_name(suffix, longest=50)
         self._claim(f"{stem}{suffix}", f"{kind} {name}")
         file = f"{stem}_iter_{entries['iteration']}{suffix}"
         path = self._run_dir / file

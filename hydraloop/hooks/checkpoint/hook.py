@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder, in_file_name
+from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
 from hydraloop.hooks.shared.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
 from hydraloop.option_checks import check_at_least, check_choice
+from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.checkpoint_files import BEST, SUFFIX
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.run_files.result import Best
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
+
+_SPECIAL = r"[^\w.@=+-]"
+"""Characters that are special in paths, globs or the command line: `val/acc` becomes `val_acc`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +368,7 @@ class CheckpointHook(Hook):
         return f"iter_{progress.iteration}"
 
     def _best_path(self, engine: Engine, name: str) -> Path:
-        return self.folder.path / f"{BEST}{in_file_name(name)}_{self._stem(engine)}{SUFFIX}"
+        return self.folder.path / f"{BEST}{file_name(name, _SPECIAL)}_{self._stem(engine)}{SUFFIX}"
 
     def _directions(self, engine: Engine) -> dict[str, bool]:
         """Return {metric: whether its high values are good}, in the order of `save_best`."""

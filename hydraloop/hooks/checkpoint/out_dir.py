@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +95,3 @@ class CheckpointFolder:
     def relative(self, path: Path) -> str:
         """Return a file's name for a checkpoint's state: relative if it is in the folder, so that both can be moved."""
         return str(path.relative_to(self.path)) if path.is_relative_to(self.path) else str(path.resolve())
-
-
-def in_file_name(metric: str) -> str:
-    """Replace characters of a metric's name that are special in paths and globs: `val/acc` becomes `val_acc`."""
-    return re.sub(r"[^\w.@=+-]", "_", metric)

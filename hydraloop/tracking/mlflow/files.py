@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.checkpoint_files import is_complete
 from hydraloop.run_files.record_log import Record
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
@@ -33,7 +33,7 @@ CHECKPOINTS = "checkpoints"
 """Folder of the artifacts."""
 _SMALL = 256
 """Pixels of the longer side of a picture's small copy, as MLflow makes it. The page shows the copies first."""
-_NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9_\-./ ]")
+_NOT_IN_A_KEY = r"[^A-Za-z0-9_\-.~ ]"
 """What `log_image` refuses in a picture's key."""
 _TABLES = 40
 """Tables that the page shows as such, the newest ones; a tag lists them, whose length is limited."""
@@ -174,7 +174,9 @@ class Files:
         from PIL import Image
 
         same = uuid.uuid5(uuid.NAMESPACE_OID, f"{self._run.uid}/{one['name']}/{one['step']}/{one['time']}")
-        key = _NOT_IN_A_KEY.sub("_", one["name"]).replace("/", "~")  # the page shows val~predictions as val/predictions
+        key = file_name(
+            one["name"].replace("/", "~"), _NOT_IN_A_KEY
+        )  # the page shows val~predictions as val/predictions
         name = f"{key}+step+{one['step']}+timestamp+{one['time']}+{same}"
         with TemporaryDirectory() as folder:
             try:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.record_log import FILENAME, Record, read_all
 from hydraloop.tracking import run_description
 from hydraloop.tracking.mlflow.address import shown, sqlite_path
@@ -32,7 +33,7 @@ _LONGEST_NAME, _LONGEST_TAG = 250, 8000
 """Most characters of a name and of a tag. MLflow shortens values itself, except for the tags of a new run."""
 _FIRST = 1.0
 """Most seconds to the first point of the load, so that a run that is shorter than the interval has one, too."""
-_BAD = re.compile(r"[^\w.\- :/]")
+_BAD = r"[^\w.\- :/]"
 
 
 @lru_cache(maxsize=4096)
@@ -42,12 +43,11 @@ def clean(name: str) -> str:
     MLflow refuses most signs, and parts such as `..` that would change a path. They become `_`. A changed name gets a
     digest, so that different names stay different.
     """
-    parts = ["_" if part in ("", ".", "..") else _BAD.sub("_", part) for part in name.split("/")]
+    parts = ["_" if part in ("", ".", "..") else re.sub(_BAD, "_", part) for part in name.split("/")]
     text = "/".join(parts)
-    if text == name and len(name) <= _LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:6]
-    return f"{text[: _LONGEST_NAME - 7].rstrip('/')}_{digest}"
+    if text != name:
+        text += f"_{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:6]}"
+    return file_name(text, _BAD, longest=_LONGEST_NAME)
 
 
 def experiment_of(client: MlflowClient, name: str, uri: str) -> str:

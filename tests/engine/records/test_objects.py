@@ -113,6 +113,17 @@ def test_a_name_that_would_leave_the_folder_is_refused(tmp_path: Path, name: str
     assert not (tmp_path / "media").exists()
 
 
+def test_long_names_have_files_of_their_own(tmp_path: Path) -> None:
+    """A file system allows 255 bytes for a part of a path."""
+    engine = make_engine(tmp_path)
+    (tmp_path / "source").write_text("x")
+    names = [f"{'ü' * 200}{end}" for end in ("1", "2", "/a", "/b")]
+    found = {engine.log_text(name, "x") for name in names}
+    found |= {engine.log_artifact(tmp_path / "source", name=f"{name}.{'s' * 300}") for name in names}
+    assert len(found) == 8
+    assert all(path is not None and path.read_text() == "x" for path in found)
+
+
 @pytest.mark.parametrize("number_first", [True, False])
 def test_a_name_is_one_kind(tmp_path: Path, number_first: bool) -> None:
     """TensorBoard and W&B would show only one of them, or none."""

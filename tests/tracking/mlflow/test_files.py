@@ -83,6 +83,16 @@ def test_a_picture_is_stored_once_and_shown_with_mlflow_s_own(folder: Path) -> N
     assert found(tracker).data.tags["mlflow.loggedImages"] == "True"
 
 
+def test_pictures_with_long_names_are_stored_apart(folder: Path) -> None:
+    run = run_in(folder / "run")
+    tracker = opened(run)
+    for index, end in enumerate("ab"):
+        one = LoggedObject("image", f"val/{'ü' * 200}{end}", PICTURE)
+        tracker.send([replace(picture(run.run_dir, index), objects=(one,))])
+    send_files(tracker)
+    assert len({name.partition("+")[0] for name in images(tracker)}) == 2
+
+
 def test_objects_of_all_kinds(folder: Path) -> None:
     run = run_in(folder / "run")
     media = run.run_dir / "media" / "val"

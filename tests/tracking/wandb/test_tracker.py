@@ -290,7 +290,7 @@ def test_objects_stand_at_their_step(tmp_path: Path) -> None:
     (run_dir / "counts.json").write_text(json.dumps({"weights/a": counted, "empty": {**counted, "bucket": []}}))
     (run_dir / "report.txt").write_text("report")
     objects = [
-        ("image", "predictions", "a.png"), ("text", "note", "note.txt"), ("table", "table", "table.json"),
+        ("image", "x" * 300, "a.png"), ("text", "note", "note.txt"), ("table", "table", "table.json"),
         ("histogram", "weights", "counts.json"), ("artifact", "report", "report.txt"),
         ("image", "gone", "gone.png"), ("image", "broken", "broken.png"), ("table", "odd", "note.txt"),
     ]  # fmt: skip
@@ -302,7 +302,8 @@ def test_objects_stand_at_their_step(tmp_path: Path) -> None:
 
     rows = contents["rows"]
     assert [row["step"] for row in rows] == list(range(8))
-    assert [rows[n][name]["_type"] for n, name in enumerate(["val/predictions", "val/note", "val/table"])] == [
+    (long,) = (name for name in rows[0] if name.startswith("val/xxx"))
+    assert [rows[n][name]["_type"] for n, name in enumerate([long, "val/note", "val/table"])] == [
         "image-file", "html-file", "table-file",
     ]  # fmt: skip
     assert rows[3]["weights/a"] == {"_type": "histogram", "values": [3, 4], "bins": [0.0, 1.0, 2.0]}
