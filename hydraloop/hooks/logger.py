@@ -13,7 +13,7 @@ import torch
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
-from hydraloop.engine.records.entries import check_names, position
+from hydraloop.engine.records.messages import check_names, position
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
 from hydraloop.option_checks import check_at_least
 from hydraloop.run_files.record_cuts import cut_after

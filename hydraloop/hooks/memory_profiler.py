@@ -12,7 +12,7 @@ import torch
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.interval import Every
-from hydraloop.engine.records.entries import position
+from hydraloop.engine.records.messages import position
 from hydraloop.option_checks import check_at_least
 
 log = logging.getLogger(__name__)

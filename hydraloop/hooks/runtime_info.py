@@ -10,7 +10,7 @@ from torch import Tensor
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.records.messages import scalars_of
-from hydraloop.engine.report.optimizer_table import group_names
+from hydraloop.engine.report.summary import group_names
 from hydraloop.hooks.shared.monitoring import direction, is_better
 
 

@@ -39,7 +39,7 @@ class TensorBoardLoggerHook(TrackerHook):
     left out.
 
     Priority VERY_LOW: gradients are already clipped, and other hooks' records of an iteration come first. Runs on rank
-    0 only. Cost: two host syncs for all histograms of an iteration, no host sync and nothing in an iteration otherwise.
+    0 only. Cost: one host sync and a copy to the host for each histogram, nothing in an iteration otherwise.
     No state. Options: `TensorBoardLoggerHookConf`.
 
     Raises:

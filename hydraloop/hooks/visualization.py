@@ -12,8 +12,8 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import data_sets_with, sets_of
-from hydraloop.engine.records.entries import position
-from hydraloop.engine.records.images import to_pixels
+from hydraloop.engine.records.messages import position
+from hydraloop.engine.records.pictures import to_pixels
 from hydraloop.engine.report.formats import number
 from hydraloop.hooks.shared.image_grid import Tile, grid
 from hydraloop.option_checks import check_at_least

@@ -71,8 +71,8 @@ class TensorBoardLoggerHookConf(_TrackerConf):
 
     _target_: str = "hydraloop.hooks.TensorBoardLoggerHook"
     histograms: Optional[int] = None
-    """Iterations between two histograms of each weight and gradient, at least 1. Null: none. Each costs two host syncs,
-    a pass over all parameters, and about 2 kB per parameter in a file."""
+    """Iterations between two histograms of each weight and gradient, at least 1. Null: none. Each costs a host sync and
+    a copy to the host for each tensor, and about 2 kB per parameter in a file."""
     hparams: Optional[List[str]] = None
     """Columns of the HPARAMS table: keys, or beginnings of keys up to a dot (`optimizer`, `hooks.ema`). Null: the
     overrides of the command line, the axes of a sweep, and well-known keys (seed, model, optimizer, its learning rate

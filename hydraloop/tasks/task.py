@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.records.entries import plain
-from hydraloop.engine.records.messages import check_scalar_name, scalars_of
+from hydraloop.engine.records.messages import check_scalar_name, plain, scalars_of
 from hydraloop.engine.steps.loss_errors import check_pair, no_loss_error
 from hydraloop.engine.steps.loss_weighting import SumAndCount, mean_of
 from hydraloop.errors import UserError

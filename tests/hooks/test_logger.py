@@ -22,7 +22,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.records.entries import position
+from hydraloop.engine.records.messages import position
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook

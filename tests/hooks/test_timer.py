@@ -19,10 +19,9 @@ from hydraloop.engine import call_table, requests
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.report.timing import Durations
 from hydraloop.hooks import timer
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.hooks.timer import IterTimerHook
+from hydraloop.hooks.timer import Durations, IterTimerHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at, logged
 from tests.hooks.tiny_runs import engine_of

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
 
 from hydraloop.commands.check.findings import Finding
-from hydraloop.engine.device.choose import choose_device
 from hydraloop.engine.device.precision import make_precision
+from hydraloop.engine.distributed.comm import choose_device
 from hydraloop.errors import UserError
 from hydraloop.processes import checks
 

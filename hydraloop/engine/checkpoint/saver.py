@@ -13,9 +13,8 @@ from torch import Tensor
 
 from hydraloop.engine.checkpoint.format import Checkpoint, check_loadable
 from hydraloop.engine.checkpoint.nested import with_replaced
-from hydraloop.engine.device.choose import same_device
-from hydraloop.engine.distributed.buckets import buckets
-from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.comm import Distributed, same_device
+from hydraloop.engine.distributed.ddp import buckets
 from hydraloop.errors import PeerError
 from hydraloop.run_files.result import describe
 

@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from hydraloop.engine.distributed.all_gather import gathered
-from hydraloop.engine.distributed.buckets import broadcast
 from hydraloop.engine.distributed.comm import Distributed, Pending
-from hydraloop.engine.distributed.ddp import average, unused_error, wrap_in_ddp
+from hydraloop.engine.distributed.ddp import average, broadcast, gathered, unused_error, wrap_in_ddp
 from hydraloop.engine.distributed.fsdp import hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
 from hydraloop.run_files.result import describe

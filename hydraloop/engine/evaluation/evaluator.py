@@ -23,7 +23,7 @@ from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Loader, sets_of, share_of
 from hydraloop.engine.mount_points import Call, Mode
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.records.matrix import heatmap
+from hydraloop.engine.records.pictures import heatmap
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run

@@ -17,9 +17,9 @@ from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.mount_points import Mode
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.records import images
-from hydraloop.engine.records.entries import PLAIN, RESERVED, as_tensor, plain, position
 from hydraloop.engine.records.histograms import histograms
+from hydraloop.engine.records.messages import PLAIN, RESERVED, as_tensor, plain, position
+from hydraloop.engine.records.pictures import picture
 from hydraloop.errors import UserError
 from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.record_log import OBJECTS, ObjectKind, read_rows
@@ -101,7 +101,7 @@ class Records:
         Raises:
             ValueError: it has another shape.
         """
-        return self.log_object("image", name, ".png", lambda path: images.picture(image).save(path))
+        return self.log_object("image", name, ".png", lambda path: picture(image).save(path))
 
     def log_figure(self, name: str, figure: Any) -> Path | None:
         """Log a figure of matplotlib as a picture. The figure stays open: close it with `matplotlib.pyplot.close`."""
@@ -128,7 +128,7 @@ class Records:
         return self.log_object("table", name, ".json", lambda path: write_json(path, _table(columns, rows)))
 
     def log_histogram(self, name: str, values: Any) -> Path | None:
-        """Log a histogram with 64 bins. Values that are not finite are counted as `nonfinite`. Two host syncs.
+        """Log a histogram with 64 bins. Values that are not finite are counted as `nonfinite`. One host sync.
 
         Args:
             name: of the histogram.

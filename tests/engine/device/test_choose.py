@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from hydraloop.engine.checkpoint.saver import Saver
-from hydraloop.engine.device.choose import choose_device
-from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.comm import Distributed, choose_device
 
 
 @pytest.fixture

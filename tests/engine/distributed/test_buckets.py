@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.distributed import buckets
+from hydraloop.engine.distributed import ddp
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import ProcessGroup
 from tests.ranks import on_ranks
@@ -30,7 +30,7 @@ def all_kinds(seed: int) -> nn.Module:
 
 def made_equal(distributed: ProcessGroup, limit: int) -> list[Any]:
     """The number of broadcasts of a start and of an evaluation, then all values."""
-    buckets.LIMIT, before = limit, buckets.LIMIT
+    ddp.LIMIT, before = limit, ddp.LIMIT
     try:
         module = all_kinds(distributed.rank)
         strides = [tensor.stride() for tensor in module.parameters()]
@@ -41,7 +41,7 @@ def made_equal(distributed: ProcessGroup, limit: int) -> list[Any]:
         counts.append(_so_far())
         assert strides == [tensor.stride() for tensor in module.parameters()]
     finally:
-        buckets.LIMIT = before
+        ddp.LIMIT = before
     return [counts[1] - counts[0], counts[2] - counts[1], values_of(module)]
 
 
@@ -64,10 +64,10 @@ def test_a_start_and_an_evaluation_need_few_broadcasts(limit: int, expected: tup
 
 
 def test_buckets_keep_the_order_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "LIMIT", 16)
+    monkeypatch.setattr(ddp, "LIMIT", 16)
     floats = [torch.full((count,), float(count)) for count in (1, 2, 3, 9, 1)]
     integers = [torch.ones(2, dtype=torch.int64)]
-    found = [[len(tensor) for tensor in bucket] for bucket in buckets.buckets([*floats[:2], *integers, *floats[2:]])]
+    found = [[len(tensor) for tensor in bucket] for bucket in ddp.buckets([*floats[:2], *integers, *floats[2:]])]
     assert found == [[1, 2], [3], [9], [1], [2]]
 
 

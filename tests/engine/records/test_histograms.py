@@ -1,4 +1,4 @@
-"""Histograms of many tensors, with two host syncs."""
+"""Histograms of tensors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydraloop.engine.records import histograms as counting
 from hydraloop.engine.records.histograms import BINS, histograms
-from tests.helpers import HostSyncs
 
 
 def counted(tensor: Tensor) -> dict[str, Any]:
@@ -46,13 +44,13 @@ def test_what_is_not_finite_is_counted_apart() -> None:
 @pytest.mark.parametrize("values", [[0.0, 0.0, 0.0], [2.5, 2.5]])
 def test_entries_that_are_all_the_same_are_in_one_bin(values: list[float]) -> None:
     found = counted(torch.tensor(values))
-    assert (found["bucket"], found["bucket_limit"]) == ([len(values)], [values[0]])
+    assert sorted(found["bucket"]) == [*[0] * (BINS - 1), len(values)]
     assert found["min"] == found["max"] == values[0]
 
 
-def test_a_range_beyond_float32_is_one_bin() -> None:
+def test_a_range_beyond_float32_is_counted() -> None:
     found = counted(torch.tensor([-3e38, 3e38]))
-    assert (found["bucket"], found["num"]) == ([2], 2)
+    assert (found["bucket"][0], found["bucket"][-1], found["num"]) == (1, 1, 2)
 
 
 def test_other_types_and_empty_ones() -> None:
@@ -61,32 +59,3 @@ def test_other_types_and_empty_ones() -> None:
     })  # fmt: skip
     assert {name: (facts["min"], facts["max"]) for name, facts in found.items()} == {"half": (1, 2), "whole": (1, 4)}
     assert histograms({}) == {}
-
-
-def test_large_tensors_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    values[7], values[700] = math.inf, math.nan
-    whole = histograms({"a": values, "b": -values})
-    monkeypatch.setattr(counting, "_PIECE", 64)
-    pieces = histograms({"a": values, "b": -values})
-    for name, facts in whole.items():
-        for field, value in facts.items():
-            assert pieces[name][field] == pytest.approx(value, rel=1e-4), field
-
-
-def test_two_host_syncs_however_many_tensors() -> None:
-    tensors = {str(n): torch.randn(5) for n in range(7)}
-    with HostSyncs() as syncs:
-        histograms(tensors)
-    assert syncs.count == 2
-
-
-@pytest.mark.parametrize("warn_only", [False, True])
-def test_a_deterministic_run_stays_one(warn_only: bool) -> None:
-    torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    try:
-        assert sum(counted(torch.arange(9.0))["bucket"]) == 9
-        assert torch.are_deterministic_algorithms_enabled()
-        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
-    finally:
-        torch.use_deterministic_algorithms(False)

@@ -21,11 +21,11 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
 from hydraloop.engine.report.formats import clock, duration, number
-from hydraloop.engine.report.timing import Timing
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import Terminated
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.hooks.timer import Timing
 from hydraloop.optim import Exponential, Schedule
 from hydraloop.run_files.environment import shown
 from hydraloop.run_files.result import Best

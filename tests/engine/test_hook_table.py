@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hydraloop.engine.hook_order import Slot, in_order, slot_of
-from hydraloop.engine.report.hook_table import by_mount_point, format_order
+from hydraloop.engine.hook_order import Slot, by_mount_point, format_order, in_order, slot_of
 from tests.helpers import at
 
 
