@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -317,11 +318,11 @@ def test_states_that_some_ranks_do_not_have(strategy: str, tmp_path: Path) -> No
 class Full(CheckpointHook):
     """A checkpoint hook whose files cannot be written."""
 
-    def _save(self, engine: Engine, path: Path, *done: Any, **options: Any) -> None:
+    def _save(self, engine: Engine, paths: Sequence[Path], *done: Any, **options: Any) -> None:
         if engine.distributed.is_main:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(exist_ok=True)  # no file can be put there
-        super()._save(engine, path, *done, **options)
+            paths[0].parent.mkdir(parents=True, exist_ok=True)
+            paths[0].mkdir(exist_ok=True)  # no file can be put there
+        super()._save(engine, paths, *done, **options)
 
 
 def cannot_write(distributed: Distributed, run_dir: str) -> tuple[int, str]:
