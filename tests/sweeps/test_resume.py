@@ -163,6 +163,17 @@ def test_auto_finds_the_newest_with_this_config(composer: Composer, tmp_path: Pa
     assert (directory.path.name, axes.count) == ("b", 6)
 
 
+@pytest.mark.parametrize("newest", ["2026-01-01/a", "grid", "digits/lr/grid", "grid_2/inside"])
+def test_auto_finds_a_sweep_by_any_name_in_any_folder(newest: str, composer: Composer, tmp_path: Path) -> None:
+    for name in ("2026-01-01/a", "grid", "digits/lr/grid", "grid_2/inside"):
+        start(composer, *LINES, path=f"multirun/{name}", created=3.0 if name == newest else 2.0)
+    job = tmp_path / "multirun" / "grid" / "0"
+    job.mkdir(exist_ok=True)
+    start(composer, *LINES, path="multirun/grid/0/of_a_job", created=4.0)
+    directory, _ = start(composer, *LINES, "sweep.resume=auto")
+    assert directory.path == tmp_path / "multirun" / newest
+
+
 def test_auto_in_a_named_directory(composer: Composer, capsys: pytest.CaptureFixture[str]) -> None:
     begun, _ = start(composer, *LINES, "sweep.resume=auto", path="mine", named=True)
     assert "mine had no sweep: a new one starts there" in capsys.readouterr().err
