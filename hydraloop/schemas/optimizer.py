@@ -245,10 +245,10 @@ def nodes(optimizer: DictConfig) -> Dict[str, Any]:
 
 
 def check_own_options(named: Dict[str, Any]) -> None:
-    """Refuse wrong values of the options that every optimizer has.
+    """Refuse wrong values of the options that every optimizer has, and Nesterov momentum without a momentum.
 
     Args:
-        named: what `nodes` returns.
+        named: what `nodes` returns; each has a `_target_`.
 
     Raises:
         UserError: names the key.
@@ -273,6 +273,9 @@ def check_own_options(named: Dict[str, Any]) -> None:
         if decay is not None and not 0 < decay <= 1:
             fix = Remedy("Use a number above 0, up to 1.", (str(decay), "1.0"))
             raise UserError(f"{decay} is out of range", key=f"{key}.layer_decay", remedy=fix)
+        if node["_target_"] == "torch.optim.SGD" and node.get("nesterov") and not node.get("momentum"):
+            fix = Remedy(f"Use {key}.nesterov=false, or a momentum above 0.", add=[f"{key}.nesterov=false"])
+            raise UserError("Nesterov momentum needs a momentum, which is 0", key=f"{key}.nesterov", remedy=fix)
 
 
 def register(store: ConfigStore) -> None:

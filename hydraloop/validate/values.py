@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.engine.settings import seconds_of
 from hydraloop.errors import Remedy, UserError, use_one_of
 from hydraloop.option_checks import check_above, check_at_least
-from hydraloop.schemas.optimizer import nodes
 
 STRATEGIES = ("auto", "ddp", "fsdp2")
 AT_LEAST = {
@@ -73,11 +72,6 @@ def check_values(cfg: DictConfig) -> None:
     if not str(cfg.experiment_name).strip():
         remedy = Remedy("Give it a name: experiment_name=digits", add=["experiment_name=digits"])
         raise UserError("an experiment without a name cannot be found again", key="experiment_name", remedy=remedy)
-    for name, node in nodes(cfg.optimizer).items():
-        if node.get("_target_") == "torch.optim.SGD" and node.get("nesterov") and not node.get("momentum"):
-            key = ".".join(filter(None, ("optimizer", name, "nesterov")))
-            remedy = Remedy(f"Use {key}=false, or a momentum above 0.", add=[f"{key}=false"])
-            raise UserError("Nesterov momentum needs a momentum, which is 0", key=key, remedy=remedy)
     if cfg.resume is not None and cfg.load_from is not None:
         remedy = Remedy("Leave one of the two out.", leave_out=["load_from"])
         raise UserError("resume takes the weights of the run that it continues", key="load_from", remedy=remedy)

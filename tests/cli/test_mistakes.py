@@ -370,9 +370,9 @@ NEW_ENTRIES: dict[str, tuple[str, str]] = {
         "task.loss.reduction",
         "task.loss=null +task.loss={_target_:torch.nn.L1Loss,reduction:sum}",
     ),
-    "optimizer={_target_:torch.optim.SGD,nesterov:true}": (
-        "optimizer.nesterov",
-        "~optimizer +optimizer={_target_:torch.optim.SGD,nesterov:true}",
+    "optimizer={_target_:torch.optim.SGD,momentum:0.9}": (
+        "optimizer.momentum",
+        "~optimizer +optimizer={_target_:torch.optim.SGD,momentum:0.9}",
     ),
 }
 
