@@ -138,10 +138,6 @@ class TrainStreamLoader(StreamLoader):
         self._running: Iterator[WorkerBatch] | None = None
         self._reported = rank != 0  # whether the end of the stream is
 
-    def samples_at(self, batch_idx: int) -> tuple[int, int]:
-        """Return the samples of any batch, as (on this rank, on all ranks): all batches are full."""
-        return self.batch_size, self.batch_size * self._world_size
-
     def begin(self, first: int, iteration: int) -> Iterator[Any]:
         """Yield the batches of the epoch from index `first` on; see `TrainLoader`."""
         self._consume(iteration)

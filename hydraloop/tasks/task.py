@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.records.messages import check_scalar_name, plain, scalars_of
-from hydraloop.engine.steps.loss_errors import check_pair, no_loss_error
+from hydraloop.engine.steps.loss_errors import check_form, no_loss_error
 from hydraloop.engine.steps.loss_weighting import SumAndCount, mean_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.labels import labels_error
@@ -218,6 +218,7 @@ class Task(nn.Module):
         Raises:
             UserError: the result has no loss, or there are metrics and it has no `outputs` and `targets`.
         """
+        samples = self.num_samples(batch)
         training, self.training = self.training, False  # also if a caller has not called eval()
         try:
             result = self.forward(batch)
@@ -227,10 +228,9 @@ class Task(nn.Module):
             loss = result[LOSS]
         except (KeyError, TypeError, IndexError):
             raise no_loss_error(self, result) from None
-        if not isinstance(loss, Tensor):
-            check_pair(self, loss)
+        check_form(self, loss)
         self.logged.update({**dict(scalars_of(result)), **self.logged})
-        self._count(loss, self.num_samples(batch), result)
+        self._count(loss, samples, result)
         return {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
 
     def predict(self, batch: Any) -> Any:
@@ -254,7 +254,11 @@ class Task(nn.Module):
         """Add a batch of `samples` with its mean loss to the metrics, for a custom `evaluate`. No host sync.
 
         A batch without samples, whose mean loss is NaN, is ignored.
+
+        Raises:
+            UserError: the loss is not a scalar tensor.
         """
+        check_form(self, loss)
         self._count(loss, samples, {OUTPUTS: outputs, TARGETS: targets})
 
     def _count(self, loss: Tensor | SumAndCount, samples: int, result: Mapping[str, Any]) -> None:

@@ -180,8 +180,14 @@ def samples_in(batch: Any, task: str) -> int:
         task: the class of the task, for the error.
 
     Raises:
-        UserError: there is no such tensor.
+        UserError: there is no such tensor, or nothing in the batch.
     """
+    if all(leaf is None for leaf in leaves_of(batch)):
+        raise UserError(
+            f"a batch is empty ({contents(batch)}), so it has no samples",
+            key="data.loader.collate_fn",
+            remedy="Let it return at least one sample, or leave such samples out of the data set.",
+        )
     for leaf in leaves_of(batch):
         if isinstance(leaf, Tensor) and leaf.ndim:
             return leaf.shape[0]

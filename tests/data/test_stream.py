@@ -98,7 +98,6 @@ def test_an_epoch_continues_where_the_last_one_ended_and_all_batches_are_full() 
     order = [0, 1, 2, 3, 4, 100, 101, 200, 201, 202]
     assert list(chain(*numbers)) == order + order
     assert all(len(batch) == 4 for batch in numbers)
-    assert loader.samples_at(3) == (4, 4)
 
 
 def test_the_global_generators_are_neither_read_nor_changed() -> None:

@@ -155,7 +155,7 @@ class NoOutputs(Task):
     ("answer", "problem"),
     [
         (None, r"returned no outputs and no targets in eval mode, which the metrics \(mae\) need"),
-        ({"loss": torch.zeros(3)}, r"the task's loss is a tensor of shape \[3\], not one number"),
+        ({"loss": torch.zeros(3)}, r"the loss of NoOutputs is a tensor of shape \[3\], not one number"),
         ({"loss": torch.zeros(()), "iteration": 3}, "every record already has an entry 'iteration'"),
         (torch.zeros(()), "NoOutputs.forward returned a Tensor, without a 'loss'"),
         ({"los": 1}, r"NoOutputs.forward returned a dict with \['los'\], without a 'loss'"),

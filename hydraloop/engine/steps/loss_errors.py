@@ -27,9 +27,7 @@ def check_loss(task: Any, loss: Any, step: str = "") -> None:
         loss: a scalar tensor, or a pair of the sum of the losses and their number.
         step: of the task, if it has steps.
     """
-    total = loss
-    if not isinstance(loss, Tensor):
-        total = check_pair(task, loss)
+    total = check_form(task, loss, step)
     if total.requires_grad:
         return
     of_step = f" in the step {step!r}" if step else ""
@@ -48,8 +46,26 @@ def check_loss(task: Any, loss: Any, step: str = "") -> None:
     )
 
 
-def check_pair(task: Any, loss: Any) -> Tensor:
-    """Refuse a loss that is neither a tensor nor a pair of a sum and a number; return the sum. No host sync."""
+def check_form(task: Any, loss: Any, step: str = "") -> Tensor:
+    """Refuse a loss that is not a real scalar tensor or a pair (sum, count); return the tensor. No host sync.
+
+    Args: as in `check_loss`.
+    """
+    total = loss if isinstance(loss, Tensor) else _sum_of(task, loss)
+    if total.numel() != 1 or total.is_complex():
+        of_step = f" in the step {step!r}" if step else ""
+        which = "the sum in the loss" if total is not loss else "the loss"
+        got = "complex" if total.is_complex() else f"a tensor of shape {list(total.shape)}, not one number"
+        raise UserError(
+            f"{which} of {type(task).__name__}{of_step} is {got}",
+            key="task",
+            remedy="Return one real number: the mean over the samples, loss.mean().",
+        )
+    return total
+
+
+def _sum_of(task: Any, loss: Any) -> Tensor:
+    """Return the first entry of a pair."""
     if not isinstance(loss, tuple | list) or len(loss) != 2 or not isinstance(loss[0], Tensor):
         is_pair = isinstance(loss, tuple | list)
         got = "not a pair (sum, count) with a tensor" if is_pair else f"a {type(loss).__name__}, not a tensor"
@@ -68,6 +84,16 @@ def check_pair(task: Any, loss: Any) -> Tensor:
             remedy='Return {"loss": (sum, count)}, or the loss alone: {"loss": loss}.',
         )
     return total
+
+
+def two_forms_error(step: str) -> UserError:
+    """Return the error of a task whose losses, which are weighted together, have two forms."""
+    of_step = f" in the step {step!r}" if step else ""
+    return UserError(
+        f"the loss{of_step} is a mean in some batches and a pair (sum, count) in others",
+        key="task",
+        remedy='Return {"loss": (sum, count)} for all batches, on all ranks.',
+    )
 
 
 def empty_batch_error(batch_idx: int) -> UserError:

@@ -23,6 +23,7 @@ from torch import Tensor, optim
 from hydraloop.engine.device.batch_transfer import copies_without_blocking
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.fsdp import local
+from hydraloop.engine.steps.loss_errors import two_forms_error
 
 SamplesAt = Callable[[int], tuple[int, int]]
 """From a batch's index in the epoch to (its samples on this rank, its samples on all ranks)."""
@@ -61,15 +62,15 @@ class LossWeighting:
         length: iterations in a full window, 1 or more.
         ranks: the ranks.
         device: of the run, on which numbers of terms are summed.
-        samples_at: of the train loader, if it has one.
     """
 
-    def __init__(
-        self, length: int, ranks: Distributed, device: torch.device, samples_at: SamplesAt | None = None
-    ) -> None:
-        self._length, self._ranks, self._device, self._samples_at = length, ranks, device, samples_at
+    def __init__(self, length: int, ranks: Distributed, device: torch.device) -> None:
+        self._length, self._ranks, self._device = length, ranks, device
+        self.samples_at: SamplesAt | None = None
+        """Of the train loader, if it has one."""
         self.sizes_are_exact = False
         """Whether each batch has the samples that `samples_at` returns. The same on all ranks."""
+        self._pairs: dict[str, bool] = {}  # by step, whether its loss is a pair; the same on all ranks
         self.samples = 0
         """Samples of this rank in the current batch; 0 for a filler batch."""
         self.samples_of_all = 0
@@ -87,8 +88,8 @@ class LossWeighting:
             indices: of its batches in the epoch.
         """
         self._divisor, self._terms = 0.0, None
-        if self.sizes_are_exact and self._samples_at is not None:
-            self._divisor = float(sum(self._samples_at(index)[1] for index in indices))
+        if self.sizes_are_exact and self.samples_at is not None:
+            self._divisor = float(sum(self.samples_at(index)[1] for index in indices))
 
     def begin_batch(self, batch_idx: int, samples: int) -> None:
         """Count a batch of this rank before its forward.
@@ -98,21 +99,33 @@ class LossWeighting:
             samples: of this rank, in the batch.
         """
         self.samples, self.samples_of_all = samples, samples * self._ranks.world_size
-        if self._samples_at is not None:
-            drawn, self.samples_of_all = self._samples_at(batch_idx)
+        if self.samples_at is not None:
+            drawn, self.samples_of_all = self.samples_at(batch_idx)
             if self.sizes_are_exact or drawn == 0:  # a filler has samples of other ranks
                 self.samples = drawn
             elif self._ranks.world_size == 1:
                 self.samples_of_all = samples
 
-    def weigh(self, loss: Tensor | SumAndCount) -> Tensor:
+    def weigh(self, loss: Tensor | SumAndCount, step: str) -> Tensor:
         """Return the loss to backpropagate.
 
-        No host sync, except for a count on the device, in the very first iteration.
+        No host sync, except for a count on the device, in the very first iteration. In it, the ranks compare the forms
+        of their losses.
 
         Args:
             loss: the mean over the samples of the batch, or the sum over its terms and their number.
+            step: of the task, if it has steps.
+
+        Raises:
+            UserError: the loss of the step is a mean in some batches, and a pair in others; on all ranks if they differ
+                in the first iteration.
         """
+        is_pair = not isinstance(loss, Tensor)
+        if self._pairs.get(step) is not is_pair:
+            seen = self._ranks.gather(is_pair) if step not in self._pairs else [False, True]
+            if len(set(seen)) > 1:
+                raise two_forms_error(step)
+            self._pairs[step] = is_pair
         ranks = self._ranks.world_size
         if isinstance(loss, Tensor):
             if not self._divisor or self._terms is not None:

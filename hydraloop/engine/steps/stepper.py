@@ -41,7 +41,7 @@ class Stepper:
         self._forward = self._precision.forward(self._ranks.wrap(self._task) if self._is_wrapped else self._task)
         self._weighting: LossWeighting | None = None
         if self.accumulate > 1 or self._ranks.world_size > 1:
-            self._weighting = LossWeighting(self.accumulate, self._ranks, run.device, share_of(batches.loaders.train))
+            self._weighting = LossWeighting(self.accumulate, self._ranks, run.device)
         self._closure: Closure | None = None if run.trained_by is None else closure_of(run)
         self._all = cast("optim.Optimizer", run.trained_by)  # None if the engine only evaluates, and never steps
         self.optimizer = self._all
@@ -69,6 +69,7 @@ class Stepper:
     def start(self) -> None:
         """Begin to train, on every rank: forget the gradients and the open window of an earlier use."""
         if self._weighting is not None:
+            self._weighting.samples_at = share_of(self._batches.loaders.train)
             exact = has_exact_sizes(self._batches.loaders.train) and not self._hooks_may_change_batches
             exact = exact and not getattr(self._task, "counts_its_own_samples", True)
             self._weighting.sizes_are_exact = all(self._ranks.gather(exact))
@@ -146,7 +147,7 @@ class Stepper:
         if weighting is None:
             self._precision.backward(mean)
         else:
-            weighted = weighting.weigh(loss)
+            weighted = weighting.weigh(loss, step)
             if closes:
                 weighting.close_window()
             self._precision.backward(weighted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, RuntimeInfoHook
 from hydraloop.tasks import Task
@@ -263,6 +265,8 @@ class Odd(Task):
             "detached": loss.detach(),
             "integer": loss.detach().long(),
             "a float": 0.5,
+            "a vector": loss.repeat(3),
+            "complex": loss * (1 + 0j),
             "no count": (loss, torch.zeros(3)),
             "three": (loss, 1, 2),
         }[self.kind]
@@ -274,6 +278,8 @@ class Odd(Task):
         ("detached", "the loss of Odd does not depend on the parameters of the optimizer"),
         ("integer", "the loss of Odd is torch.int64, which has no gradient"),
         ("a float", "the loss of Odd is a float, not a tensor"),
+        ("a vector", r"the loss of Odd is a tensor of shape \[3\], not one number"),
+        ("complex", "the loss of Odd is complex"),
         (
             "no count",
             r"the loss of Odd is a pair whose second entry is a tensor of shape \[3\], not a number",
@@ -290,6 +296,100 @@ def test_a_loss_that_cannot_be_trained_on_is_one_message(
     with pytest.raises(UserError, match=problem) as caught:
         make_engine(tmp_path, task=task, accumulate=accumulate).train()
     assert caught.value.key == "task"
+
+
+class OddInEvaluation(Odd):
+    """Returns such a loss in evaluation only."""
+
+    def odd(self, loss: Tensor) -> Any:
+        return loss if self.training else super().odd(loss)
+
+
+class Counts(Task):
+    """Counts a batch of its evaluation itself, with a loss that is a number."""
+
+    def evaluate(self, batch: Batch) -> dict[str, Any]:
+        found = self(batch)
+        loss: Any = float(found["loss"])
+        self.update_metrics(loss, found["outputs"], found["targets"], len(batch[0]))
+        return {**found}
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "problem"),
+    [
+        (OddInEvaluation, "complex", "the loss of OddInEvaluation is complex"),
+        (Counts, "", "the loss of Counts is a float, not a tensor"),
+    ],
+)
+def test_a_loss_that_cannot_be_averaged_in_evaluation_is_one_message(
+    task: type[Task], kind: str, problem: str, tmp_path: Path
+) -> None:
+    made: Any = task(tiny_task().model, nn.MSELoss())
+    made.kind = kind
+    with pytest.raises(UserError, match=problem) as caught:
+        make_engine(tmp_path, task=made, val=batches(2)).train()
+    assert caught.value.key == "task"
+
+
+@pytest.mark.parametrize("empty", [None, [], {}])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_batch_that_is_nothing_is_one_message(split: str, empty: Any, tmp_path: Path) -> None:
+    loader: Any = build_loader(Samples(), shuffle=False, batch_size=6, collate_fn=lambda samples: empty)
+    with pytest.raises(UserError, match="a batch is empty") as caught:
+        make_engine(tmp_path, **{split: loader}).train()
+    assert caught.value.key == "data.loader.collate_fn"
+
+
+class Mixed(Task):
+    """Returns a mean in some batches, and a sum and a number in others."""
+
+    def __init__(self, is_pair: Callable[[int], bool]) -> None:
+        super().__init__(tiny_task().model)
+        self.is_pair, self.batches = is_pair, 0
+
+    def forward(self, batch: Batch) -> dict[str, Any]:
+        inputs, targets = batch
+        self.batches += 1
+        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        return {"loss": (loss * len(inputs), len(inputs)) if self.is_pair(self.batches) else loss}
+
+
+def mixed_on_rank(distributed: Distributed, run_dir: str) -> str:
+    """Train a task that returns a pair on rank 1 only."""
+    train: Any = build_loader(Samples(), shuffle=False, batch_size=3, rank=distributed.rank, world_size=2)
+    hooks: dict[str, Hook] = {"sampler_seed": DistSamplerSeedHook()}
+    task = Mixed(lambda batch: distributed.rank == 1)
+    engine = make_engine(Path(run_dir), hooks, train=train, task=task, distributed=distributed)
+    with pytest.raises(UserError) as caught:
+        engine.train()
+    return str(caught.value)
+
+
+def test_ranks_whose_losses_have_two_forms_get_one_message(tmp_path: Path) -> None:
+    one, other = on_ranks(2, mixed_on_rank, str(tmp_path))
+    assert one == other
+    assert one.startswith("task: the loss is a mean in some batches and a pair (sum, count) in others")
+
+
+def test_batches_whose_losses_have_two_forms_are_one_message(tmp_path: Path) -> None:
+    task = Mixed(lambda batch: batch == 2)
+    with pytest.raises(UserError, match=r"a mean in some batches and a pair \(sum, count\) in others"):
+        make_engine(tmp_path, train=batches(3), task=task, accumulate=3).train()
+
+
+def test_another_loader_has_its_own_sizes(tmp_path: Path) -> None:
+    """After `batches.use`, the weights of the batches are those of the new loader."""
+
+    def trained(first: int, second: int) -> list[Tensor]:
+        loaders: list[Any] = [build_loader(Samples(), shuffle=False, batch_size=size) for size in (first, second)]
+        engine = make_engine(tmp_path / f"{first}-{second}", train=loaders[0], accumulate=3, max_epochs=1, lr=0.1)
+        engine.batches.use(Loaders(loaders[1]))
+        engine.train()
+        return [parameter.detach() for parameter in engine.model.parameters()]
+
+    for one, other in zip(trained(7, 8), trained(8, 8), strict=True):
+        assert torch.equal(one, other)
 
 
 class Twos(Task):
