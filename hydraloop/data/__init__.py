@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hydraloop.data.collate import Tokenize
 from hydraloop.data.in_memory import InMemoryDataset
 from hydraloop.data.map_style_loader import GlobalBatchLoader, build_loader
 from hydraloop.data.sampler import EpochSampler
 
-__all__ = ["EpochSampler", "GlobalBatchLoader", "InMemoryDataset", "Tokenize", "build_loader"]
+__all__ = ["EpochSampler", "GlobalBatchLoader", "InMemoryDataset", "build_loader"]

@@ -26,20 +26,6 @@ class MeanAbsoluteErrorConf:
 
 
 @dataclass
-class RootMeanSquaredErrorConf:
-    """Root of the mean squared error, in the targets' unit."""
-
-    _target_: str = "hydraloop.tasks.RootMeanSquaredError"
-
-
-@dataclass
-class R2ScoreConf:
-    """Share of the targets' variance that is explained."""
-
-    _target_: str = "hydraloop.tasks.R2Score"
-
-
-@dataclass
 class BitsPerByteConf:
     """Mean loss of a language model in bits."""
 
@@ -77,15 +63,9 @@ class RegressionConf:
     model: Any = MISSING
     """Returns outputs with the targets' shape and unit; the group `model`."""
     loss: Any = field(default_factory=lambda: {"_target_": "torch.nn.MSELoss"})  # as above
-    """Called with (outputs, targets); the mean over the batch. Least squares, as R2 and RMSE assume. Null if a custom
-    task computes its loss."""
-    metrics: Dict[str, Any] = field(
-        default_factory=lambda: {
-            "mae": MeanAbsoluteErrorConf(),
-            "rmse": RootMeanSquaredErrorConf(),
-            "r2": R2ScoreConf(),
-        }
-    )
+    """Called with (outputs, targets); the mean over the batch. Least squares is the usual loss. Null if a custom task
+    computes its loss."""
+    metrics: Dict[str, Any] = field(default_factory=lambda: {"mae": MeanAbsoluteErrorConf()})
     """Metrics by name; `save_best=auto` uses the first. Null removes a metric. Metrics of torchmetrics work too."""
 
 

@@ -10,8 +10,6 @@ from hydraloop.tasks.metrics import (
     BitsPerByte,
     MeanAbsoluteError,
     Metric,
-    R2Score,
-    RootMeanSquaredError,
     SumMetric,
     TokenAccuracy,
 )
@@ -29,9 +27,7 @@ __all__ = [
     "MeanAbsoluteError",
     "Metric",
     "MultiLabel",
-    "R2Score",
     "Regression",
-    "RootMeanSquaredError",
     "Segmentation",
     "SumMetric",
     "Task",

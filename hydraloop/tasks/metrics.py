@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -92,7 +92,8 @@ class _Mean(SumMetric):
 class Accuracy(_Mean):
     """The fraction of classes that are among the `top_k` highest outputs, 0..1 (micro average).
 
-    Every element of the targets counts once: each sample, or each pixel of a segmentation.
+    Every element of the targets counts once, each sample or each pixel of a segmentation, except those of
+    `ignore_index`.
 
     Args:
         top_k: at least 1.
@@ -102,6 +103,8 @@ class Accuracy(_Mean):
     """
 
     higher_is_better = True
+    ignore_index = IGNORED
+    """The class that does not count; a `Segmentation` sets its own."""
 
     def __init__(self, top_k: int = 1) -> None:
         if top_k < 1:
@@ -116,8 +119,9 @@ class Accuracy(_Mean):
         else:
             best = preds.topk(min(self.top_k, preds.shape[1]), dim=1).indices
         _check_shapes(best[:, 0], target)
-        self.sums[0] += (best == target.unsqueeze(1)).sum()
-        self.sums[1] += target.numel()
+        counts = target != self.ignore_index
+        self.sums[0] += ((best == target.unsqueeze(1)).any(1) & counts).sum()
+        self.sums[1] += counts.sum()
 
 
 class BitsPerByte(_Mean):
@@ -154,52 +158,12 @@ class MeanAbsoluteError(_Mean):
     """The mean of |output - target| over all values, in the unit of the targets."""
 
     higher_is_better = False
-    _power: ClassVar[int] = 1
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: outputs and targets of the same shape `[N, ...]`."""
         _check_shapes(preds, target)
-        errors = (preds - target).to(self.sums.dtype).abs()
-        self.sums[0] += errors.pow(self._power).sum()
-        self.sums[1] += errors.numel()
-
-
-class RootMeanSquaredError(MeanAbsoluteError):
-    """The root of the mean of (output - target)^2 over all values, in the unit of the targets."""
-
-    _power = 2
-
-    def value(self, sums: Tensor) -> Tensor:
-        """Return the root of the mean square."""
-        return super().value(sums).sqrt()
-
-
-class R2Score(SumMetric):
-    """The coefficient of determination of one output: 1 is perfect, 0 is as good as the mean of the targets.
-
-    NaN if all targets are equal.
-    """
-
-    higher_is_better = True
-
-    def __init__(self) -> None:
-        super().__init__(4)
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: outputs and targets of the same shape, `[N]` or `[N, 1]`."""
-        _check_shapes(preds, target)
-        if target.ndim > 1 and target[0].numel() != 1:
-            raise ValueError(f"R2Score is of one output, but the targets are {list(target.shape)}")
-        target = target.to(self.sums.dtype)
-        squares = (preds.to(self.sums.dtype) - target).square().sum()
-        count = target.new_full((), target.numel())
-        self.sums += torch.stack([squares, target.square().sum(), target.sum(), count])
-
-    def value(self, sums: Tensor) -> Tensor:
-        """Return 1 - residual sum of squares / total sum of squares."""
-        residual, squares, total, count = sums.unbind()
-        around_mean = squares - total.square() / count
-        return torch.where(around_mean > 0, 1 - residual / around_mean, torch.nan)
+        self.sums[0] += (preds - target).to(self.sums.dtype).abs().sum()
+        self.sums[1] += target.numel()
 
 
 def _check_shapes(preds: Tensor, target: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.errors import UserError
-from hydraloop.tasks.metrics import Metric
+from hydraloop.tasks.metrics import Accuracy, Metric
 from hydraloop.tasks.task import LOSS, OUTPUTS, TARGETS, Task
 from hydraloop.tasks.values import shown
 
@@ -26,8 +26,8 @@ class Segmentation(Task):
         num_classes: C.
         loss: function of (logits `[N, C, H, W]` in float32, classes int64 `[N, H, W]`) that returns the mean over the
             pixels that are not ignored. None: the cross entropy.
-        metrics: as in `Task`. They are updated with the logits and the classes, and have an `ignore_index` of their
-            own.
+        metrics: as in `Task`. They are updated with the logits and the classes. `Accuracy` gets the `ignore_index`
+            of the task; other metrics have one of their own.
         ignore_index: the class of pixels that do not count.
     """
 
@@ -41,6 +41,9 @@ class Segmentation(Task):
     ) -> None:
         super().__init__(model, nn.CrossEntropyLoss(ignore_index=ignore_index) if loss is None else loss, metrics)
         self.num_classes, self.ignore_index = num_classes, ignore_index
+        for metric in self.metrics.values():
+            if isinstance(metric, Accuracy):
+                metric.ignore_index = ignore_index
 
     def forward(self, batch: Any) -> dict[str, Any]:
         """Return `{"loss": (sum of the losses, number of pixels)}`, both scalar tensors. No host sync.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydraloop.tasks import Accuracy, MeanAbsoluteError, R2Score, RootMeanSquaredError, SumMetric
+from hydraloop.tasks import Accuracy, MeanAbsoluteError, SumMetric
 from hydraloop.tasks.metrics import TokenAccuracy
 
 LOGITS = torch.tensor([[3.0, 2.0, 1.0], [0.0, 1.0, 2.0], [5.0, 4.0, 0.0], [0.0, 9.0, 1.0]])
@@ -45,9 +45,10 @@ def test_accuracy_of_dense_outputs_counts_their_elements(top_k: int) -> None:
         (Accuracy(), torch.zeros(3, 2), torch.zeros(3, 1)),
         (Accuracy(2), torch.zeros(3, 3), torch.zeros(3, 3)),
         (TokenAccuracy(), torch.zeros(3, 3, 5), torch.zeros(3)),
+        (MeanAbsoluteError(), torch.zeros(3), torch.zeros(3, 1)),
     ],
 )
-def test_classes_that_would_broadcast_are_refused(metric: SumMetric, preds: Tensor, target: Tensor) -> None:
+def test_shapes_that_would_broadcast_are_refused(metric: SumMetric, preds: Tensor, target: Tensor) -> None:
     with pytest.raises(ValueError, match="differ in shape"):
         metric.update(preds, target)
 
@@ -74,18 +75,16 @@ def test_against_torchmetrics() -> None:
     ]
     pairs += [
         (MeanAbsoluteError(), torchmetrics.MeanAbsoluteError(), guesses, values),
-        (RootMeanSquaredError(), torchmetrics.MeanSquaredError(squared=False), guesses, values),
-        (R2Score(), torchmetrics.R2Score(), guesses, values),
     ]
     for own, theirs, preds, target in pairs:
-        assert own.higher_is_better == theirs.higher_is_better or isinstance(theirs, torchmetrics.MeanSquaredError)  # type: ignore[attr-defined]
+        assert own.higher_is_better == theirs.higher_is_better  # type: ignore[attr-defined]
         for chunk in (slice(0, 20), slice(20, 50)):
             own.update(preds[chunk], target[chunk])
             theirs.update(preds[chunk], target[chunk])  # type: ignore[attr-defined]
         assert own.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-5), own  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError(), RootMeanSquaredError(), R2Score()])
+@pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError()])
 def test_the_value_is_the_same_for_sums_and_means_over_ranks(metric: SumMetric) -> None:
     if isinstance(metric, Accuracy):
         metric.update(LOGITS, CLASSES)
@@ -94,30 +93,9 @@ def test_the_value_is_the_same_for_sums_and_means_over_ranks(metric: SumMetric) 
     assert metric.value(metric.sums * 4).item() == pytest.approx(metric.value(metric.sums).item())
 
 
-@pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError(), RootMeanSquaredError(), R2Score()])
+@pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError()])
 def test_the_value_without_samples_is_nan(metric: SumMetric) -> None:
     assert math.isnan(metric.compute().item())
-
-
-@pytest.mark.parametrize("metric", [MeanAbsoluteError(), RootMeanSquaredError(), R2Score()])
-def test_shapes_that_would_broadcast_are_refused(metric: SumMetric) -> None:
-    with pytest.raises(ValueError, match="differ in shape"):
-        metric.update(torch.zeros(3), torch.zeros(3, 1))
-
-
-def test_r2_is_of_one_output_and_needs_targets_that_vary() -> None:
-    metric = R2Score()
-    with pytest.raises(ValueError, match="one output"):
-        metric.update(torch.zeros(3, 2), torch.zeros(3, 2))
-    metric.update(torch.zeros(3), torch.full((3,), 7.0))
-    assert math.isnan(metric.compute().item())
-
-
-def test_r2_is_exact_for_targets_far_from_zero() -> None:
-    target = torch.tensor([10000.0, 10001.0, 10002.0, 10003.0])
-    metric = R2Score()
-    metric.update(target + 0.5, target)
-    assert metric.compute().item() == pytest.approx(1 - 1.0 / 5.0, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
-from hydraloop.tasks import Segmentation, Task
+from hydraloop.tasks import Accuracy, Segmentation, Task
 from hydraloop.tasks.building import build_task
 from tests.helpers import EngineWithNeededHooks, HostSyncs
 from tests.ranks import on_ranks
@@ -141,3 +141,13 @@ def test_a_model_without_the_option_num_classes_is_told_the_key() -> None:
     with pytest.raises(UserError, match=r"does not resolve(.|\n)*task\.num_classes=…") as caught:
         config()
     assert caught.value.key == "task.num_classes"
+
+
+@pytest.mark.parametrize("ignored", [255, 0])
+def test_accuracy_does_not_count_ignored_pixels(ignored: int) -> None:
+    masks = torch.full((1, 2, 4), 1)
+    masks[:, 1] = ignored
+    logits = functional.one_hot(torch.ones_like(masks), CLASSES).movedim(-1, 1).float()
+    task = Segmentation(nn.Identity(), CLASSES, metrics={"accuracy": Accuracy()}, ignore_index=ignored).eval()
+    task.evaluate((logits, masks))
+    assert task.compute_metrics()["accuracy"] == 1.0

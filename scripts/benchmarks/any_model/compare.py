@@ -3,10 +3,10 @@
     python scripts/benchmarks/any_model/compare.py [bert vit stream lora freeze task] [options of all runs]
     python scripts/benchmarks/any_model/compare.py bert stream distributed.nproc_per_node=2 engine.accumulate=3
 
-Each case is a config in this folder. Only `task` also uses `reconstruction.py`. It is a project in a temporary folder,
-which is trained without interruption. Then it is trained again, killed in two places and resumed each time. The model,
-the state of the optimizer and the averaged weights at the end are compared bit by bit. Models have random weights and
-are small.
+Each case is a config in this folder. `task` also uses `reconstruction.py`, and texts `tokenizing.py`. A case is a
+project in a temporary folder, which is trained without interruption. Then it is trained again, killed in two places and
+resumed each time. The model, the state of the optimizer and the averaged weights at the end are compared bit by bit.
+Models have random weights and are small.
 
 timm is found in .venv/vision, where scripts/example_packages.sh installs it.
 """
@@ -53,7 +53,8 @@ def write(case: str, folder: Path) -> None:
     """Write the files of a project, its data and the hook that kills it."""
     (folder / "conf").mkdir()
     shutil.copy(HERE / f"{case}.yaml", folder / "conf" / "config.yaml")
-    shutil.copy(HERE / "reconstruction.py", folder)
+    for name in ("reconstruction.py", "tokenizing.py"):
+        shutil.copy(HERE / name, folder)
     (folder / "train.py").write_text(TRAIN)
     (folder / "dying.py").write_text(DYING)
     draw = random.Random(0)
