@@ -98,7 +98,7 @@ class Replay(RankCommand):
     def _set_options(self, overrides: Sequence[str]) -> None:
         """Set the options that a replay determines."""
         cfg, typed = self.cfg, list(typed_keys(overrides))
-        cfg.resume = cfg.engine.max_time = cfg.engine.requeue_after = cfg.engine.pause_after = None
+        cfg.resume = cfg.engine.max_time = cfg.engine.pause_after = None
         cfg.engine.test = False
         cfg.engine.allow_nan = True  # the iteration may be the one at which the run has failed
         if self._start is not None:

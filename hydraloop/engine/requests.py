@@ -53,7 +53,7 @@ class Requests:
     """The requests of hooks, signals and clocks: a stop, a preemption, checkpoints. All ranks act together.
 
     Args:
-        settings: `max_time` and `requeue_after`.
+        settings: `max_time`.
         ranks: all ranks, which agree.
         calls: the hooks whose `on_error` applies to writing a checkpoint.
         progress: of the run.
@@ -84,7 +84,7 @@ class Requests:
         self._interval, self._next_batch = 1, 0
         # The iteration or batch, in which mode, and the time of the last exchange.
         self._sent, self._sent_in, self._sent_at = 0, "", 0.0
-        self._requeue_at = self._deadline = math.inf
+        self._deadline = math.inf
         self.preempted_by: str | None = None
         """Why the run saves and ends, to be continued later; None if it does not, or ranks have not agreed."""
         self.preemptible = False
@@ -169,10 +169,8 @@ class Requests:
             self._settles = self._pending = True
 
     def start_clock(self) -> None:
-        """From now on, count `max_time` and `requeue_after`, and let signals preempt the run."""
-        now = perf_counter()
-        self._requeue_at = now + seconds_of(self._settings.requeue_after, "engine.requeue_after")
-        self._deadline = min(now + seconds_of(self._settings.max_time), self._requeue_at)
+        """From now on, count `max_time`, and let signals preempt the run."""
+        self._deadline = perf_counter() + seconds_of(self._settings.max_time)
         self.preemptible = True
 
     def ignore_signals(self) -> None:
@@ -180,20 +178,15 @@ class Requests:
         self.preemptible = False
 
     def check_clock(self) -> None:
-        """Ask for a stop after `max_time`, and for a preemption after `requeue_after`."""
+        """Ask for a stop after `max_time`."""
         if perf_counter() > self._deadline:
-            self._end_by_time()
-
-    def check_clock_in_evaluation(self) -> None:
-        """Between two batches, ask for a preemption after `requeue_after`."""
-        if perf_counter() > self._requeue_at:
-            self.preempt(self._settings.requeue)
+            self.stop(self._settings.out_of_time)
 
     def forget(self) -> None:
         """Forget the stop of an earlier use of the engine; called on every rank."""
         self._asked_to_stop = self._asked_to_preempt = self.stop_reason = self.preempted_by = None
         self._stops = self.preemptible = self._save_has_failed = self._settles = False
-        self._requeue_at = self._deadline = math.inf
+        self._deadline = math.inf
 
     def forget_preemption(self) -> None:
         """Let the run end as finished: nothing is left for a resumed run."""
@@ -215,8 +208,7 @@ class Requests:
 
     def act_in_epoch(self) -> None:
         """Inside an epoch, between windows: act on what is agreed; at each interval, send the flag."""
-        if perf_counter() > self._deadline:
-            self._end_by_time()
+        self.check_clock()
         iteration = self._progress.iteration
         if iteration >= self._next_exchange:
             self._exchange(iteration)
@@ -233,12 +225,6 @@ class Requests:
         if batch_idx >= self._next_batch:
             self._exchange(batch_idx)
             self._next_batch = batch_idx + self._interval
-
-    def _end_by_time(self) -> None:
-        if self._deadline == self._requeue_at:
-            self.preempt(self._settings.requeue)
-        else:
-            self.stop(self._settings.out_of_time)
 
     def _exchange(self, at: int) -> None:
         """Read the flag that was sent last, and agree if it is set; send the next one.

@@ -12,13 +12,13 @@ from typing import Any
 from hydraloop.errors import Remedy, UserError
 from hydraloop.run_files.result import PAUSE
 
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)")
+_CLOCK = re.compile(r"(\d+):([0-5]?\d):([0-5]?\d)")
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
-def seconds_of(given: Any, key: str = "engine.max_time") -> float:
-    """Return a time (`engine.max_time`) in seconds: `0:30:00`, `1-12:00:00` (days), `30min` or a number.
+def seconds_of(given: Any) -> float:
+    """Return a time (`engine.max_time`) in seconds: `0:30:00`, `30min` or a number.
 
     None is infinity.
 
@@ -32,16 +32,14 @@ def seconds_of(given: Any, key: str = "engine.max_time") -> float:
     if amount is not None:
         found: float = float(amount[1]) * _UNITS[amount[2]]
     elif clock is not None:
-        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        found = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        hours, minutes, seconds = map(int, clock.groups())
+        found = (hours * 60 + minutes) * 60 + seconds
     else:  # YAML reads 1:30:00 as 5400
         found = given if isinstance(given, int | float) and not isinstance(given, bool) else 0
     if not found > 0:
-        text = (
-            "Use hours, minutes and seconds (0:30:00), with days if needed (1-12:00:00), a number with s, min, h or d "
-        )
-        remedy = Remedy(f"{text}(30min), or seconds (1800).", (str(given), "0:30:00"))
-        raise UserError(f"{given!r} is not a time above 0", key=key, remedy=remedy)
+        text = "Use hours, minutes and seconds (0:30:00), a number with s, min, h or d (30min), or seconds (1800)."
+        remedy = Remedy(text, (str(given), "0:30:00"))
+        raise UserError(f"{given!r} is not a time above 0", key="engine.max_time", remedy=remedy)
     return found
 
 
@@ -61,7 +59,6 @@ class Settings:
     limit_val_batches: int | float | None = None
     limit_test_batches: int | float | None = None
     max_time: Any = None
-    requeue_after: Any = None
     pause_after: int | None = None
     allow_nan: bool = False
     device: str = "auto"
@@ -89,11 +86,6 @@ class Settings:
     def out_of_time(self) -> str:
         """The reason of a stop by `max_time`."""
         return f"engine.max_time={self.max_time}"
-
-    @property
-    def requeue(self) -> str:
-        """The reason of a preemption by `requeue_after`."""
-        return f"engine.requeue_after={self.requeue_after}"
 
     @property
     def pause(self) -> str:

@@ -18,7 +18,7 @@ ABSENT = "(absent)"
 _LONGEST = 80
 """Characters of a value that are shown."""
 _OF_A_START = ("resume", "resume_strict", "load_from", "secrets", "sweep", "detach")
-_ENDS_OF_A_START = ("engine.max_time", "engine.requeue_after", "engine.pause_after")
+_ENDS_OF_A_START = ("engine.max_time", "engine.pause_after")
 """Options that are about one start of a run, not about its training."""
 _OF_THIS_START = ("fused", "foreach", "capturable", "differentiable", "every", "closure")
 """Options of an optimizer that are not stored in checkpoints."""

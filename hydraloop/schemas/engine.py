@@ -41,12 +41,9 @@ class EngineConf:
     samples, without a test. A model that cannot learn them by heart has a mistake. Samplers have no effect. Null: train
     on all data."""
     max_time: Any = None
-    """Time after which training stops in order, with a checkpoint, the test and exit code 0: `0:30:00`, `1-12:00:00`
-    (with days), `30min`, or seconds. It adds no validation, so that a resumed run equals one that was not stopped.
+    """Time after which training stops in order, with a checkpoint, the test and exit code 0: `0:30:00`, `30min`, or
+    seconds. It adds no validation, so that a resumed run equals one that was not stopped.
     Counted from the start of training in each process, so leave time for these last steps. Null: no limit."""
-    requeue_after: Any = None
-    """Time after which the run saves and ends with exit code 75, so that a scheduler can start the same command line
-    again with `resume=auto`. Written and counted as `max_time`. No validation and no test follow. Null: never."""
     pause_after: Optional[int] = None
     """Number of validations after which the run saves and ends with exit code 75, to be continued with a higher number
     or null. Counted from the beginning of the run, by `val_interval` and `val_begin`, also over resumes. No effect at

@@ -58,8 +58,7 @@ def check_values(cfg: DictConfig) -> None:
                 key=f"engine.{name}",
                 remedy=Remedy(text, (str(limit), "null")),
             )
-    for name in ("max_time", "requeue_after"):
-        seconds_of(cfg.engine[name], f"engine.{name}")
+    seconds_of(cfg.engine.max_time)
     for name in cfg.secrets:
         if not _SECRET.fullmatch(str(name)):
             text = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."

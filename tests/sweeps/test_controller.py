@@ -221,16 +221,16 @@ def test_a_killed_job_is_retried(make: Make) -> None:
     assert "0 interrupted" in loop.watcher.lines  # type: ignore[attr-defined]
 
 
-SIGTERM, CLOCK = "preempted by SIGTERM", "preempted by engine.requeue_after=3:50:00"
+SIGTERM, OWN = "preempted by SIGTERM", "preempted by my_hook"
 
 
 @pytest.mark.parametrize(
     ("reason", "by_scheduler", "iterations", "attempts"),
     [
         (SIGTERM, True, (10, 20, 30), 4),
-        (CLOCK, False, (10, 20, 30), 4),
-        (CLOCK, False, (10, 10, 20), 4),  # one retry
-        (CLOCK, False, (10, 10, 5), 3),  # two retries
+        (OWN, False, (10, 20, 30), 4),
+        (OWN, False, (10, 10, 20), 4),  # one retry
+        (OWN, False, (10, 10, 5), 3),  # two retries
         (SIGTERM, False, (10, 20, 30), 2),
         ("killed by SIGKILL (out of memory?)", True, (10, 20, 30), 2),
     ],

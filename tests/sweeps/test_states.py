@@ -89,7 +89,7 @@ def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_job_that_pause_after_has_ended_is_paused(tmp_path: Path) -> None:
-    for reason, state in (("engine.pause_after=2", "paused"), ("engine.requeue_after=2", "interrupted")):
+    for reason, state in (("engine.pause_after=2", "paused"), ("SIGTERM", "interrupted")):
         replace(FINISHED, status="interrupted", reason=f"preempted by {reason}").write(tmp_path)
         ended = states.ended_from_result(RUNNING, tmp_path)
         assert ended is not None

@@ -31,7 +31,6 @@ ON_CPU = {"engine.device": "cpu", "precision": {"name": "fp32"}}
 _ALWAYS = {
     "resume": None,
     "engine.max_time": None,
-    "engine.requeue_after": None,
     "engine.pause_after": None,
     "engine.test": False,
     "engine.compile": False,

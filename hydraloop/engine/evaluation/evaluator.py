@@ -323,7 +323,6 @@ class Evaluator:
             # The iterator has no name: after an error, the traceback would keep it with its workers.
             for batch_idx, batch in enumerate(self._batches.on_device(loader, count=count)):
                 if preemptible:
-                    requests.check_clock_in_evaluation()
                     if samples_at is not None:  # all ranks have equally many batches
                         requests.exchange_in_evaluation(batch_idx)
                     if requests.preempted_by is not None:

@@ -24,7 +24,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings
-from hydraloop.errors import Terminated, UserError
+from hydraloop.errors import Terminated
 from hydraloop.hooks import CheckpointHook, EMAHook, TestTimeAugmentationHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import dataset, network
@@ -237,33 +237,6 @@ def test_a_run_is_not_preempted_if_its_end_cannot_be_written(
         engine.train()
     assert [result(tmp_path)[key] for key in ("error", "reason")] == ["interrupted by Ctrl-C (SIGINT)", None]
     assert f"{lost}.pth could not be written, and no later file was: the end of training is lost" in caplog.text
-
-
-def test_requeue_after_fails_if_nothing_is_saved(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path, {}, requeue_after=1e-9)
-    with pytest.raises(UserError, match="the run has no checkpoint hook: the end of training is lost"):
-        engine.train()
-    assert result(tmp_path)["status"] == "failed"
-
-
-@pytest.mark.parametrize(("max_time", "status"), [(None, "interrupted"), (100, "interrupted"), (3, "stopped")])
-def test_requeue_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_time: int | None, status: str) -> None:
-    clock = iter(range(1000))
-    engine = made(tmp_path, requeue_after=5, max_time=max_time)
-    monkeypatch.setattr(requests_module, "perf_counter", lambda: next(clock) if engine.progress.mode == "train" else 0)
-    found = engine.train()
-    assert found.status == status
-    assert found.reason == ("preempted by engine.requeue_after=5" if status == "interrupted" else "engine.max_time=3")
-    assert 0 < engine.progress.iteration < 7
-    assert engine.checkpoints.last_checkpoint is not None
-
-
-def test_requeue_after_leaves_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = made(tmp_path, requeue_after=5)
-    monkeypatch.setattr(requests_module, "perf_counter", lambda: 0 if engine.progress.mode == "train" else 6)
-    assert engine.train().status == "interrupted"
-    assert (engine.progress.iteration, engine.progress.last_validation, engine.metrics) == (7, 0, {})
-    assert torch.is_grad_enabled()
 
 
 # Several ranks. ------------------------------------------------------------------------------------------------------

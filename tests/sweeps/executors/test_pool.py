@@ -80,24 +80,27 @@ def test_two_jobs_at_a_time_with_two_ranks_each_and_one_that_fails(tmp_path: Pat
         assert (project.path / "all" / str(number) / "rank1.log").exists()
 
 
-SLOW = """
-import time
+PREEMPTING = """
 from hydraloop import Hook
 
-class Slow(Hook):
+class Preempting(Hook):
+    def __init__(self):
+        self.done = 0
+
     def after_train_iter(self, engine, batch_idx, batch, outputs):
-        time.sleep(0.1)
+        self.done += 1
+        if self.done == 10:
+            engine.requests.preempt("a test", agreed=True)
 """
 
 
 @pytest.mark.slow
-def test_a_job_continues_after_each_time_limit(tmp_path: Path) -> None:
+def test_a_job_continues_after_each_preemption(tmp_path: Path) -> None:
     """That is not a retry, of which none is allowed."""
     project = Project.make(tmp_path / "project")
-    project.write("my_project/slow.py", SLOW)
-    options = ["+hooks.slow._target_=my_project.slow.Slow", "engine.requeue_after=1", "hydra.sweep.dir=all"]
+    project.write("my_project/preempting.py", PREEMPTING)
+    options = ["+hooks.preempting._target_=my_project.preempting.Preempting", "hydra.sweep.dir=all"]
     done = project.train("-m", "experiment=spirals", "engine.max_iters=25", *options)
     assert done.code == 0, done.text
     state = SweepDirectory.load(project.path / "all").state(0)
-    assert (state.state, state.iterations) == ("finished", 25)
-    assert state.attempts > 2
+    assert (state.state, state.iterations, state.attempts) == ("finished", 25, 3)
