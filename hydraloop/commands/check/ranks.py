@@ -17,6 +17,7 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from hydraloop.commands.check.findings import Finding
 from hydraloop.commands.check.short_runs import ON_CPU, Project, Watch, digest
 from hydraloop.data.map_style_loader import GlobalBatchLoader
+from hydraloop.data.seeded_fetcher import BatchRequest
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
@@ -49,7 +50,8 @@ def ranks(project: Project, base: Engine, folder: Path) -> Finding:
     if not isinstance(loader, GlobalBatchLoader) or loader.batch_size is None or loader.samples_at(0)[1] < _RANKS:
         return Finding("not judged", "ranks do not share the samples of a global batch: a stream or a batch sampler")
     request = loader.order.request(0, 0)
-    if digest(loader.seeded.__getitems__(request)) != digest(loader.seeded.__getitems__(request._replace(number=1))):
+    other_draws = BatchRequest(request.indices, request.epoch, number=1)
+    if digest(loader.seeded.__getitems__(request)) != digest(loader.seeded.__getitems__(other_draws)):
         return Finding("not judged", "the data set or collate_fn draws random numbers, and ranks draw others")
     batch = {loader.keys["batch_size"]: max(1, loader.batch_size // _RANKS)}
     whole = {key: size * _RANKS for key, size in batch.items()}

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, Dataset, WeightedRandomSampler
 
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
@@ -70,8 +70,6 @@ def _schedules(optimizer: torch.optim.Optimizer, accumulate: int, *, by_epoch: b
 
 
 def _train_loader(data: Any, order: str) -> Any:
-    if order == "ready":
-        return DataLoader(TensorDataset(data.inputs, data.targets), shuffle=True, batch_size=BATCH)
     weighted = WeightedRandomSampler([1.0] * 10 + [3.0] * 16, SAMPLES)
     options: dict[str, Any] = {
         "shuffled": {},
@@ -193,7 +191,7 @@ def test_cut_inside_an_epoch(tmp_path: Path, accumulate: int) -> None:
     _compare(tmp_path, cuts, "iter_28.pth", accumulate=accumulate, save_by_epoch=False)
 
 
-@pytest.mark.parametrize("order", ["weighted", "batches", "ready", "drawing"])
+@pytest.mark.parametrize("order", ["weighted", "batches", "drawing"])
 def test_cut_with_another_order(tmp_path: Path, order: str) -> None:
     cuts = ["iter_3.pth", "iter_7.pth", "iter_20.pth"]
     _compare(tmp_path, cuts, "iter_28.pth", accumulate=3, save_by_epoch=False, order=order)
