@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -50,25 +48,18 @@ class CustomOrder:
         return [[*map(operator.index, item)] if self._batched else operator.index(item) for item in drawn]
 
 
-def create_sampler(sampler: Any, dataset: Any, rank: int, world_size: int, key: str) -> tuple[Any, bool]:
-    """Return the sampler of a data set, and whether it splits an epoch between the ranks itself.
-
-    A partial is called with the data set, and with `num_replicas` and `rank` if it takes them.
+def create_sampler(sampler: Any, dataset: Any, key: str) -> Any:
+    """Return the sampler of a data set; a partial is called with the data set.
 
     Raises:
-        UserError: the sampler has no length, or splits an epoch for another number of processes.
+        UserError: the sampler splits an epoch between processes, as the loader does.
     """
-    takes_ranks = False
     if isinstance(sampler, functools.partial):
-        takes_ranks = "num_replicas" in inspect.signature(sampler.func).parameters
-        sampler = sampler(dataset, num_replicas=world_size, rank=rank) if takes_ranks else sampler(dataset)
-    name, processes = type(sampler).__name__, getattr(sampler, "num_replicas", world_size)
-    if sampler is not None and not isinstance(sampler, Sized):
-        raise UserError(f"{name} has no length", key=key, remedy="Give it a method __len__.")
-    if processes != world_size:
+        sampler = sampler(dataset)
+    if any(hasattr(part, "num_replicas") for part in (sampler, getattr(sampler, "sampler", None))):
         raise UserError(
-            f"{name} splits an epoch for {processes} processes, and there are {world_size}",
+            f"{type(sampler).__name__} splits an epoch between processes, and the loader splits it again",
             key=key,
-            remedy="Set _partial_: true and leave num_replicas and rank out: they are then given to the class.",
+            remedy="Leave it out: by default, an epoch is shuffled by the seed, and each process has its part.",
         )
-    return sampler, takes_ranks or hasattr(sampler, "num_replicas")
+    return sampler

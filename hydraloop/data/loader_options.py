@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing.context
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -13,39 +12,10 @@ from hydraloop.engine.device.batch_transfer import has_streams
 from hydraloop.engine.interruption.worker_signals import QuietWorker
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate, instantiate_callable
-from hydraloop.schemas.data import LoaderConf, loader_options
+from hydraloop.schemas.data import loader_options
 
 _FUNCTIONS, _SAMPLERS = ("collate_fn", "worker_init_fn"), ("sampler", "batch_sampler")
 _OF_WORKERS = ("prefetch_factor", "timeout", "multiprocessing_context")
-
-
-class LoaderOptions(TypedDict, total=False):
-    """The options of `build_loader`. `LoaderConf` describes them and has their defaults.
-
-    `sampler` and `batch_sampler` yield what is in an epoch of all ranks; or of this rank, if they have `num_replicas`.
-    A `functools.partial` is called with the data set. Draws are seeded, see `CustomOrder`.
-    """
-
-    batch_size: int
-    num_workers: int
-    pin_memory: bool | Literal["auto"]
-    drop_last: bool
-    persistent_workers: bool
-    prefetch_factor: int | None
-    timeout: float
-    collate_fn: Callable[[Any], Any] | None
-    sampler: Any
-    batch_sampler: Any
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: str | multiprocessing.context.BaseContext | None
-
-
-def with_defaults(options: LoaderOptions) -> LoaderConf:
-    """Return the options with the defaults of the others."""
-    unknown = [name for name in options if name not in LoaderOptions.__annotations__]
-    if unknown:
-        raise TypeError(f"build_loader() got an unexpected keyword argument {unknown[0]!r}")
-    return LoaderConf(**options)
 
 
 def dataloader_options(options: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:

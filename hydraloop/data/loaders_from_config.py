@@ -13,8 +13,8 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from hydraloop.data.loader_options import LoaderOptions, options_from_config
-from hydraloop.data.map_style_loader import MapStyleLoader, build_loader
+from hydraloop.data.loader_options import options_from_config
+from hydraloop.data.map_style_loader import GlobalBatchLoader, build_loader
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders
@@ -107,7 +107,7 @@ class _Builder:
         """Return loaders of the first samples of the train data, for training and for each validation."""
         data, given = self.cfg.data, self.cfg.engine.overfit_batches
         whole = self.loader("train", data.train, "data.train")
-        if not isinstance(whole, MapStyleLoader):
+        if not isinstance(whole, GlobalBatchLoader):
             raise UserError(
                 "data.train has no indices, so its first samples cannot be trained on again and again",
                 key="engine.overfit_batches",
@@ -143,9 +143,8 @@ class _Builder:
 
     def _of_samples(
         self, data: Any, split: str, key: str, options: Mapping[str, Any], keys: Mapping[str, str]
-    ) -> MapStyleLoader:
-        of_loader: dict[str, Any] = {name: options[name] for name in LoaderOptions.__annotations__}
-        return build_loader(data, shuffle=split == "train", **self._common(key, keys), **of_loader)
+    ) -> GlobalBatchLoader:
+        return build_loader(data, shuffle=split == "train", **self._common(key, keys), **options)
 
     def _common(self, key: str, keys: Mapping[str, str]) -> dict[str, Any]:
         return {

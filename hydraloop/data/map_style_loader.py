@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from hydraloop.data.collate import Collate, CollateError, as_is
 from hydraloop.data.custom_sampler import CustomOrder, create_sampler
 from hydraloop.data.in_memory import InMemoryDataset
-from hydraloop.data.loader_options import LoaderOptions, dataloader_options, with_defaults
+from hydraloop.data.loader_options import dataloader_options
 from hydraloop.data.sampler import EpochBatchSampler, EpochOrder, EpochSampler
 from hydraloop.data.seeded_fetcher import SeededFetcher
 from hydraloop.engine.device.seeding import mix_seed
@@ -24,11 +23,11 @@ from hydraloop.schemas.data import LoaderConf
 _WORKERS = 1  # separates the seeds of the workers from that of the order
 
 
-class MapStyleLoader:
+class GlobalBatchLoader:
     """The batches of a data set. Their order follows from (seed, epoch), their draws also from the batch and the rank.
 
-    `len(loader)` is the number of batches in a whole epoch. Created by `build_loader`. This class is for samplers that
-    split an epoch between the ranks themselves, so that the samples of other ranks are not known.
+    Each rank has a part of each global batch. `len(loader)` is the number of batches in a whole epoch, the same on all
+    ranks. Created by `build_loader`.
 
     Args:
         seeded: the data set, with its `Collate`.
@@ -91,6 +90,32 @@ class MapStyleLoader:
         end_workers(self._torch)
 
     @property
+    def has_exact_sizes(self) -> bool:
+        """Whether each batch has as many samples as the sampler has drawn.
+
+        A `collate_fn` of the user, and a data set that returns whole batches, may drop, merge or repeat samples.
+        """
+        data: Any = self.dataset
+        while type(data) is Subset:
+            data = data.dataset
+        returns_batches = getattr(data, "__getitems__", None) is not None and type(data) is not InMemoryDataset
+        return not (self.collate_fn.given or returns_batches)
+
+    def samples_at(self, batch_idx: int) -> tuple[int, int]:
+        """Return the number of samples that count in a batch, as (on this rank, on all ranks).
+
+        In the last global batch, a rank may have no samples left. It then gets a filler batch with samples of other
+        ranks, so that it can take part in collectives, and (0, n) is returned. No host sync; about 0.1 µs.
+
+        Args:
+            batch_idx: number of the batch in the epoch, from 0, also if the iteration started inside the epoch.
+
+        Raises:
+            IndexError: an epoch has no such batch.
+        """
+        return self.order.samples_at(batch_idx)
+
+    @property
     def epoch(self) -> int:
         """The epoch (from 0) of the current or next iteration."""
         return self.order.epoch or 0
@@ -119,39 +144,6 @@ class MapStyleLoader:
                 end_now(batches)
 
 
-class GlobalBatchLoader(MapStyleLoader):
-    """A loader whose ranks have equal parts of each global batch; it knows the samples of all ranks.
-
-    `len(loader)` is the same on all ranks. Created by `build_loader`.
-    """
-
-    @property
-    def has_exact_sizes(self) -> bool:
-        """Whether each batch has as many samples as the sampler has drawn.
-
-        A `collate_fn` of the user, and a data set that returns whole batches, may drop, merge or repeat samples.
-        """
-        data: Any = self.dataset
-        while type(data) is Subset:
-            data = data.dataset
-        returns_batches = getattr(data, "__getitems__", None) is not None and type(data) is not InMemoryDataset
-        return not (self.collate_fn.given or returns_batches)
-
-    def samples_at(self, batch_idx: int) -> tuple[int, int]:
-        """Return the number of samples that count in a batch, as (on this rank, on all ranks).
-
-        In the last global batch, a rank may have no samples left. It then gets a filler batch with samples of other
-        ranks, so that it can take part in collectives, and (0, n) is returned. No host sync; about 0.1 µs.
-
-        Args:
-            batch_idx: number of the batch in the epoch, from 0, also if the iteration started inside the epoch.
-
-        Raises:
-            IndexError: an epoch has no such batch.
-        """
-        return self.order.samples_at(batch_idx)
-
-
 def build_loader(
     dataset: Dataset[Any],
     *,
@@ -162,11 +154,9 @@ def build_loader(
     keys: Mapping[str, str] | None = None,
     rank: int = 0,
     world_size: int = 1,
-    **options: Unpack[LoaderOptions],
-) -> MapStyleLoader:
+    **options: Any,
+) -> GlobalBatchLoader:
     """Return a loader over a data set, or over this rank's part of it (see `EpochSampler`).
-
-    It is a `GlobalBatchLoader`, unless the sampler has `num_replicas` and so splits an epoch itself.
 
     Args:
         dataset: must have a length. Its `__getitems__`, if it has one, may return a stacked batch.
@@ -176,14 +166,15 @@ def build_loader(
         key: of the data set in the config (`data.train`), for errors.
         keys: of the options in the config, for errors; None: `data.loader.<option>`.
         rank, world_size: this process's number, from 0, and the number of processes that share the samples.
-        options: as in `data.loader`, with objects instead of nodes.
+        options: see `LoaderConf`, with objects instead of nodes. `sampler` and `batch_sampler` yield what is in an
+            epoch of all ranks; a `functools.partial` is called with the data set.
 
     Raises:
         UserError: the data set is empty, has fewer samples than ranks or than one global batch (with `drop_last`), or
             an option is refused.
         ValueError: the rank or the batch size is out of range.
     """
-    conf = with_defaults(options)
+    conf = LoaderConf(**options)
     keys = keys or {name: f"data.loader.{name}" for name in vars(conf)}
     if conf.sampler is not None and conf.batch_sampler is not None:
         problem = "there is a batch_sampler too, which defines the order"
@@ -192,38 +183,23 @@ def build_loader(
     if samples == 0:
         raise UserError("the data set is empty", key=key, remedy="Check its path and its split.")
     which = "sampler" if conf.batch_sampler is None else "batch_sampler"
-    sampler, splits = create_sampler(getattr(conf, which), dataset, rank, world_size, keys[which])
-    ranks = _Ranks() if splits else _Ranks(rank, world_size)
-    order = _create_order(conf, sampler, ranks, samples, shuffle, seed)
-    if isinstance(order, EpochSampler):
+    sampler = create_sampler(getattr(conf, which), dataset, keys[which])
+    order: EpochOrder
+    if conf.batch_sampler is not None:
+        order = EpochBatchSampler(CustomOrder(sampler, batched=True, seed=seed), rank=rank, world_size=world_size)
+    else:
+        order = EpochSampler(
+            range(samples),
+            shuffle=shuffle,
+            seed=seed,
+            batch_size=conf.batch_size,
+            drop_last=conf.drop_last,
+            rank=rank,
+            world_size=world_size,
+            order=None if sampler is None else CustomOrder(sampler, batched=False, seed=seed),
+        )
         order.check_size(key)
     seeded = SeededFetcher(dataset, Collate(conf.collate_fn, keys["collate_fn"], key), mix_seed(seed, rank))
-    loader_class = MapStyleLoader if splits else GlobalBatchLoader
     of_torch = dataloader_options(vars(conf), device)
     of_torch["persistent_workers"] = conf.persistent_workers and conf.num_workers > 0
-    return loader_class(seeded, order, key=key, keys=keys, **of_torch)
-
-
-class _Ranks(NamedTuple):
-    """The ranks that an order is split for. A sampler that splits an epoch itself has an order of one rank."""
-
-    rank: int = 0
-    world_size: int = 1
-
-
-def _create_order(conf: LoaderConf, sampler: Any, ranks: _Ranks, samples: int, shuffle: bool, seed: int) -> EpochOrder:
-    """Return the order of the batches of this rank."""
-    rank, world_size = ranks
-    custom = partial(CustomOrder, sampler, seed=seed)
-    if conf.batch_sampler is not None:
-        return EpochBatchSampler(custom(batched=True), rank=rank, world_size=world_size)
-    return EpochSampler(
-        range(samples),
-        shuffle=shuffle,
-        seed=seed,
-        batch_size=conf.batch_size,
-        drop_last=conf.drop_last,
-        rank=rank,
-        world_size=world_size,
-        order=None if sampler is None else custom(batched=False),
-    )
+    return GlobalBatchLoader(seeded, order, key=key, keys=keys, **of_torch)

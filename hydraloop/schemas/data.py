@@ -53,9 +53,9 @@ class LoaderConf:
     """Makes a batch of a list of samples: a node whose `_target_` is a function, or a class with `__call__`. Null:
     torch's `default_collate`, which stacks tensors of one shape."""
     sampler: Any = None
-    """Yields the indices of an epoch, of all ranks, and has a length: a node with `_target_`. With `_partial_: true`,
-    it is called with the data set. Its draws are seeded by (seed, epoch). Null: all samples, shuffled for training,
-    because most training needs nothing else."""
+    """An object with `__len__` and with `__iter__`, which yields the indices of an epoch of all ranks: a node with
+    `_target_`. With `_partial_: true`, it is called with the data set. Its draws are seeded by (seed, epoch). Null: all
+    samples, shuffled for training, because most training needs nothing else."""
     batch_sampler: Any = None
     """Yields lists of indices, each the batch of one rank; a node as for `sampler`. `batch_size` and `drop_last` then
     have no effect. Null: batches of `batch_size`, which need no other code."""

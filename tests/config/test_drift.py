@@ -15,9 +15,6 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import hydraloop.schemas
-from hydraloop.data import build_loader
-from hydraloop.data.loader_options import LoaderOptions, with_defaults
-from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.docs import field_docs
 from hydraloop.schemas.examples import DigitsDataConf
 from hydraloop.schemas.optimizer import AdamWConf
@@ -140,17 +137,6 @@ def _plain(value: Any) -> Any:
         )
         return None if built else dict(value)
     return list(value) if isinstance(value, tuple | list) else value
-
-
-def test_the_options_of_the_loader_are_the_arguments_of_build_loader() -> None:
-    not_of_it = {"eval_batch_size", "steps_per_epoch", "skip_on_resume", "split_stream"}  # of one split, and of streams
-    fields = {field.name: field.default for field in dataclasses.fields(LoaderConf) if field.name not in not_of_it}
-    assert fields.keys() == LoaderOptions.__annotations__.keys()
-    data: Any = range(4)
-    for name in not_of_it:
-        with pytest.raises(TypeError, match=name):
-            build_loader(data, shuffle=True, **{name: None})
-    assert vars(with_defaults({})).items() >= fields.items()
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)

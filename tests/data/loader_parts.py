@@ -68,24 +68,6 @@ class ByLength:
         return -(-len(self.lengths) // self.batch_size)
 
 
-class Strided:
-    """A distributed sampler: each rank has every n-th sample of a shuffled order."""
-
-    def __init__(self, data: Sequence[Any], num_replicas: int = 1, rank: int = 0) -> None:
-        self.length, self.num_replicas, self.rank, self.epoch = len(data), num_replicas, rank, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Remember the epoch."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.epoch))
-        return iter(order[self.rank :: self.num_replicas].tolist())
-
-    def __len__(self) -> int:
-        return len(range(self.rank, self.length, self.num_replicas))
-
-
 def count_workers(worker: int, seen: Any = None) -> None:
     """For `worker_init_fn`: the worker's number is the first random number of its samples."""
     torch.manual_seed(100 + worker)

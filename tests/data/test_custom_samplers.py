@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
 
 from hydraloop.data import EpochSampler, build_loader
-from hydraloop.data.map_style_loader import GlobalBatchLoader, MapStyleLoader
+from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import share_of
 from hydraloop.errors import UserError
-from tests.data.loader_parts import ByLength, Strided, Words, every_second, pad
+from tests.data.loader_parts import ByLength, Words, pad
 from tests.ranks import on_ranks
 
+OF_TWO: Any = DistributedSampler(Words(), num_replicas=2, rank=1)
 WEIGHTED = WeightedRandomSampler([1.0] * 20 + [5.0] * 20, num_samples=30)
 
 
@@ -44,7 +45,6 @@ class Everywhere(Sampler[int]):
 SAMPLERS: dict[str, Any] = {
     "weighted": WEIGHTED,
     "class": partial(RandomSampler, num_samples=30),
-    "function": partial(every_second),
     "all generators": Everywhere(),
     "own generator": RandomSampler(range(40), generator=torch.Generator()),
 }
@@ -60,7 +60,7 @@ def of_rank(which: str, name: str, rank: int = 0, world_size: int = 1, batch_siz
     return build_loader(Words(), shuffle=True, seed=3, batch_size=batch_size, collate_fn=pad, **part, **options)  # type: ignore[arg-type]
 
 
-def samples_of(loader: MapStyleLoader, epoch: int) -> list[list[int]]:
+def samples_of(loader: GlobalBatchLoader, epoch: int) -> list[list[int]]:
     """The samples of each batch of an epoch that count, as they were loaded."""
     loader.set_epoch(epoch)
     share = share_of(loader)
@@ -130,58 +130,13 @@ def test_a_filler_has_two_samples_of_the_last_group() -> None:
         assert [loader.samples_at(number) for number in (0, 1)] == [(3, 6), (0, count - 6)]
 
 
-@pytest.mark.parametrize("of", ["sampler", "batch_sampler"])
-@pytest.mark.parametrize("kind", [Strided, DistributedSampler])
-def test_a_distributed_sampler_splits_an_epoch_itself(kind: Any, of: str) -> None:
-    class Batched(BatchSampler):
-        def __init__(self, data: Any, num_replicas: int, rank: int) -> None:
-            super().__init__(kind(data, num_replicas=num_replicas, rank=rank), 4, drop_last=False)
-            self.num_replicas = num_replicas
-
-    made = partial(kind if of == "sampler" else Batched)
-    for epoch in (0, 1):
-        parts = []
-        for rank in range(2):
-            options: Any = {of: made}
-            loader = build_loader(
-                Words(), shuffle=True, batch_size=4, rank=rank, world_size=2, collate_fn=pad, **options
-            )
-            assert share_of(loader) is None, "the samples of the other rank are not known"
-            parts.append(samples_of(loader, epoch))
-            expected = kind(Words(), num_replicas=2, rank=rank)
-            expected.set_epoch(epoch)
-            assert list(chain(*parts[-1])) == list(expected)
-            assert [batch[:, 0].tolist() for batch in loader.begin(3, 3)] == parts[-1][3:]
-        assert sorted(chain(*chain(*parts))) == list(range(40))
-    with pytest.raises(UserError, match="for 3 processes, and there are 2"):
-        build_loader(Words(), shuffle=True, sampler=Strided(Words(), 3, 0), world_size=2)
-
-
-class Unsaid:
-    """Splits an epoch, without an attribute that says so."""
-
-    def __init__(self, data: Any, num_replicas: int, rank: int) -> None:
-        self.part = list(range(len(data)))[rank::num_replicas]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.part)
-
-    def __len__(self) -> int:
-        return len(self.part)
-
-
-def test_a_class_that_takes_the_ranks_is_not_split_again() -> None:
-    part: Any = {"rank": 1, "world_size": 2, "sampler": partial(Unsaid)}
-    loader = build_loader(Words(), shuffle=True, batch_size=4, collate_fn=pad, **part)
-    assert list(chain(*samples_of(loader, 0))) == list(range(1, 40, 2))
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"sampler": iter(range(40))}, "range_iterator has no length"),
         ({"sampler": []}, "0 samples cannot be shared"),
         ({"sampler": [0], "batch_sampler": [[1]]}, "there is a batch_sampler too"),
+        ({"sampler": OF_TWO}, "DistributedSampler splits an epoch between processes"),
+        ({"batch_sampler": BatchSampler(OF_TWO, 4, drop_last=False)}, "BatchSampler splits an epoch"),
     ],
 )
 def test_what_has_no_order_is_refused_when_built(options: Any, text: str) -> None:

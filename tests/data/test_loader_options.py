@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import hydraloop
 from hydraloop.data.loaders_from_config import build_loaders
-from hydraloop.data.map_style_loader import MapStyleLoader
+from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -40,7 +40,7 @@ def composed(*lines: str, base: bool = True) -> DictConfig:
     return cfg
 
 
-def loaders(*lines: str, base: bool = True) -> dict[str, MapStyleLoader]:
+def loaders(*lines: str, base: bool = True) -> dict[str, GlobalBatchLoader]:
     cfg = composed(*lines, base=base)
     validate(cfg)
     built: Any = build_loaders(cfg, torch.device("cpu"), Distributed())
@@ -131,8 +131,8 @@ def test_data_may_be_a_loader_a_list_or_any_sized_iterable_of_batches(caplog: py
     )
     built: Any = build_loaders(cfg, torch.device("cpu"), Distributed())
     assert isinstance(built.train, DataLoader)
-    assert not isinstance(built.train, MapStyleLoader)
-    assert isinstance(built.val, MapStyleLoader)
+    assert not isinstance(built.train, GlobalBatchLoader)
+    assert isinstance(built.val, GlobalBatchLoader)
     assert len(built.val.dataset) == 40
     assert isinstance(built.test, loader_parts.Epoch)
     (message,) = caplog.messages

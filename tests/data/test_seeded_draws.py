@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, DistributedSampler, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from hydraloop.data import build_loader
-from hydraloop.data.map_style_loader import MapStyleLoader
+from hydraloop.data.map_style_loader import GlobalBatchLoader
 
 
 class Noisy(Dataset[Tensor]):
@@ -47,11 +46,11 @@ def noisy_batch(samples: list[Tensor]) -> Tensor:
     return torch.stack(samples) + torch.rand(()) + np.random.rand()
 
 
-def loader_of(data: Any = None, **options: Any) -> MapStyleLoader:
+def loader_of(data: Any = None, **options: Any) -> GlobalBatchLoader:
     return build_loader(Noisy() if data is None else data, **{"shuffle": True, "seed": 3, "batch_size": 2, **options})
 
 
-def batches(loader: MapStyleLoader, epoch: int, first: int = 0) -> list[Any]:
+def batches(loader: GlobalBatchLoader, epoch: int, first: int = 0) -> list[Any]:
     loader.set_epoch(epoch)
     return [batch.tolist() for batch in loader.begin(first, 0)]
 
@@ -81,8 +80,7 @@ def test_draws_differ_between_seeds_ranks_and_batches() -> None:
         return batches(loader_of(Subset(InBatches(), [0] * 8), shuffle=False, **options), 0)
 
     ranks = [drawn(rank=rank, world_size=2, batch_size=1) for rank in range(2)]
-    split = [drawn(rank=rank, world_size=2, sampler=partial(DistributedSampler, shuffle=False)) for rank in range(2)]
-    for of_case in (ranks, split, [drawn(), drawn(seed=4)]):
+    for of_case in (ranks, [drawn(), drawn(seed=4)]):
         samples = [tuple(sample) for part in of_case for batch in part for sample in batch]
         assert len({*samples}) == len(samples)
     assert drawn() == drawn()

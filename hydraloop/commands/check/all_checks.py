@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from hydraloop.commands.check import data, ranks, resuming, training
 from hydraloop.commands.check.findings import Finding, end, judge
 from hydraloop.commands.check.short_runs import Project, Watch
-from hydraloop.data.map_style_loader import MapStyleLoader
+from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.engine import Engine
 
 
@@ -36,7 +36,7 @@ def _check_all(project: Project, folder: Path) -> Iterator[Finding]:
 
     def splits() -> Finding:
         loaders = base.loaders.by_key().items()
-        sets.update({key: data.read(loader) for key, loader in loaders if isinstance(loader, MapStyleLoader)})
+        sets.update({key: data.read(loader) for key, loader in loaders if isinstance(loader, GlobalBatchLoader)})
         return data.splits(sets)
 
     def loss() -> Finding:

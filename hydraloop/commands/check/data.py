@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from hydraloop.commands.check.findings import Finding
 from hydraloop.commands.check.short_runs import digest
-from hydraloop.data.map_style_loader import MapStyleLoader
+from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.data.seeded_fetcher import BatchRequest, SeededFetcher
 from hydraloop.engine.engine import Engine
 from hydraloop.tasks.labels import ignored_label, labels_error
@@ -42,7 +42,7 @@ class Read:
     """Whether samples differ between epochs, so that their hashes say nothing."""
 
 
-def read(loader: MapStyleLoader) -> Read:
+def read(loader: GlobalBatchLoader) -> Read:
     """Read up to MOST samples, without the draws of augmentations if a data set wraps another one."""
     seeded, samples = loader.seeded, len(loader.dataset)
     indices = range(samples) if samples <= MOST else random.Random(0).sample(range(samples), MOST)

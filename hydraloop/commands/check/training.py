@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hydraloop.commands.check.data import cross_entropy_of
 from hydraloop.commands.check.findings import Finding
 from hydraloop.commands.check.short_runs import Project, Watch
-from hydraloop.data.map_style_loader import MapStyleLoader
+from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.device.seeding import seed_everything
 from hydraloop.engine.engine import Engine
@@ -38,7 +38,7 @@ def on_one_batch(project: Project, engine: Engine, folder: Path) -> tuple[Engine
         "engine.val_by_epoch": False,
         "engine.val_interval": _ITERATIONS,
     }
-    if isinstance(engine.loaders.train, MapStyleLoader):
+    if isinstance(engine.loaders.train, GlobalBatchLoader):
         changes["engine.overfit_batches"] = 1
     else:
         batch = next(iter(engine.loaders.train or ()))
