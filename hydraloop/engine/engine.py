@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn, optim
 
+from hydraloop.engine.argument_checks import check_task
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
+from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.seeding import set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
@@ -29,11 +31,15 @@ from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
-from hydraloop.engine.run import Parts, make_run
+from hydraloop.engine.run import Run
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.steps.task_steps import make_stepper
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import Best, Result
+
+if TYPE_CHECKING:
+    from hydraloop.optim.schedule import Schedule
+    from hydraloop.optim.torch_schedule import TorchSchedule
 
 
 def _of(path: str) -> Any:
@@ -54,32 +60,55 @@ class Engine:
         after_train, test, result.json, after_run
 
     Args:
+        task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`; it is moved to the
+            device. Each of its modules keeps its mode (train or eval) in training.
         loaders: of batches; the engine moves them to the device.
+        optimizer: over the task's parameters; None if nothing is trained.
+        schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
         hooks: by name, in the order of registration. To train with schedules, `param_scheduler` must be one of them;
             with a train loader that has `set_epoch`, `sampler_seed`, which is None to leave it out.
         slots: the hooks' places (`hook_order.Slot`); by default from the classes, all given ones custom.
         on_error: by name; by default from the classes.
         lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
         generators: the states of the run's random generators; None: it draws from the process's generators.
-        parts: the task, the optimizer and the other arguments of `run.make_run`.
+        settings: the options; None: the defaults.
+        run_dir: for this run's files; `train` creates it.
+        seed: of the run; the caller seeds the generators.
+        distributed: the ranks; None: a single process.
+        precision: None: fp32.
+
+    Raises:
+        UserError: the task is not a task, a hook is not a hook, or this machine does not have the device.
     """
 
     def __init__(
         self,
         *,
+        task: nn.Module,
         loaders: Loaders,
+        optimizer: optim.Optimizer | None = None,
+        schedules: Mapping[str, Schedule | TorchSchedule] | None = None,
         hooks: Mapping[str, HookLike | None] | None = None,
         slots: Sequence[Slot] | None = None,
         on_error: Mapping[str, OnError] | None = None,
         lock: RunLock | None = None,
         generators: dict[str, Any] | None = None,
-        **parts: Unpack[Parts],
+        settings: Settings | None = None,
+        run_dir: Path = Path("."),
+        seed: int = 0,
+        distributed: Distributed | None = None,
+        precision: Precision | None = None,
     ) -> None:
-        if parts.get("optimizer") is not None and loaders.train is not None:
-            has_epochs = bool(epoch_setters(loaders.train))
-            check_needed(hooks or {}, scheduled=bool(parts.get("schedules")), has_epochs=has_epochs)
+        if optimizer is not None and loaders.train is not None:
+            check_needed(hooks or {}, scheduled=bool(schedules), has_epochs=bool(epoch_setters(loaders.train)))
         found, places = in_place(hooks or {}, slots)
-        self.run = run = make_run(hooks=found, **parts)
+        check_task(task)
+        settings, ranks = settings or Settings(), distributed or Distributed()
+        device = ranks.device(settings.device)
+        task = task if ranks.sharded else task.to(device)  # a sharded model is on its device, or waits in host memory
+        self.run = run = Run(
+            task, optimizer, schedules or {}, found, settings, run_dir, seed, device, ranks, precision or Precision()
+        )
         self.progress = progress = Progress()
         self.messages = Messages()
         self.loss_check = LossCheck(run, progress)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,22 +31,15 @@ from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings, seconds_of
 from hydraloop.run_files.result import PREEMPTED
 
+if TYPE_CHECKING:
+    from hydraloop.engine.checkpoints import Checkpoints
+
 log = logging.getLogger(__name__)
 
 _SECONDS = 5.0
 """The longest time between two exchanges of the flag, unless an iteration takes longer."""
 
 Write = Callable[[Any], object]
-
-
-class Saves(Protocol):
-    """What the requests need of the checkpoints."""
-
-    def settle(self) -> object:
-        """Wait for the save in the background, on every rank, and raise its error."""
-
-    def save_tagged(self, tag: str) -> object:
-        """Write the checkpoint `<tag>.pth`, from which the run continues."""
 
 
 class Requests:
@@ -66,7 +59,7 @@ class Requests:
         ranks: Distributed,
         calls: CallTable,
         progress: Progress,
-        saves: Callable[[], Saves],
+        saves: Callable[[], Checkpoints],
     ) -> None:
         self._settings, self._ranks, self._calls, self._progress = settings, ranks, calls, progress
         self._saves = saves

@@ -11,7 +11,8 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.hooks.shared.monitoring import check_metric, check_validated, direction, unknown_direction
 
 if TYPE_CHECKING:
-    from hydraloop.hooks.shared.schedules import GroupNumber, Schedule
+    from hydraloop.optim.schedule import GroupNumber, Schedule
+    from hydraloop.optim.torch_schedule import TorchSchedule
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ class ParamSchedulerHook(Hook):
     value that the optimizer was constructed with. They count optimizer steps (not accumulated iterations or skipped
     fp16 steps) or epochs; one with a `monitor` (`plateau`) counts validations. The summary at the end of the run has
     the first, lowest, highest and last lr of the first parameter group, as read at records and epochs (fact
-    `lr_summary`). An engine with schedules adds this hook if it is not given, and refuses
+    `lr_summary`). A run with schedules has this hook if it is not given, and refuses
     `default_hooks.param_scheduler=null`.
 
     Priority LOW, MMEngine's: after the logger, whose record has the lr that the iteration used, and before
@@ -33,8 +34,8 @@ class ParamSchedulerHook(Hook):
     priority = Priority.LOW
 
     def __init__(self) -> None:
-        self._schedules: list[Schedule] = []
-        self._monitored: list[tuple[str, Schedule]] = []
+        self._schedules: list[Schedule | TorchSchedule] = []
+        self._monitored: list[tuple[str, Schedule | TorchSchedule]] = []
         self._written: dict[GroupNumber, float] = {}
         self._group: dict[str, Any] | None = None
         self._first = self._lowest = self._highest = 0.0
@@ -48,10 +49,7 @@ class ParamSchedulerHook(Hook):
         """
         self._summary = None
         engine.messages.provide("lr_summary", lambda: self._summary)
-        # Or a `TorchSchedule`, which has the same attributes.
-        self._schedules = sorted(
-            cast("list[Schedule]", list(engine.run.schedules.values())), key=lambda schedule: schedule.order
-        )
+        self._schedules = sorted(engine.run.schedules.values(), key=lambda schedule: schedule.order)
         self._monitored = [(one.monitor, one) for one in self._schedules if one.monitor is not None]
         for monitor, schedule in self._monitored:
             check_metric(monitor, engine, key=f"{schedule.key}.monitor")
@@ -136,7 +134,7 @@ class ParamSchedulerHook(Hook):
         return 0.0 if self._group is None else float(self._group["lr"])
 
 
-def _settle_mode(schedule: Schedule, monitor: str, higher: bool | None) -> None:
+def _settle_mode(schedule: Schedule | TorchSchedule, monitor: str, higher: bool | None) -> None:
     """Set the schedule's `mode` to the direction of its metric, unless the config has a `mode`.
 
     Raises:
@@ -146,7 +144,7 @@ def _settle_mode(schedule: Schedule, monitor: str, higher: bool | None) -> None:
     if schedule.mode is None:
         if own is None:
             raise unknown_direction(monitor, key=f"{schedule.key}.mode", choices=("max", "min"))
-        schedule.mode = own
+        cast("Schedule", schedule).mode = own  # a scheduler of torch has a mode
     elif own not in (None, schedule.mode):
         log.warning("%s.mode=%s, but %s values of %s are good; mode=null uses the metric's direction",
                     schedule.key, schedule.mode, "high" if higher else "low", monitor)  # fmt: skip
