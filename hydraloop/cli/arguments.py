@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -125,17 +126,31 @@ def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[s
     return found if args.config_path is None else [*found, "--config-path", str(folder.absolute())]
 
 
+def check_text(text: str) -> None:
+    """Refuse an argument or a path with bytes that this process cannot decode: a config file cannot have them.
+
+    Raises:
+        UserError: has the text, in which each of these bytes is written as `\\udce9`.
+    """
+    if not any("\ud800" <= sign <= "\udfff" for sign in text):
+        return
+    encoding = sys.getfilesystemencoding()
+    remedy = "Use a name in UTF-8." if encoding == "utf-8" else "Let Python read UTF-8: export PYTHONUTF8=1"
+    raise UserError(f"{text!r} has bytes that are not {encoding} text", remedy=remedy)
+
+
 def parse(overrides: Sequence[str]) -> list[Override]:
     """Return the overrides, parsed by Hydra.
 
     Raises:
-        UserError: one is not an override.
+        UserError: one is not an override, or not text.
     """
     # glob(*) lists the options of a group, which takes a config loader; only an open composer has one.
     loader = GlobalHydra.instance().config_loader() if GlobalHydra.instance().is_initialized() else None
     parser = OverridesParser.create(config_loader=loader)
     parsed: list[Override] = []
     for index, line in enumerate(overrides):
+        check_text(line)
         try:
             parsed.extend(parser.parse_overrides([_NOT_A_NUMBER.sub(r"\1'nan'", line)]))
         except OverrideParseException as error:

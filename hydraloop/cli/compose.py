@@ -21,6 +21,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop.cli.arguments import check_text
 from hydraloop.cli.config_file_limits import check_overrides
 from hydraloop.cli.hydra_targets import check_search_path
 from hydraloop.errors import UserError, missing_path
@@ -189,10 +190,12 @@ def opened(folder: Path, name: str, extra_folder: str | Path | None = None) -> I
     """Open a composer over `folder` and then over `extra_folder` (Hydra's --config-dir), and close it at the end.
 
     Raises:
-        UserError: a folder does not exist.
+        UserError: a folder does not exist, or a path is not text.
     """
+    check_text(str(Path.cwd()))  # Hydra records it
     extra = None if extra_folder is None else Path(extra_folder)
     for path, key in ((folder, "--config-path"), (extra, "--config-dir")):
+        check_text(str(path))
         if path is not None and not path.is_dir():
             remedy = missing_path(path, "Create it, with a config.yaml in it.")
             raise UserError(f"the folder {path} does not exist", key=key, remedy=remedy)

@@ -83,6 +83,12 @@ def test_dry_run_is_a_flag_among_hydras() -> None:
     assert not arguments.read(["seed=1"]).dry_run
 
 
+def test_bytes_that_are_not_text_are_refused() -> None:
+    """The config file of a run could not have them."""
+    with pytest.raises(UserError, match=r"caf\\udce9' has bytes that are not utf-8 text\n  Use a name in UTF-8\."):
+        arguments.parse(["seed=1", "hydra.run.dir=outputs/caf\udce9"])
+
+
 @pytest.mark.parametrize("line", ["+hooks.mine.api_key=***", "tracking_uri=http://me:***@host"])
 def test_a_masked_secret_is_not_a_value(line: str) -> None:
     """It was copied from what hydraloop has printed, such as the command that resumes a sweep."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,14 @@ def test_an_additional_folder_comes_before_the_projects_own(tmp_path: Path) -> N
     folder = Path(__file__).resolve().parents[2] / "conf"
     with composing.opened(folder, "config", tmp_path) as opened:
         assert opened.compose(["experiment=mine"]).seed == 7
+
+
+def test_a_working_directory_whose_name_is_not_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"udce9' has bytes that are not utf-8 text"), composer():
+        pass
 
 
 @pytest.mark.parametrize(

@@ -575,12 +575,13 @@ def test_what_is_refused(project: Project) -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_signs_that_a_terminal_cannot_show_are_replaced(project: Project, encoding: str) -> None:
-    """Help, a dry run and a run end as usual. The files of the run have the signs."""
+    """Help, a dry run, a run and the table of a sweep end as usual. The files of the run have the signs."""
     environment = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    for line in (["--help"], ["--dry-run"], [QUICK, SHORT, "engine.test=false", "hydra.run.dir=outputs/signs"]):
-        process = project.start(*line, "experiment_name='Łódź'", environment=environment, encoding=encoding)
+    short, name = [QUICK, SHORT, "engine.test=false"], "experiment_name='Łódź'"
+    run, sweep = [*short, "hydra.run.dir=outputs/signs", name], ["-m", *short, f"{name},'Vögel'"]
+    for line in (["--help"], ["--dry-run", name], run, sweep):
+        process = project.start(*line, environment=environment, encoding=encoding)
         text = process.communicate(timeout=120)[0]
         assert process.returncode == 0, text
         assert "UnicodeEncodeError" not in text
-    run = Run(project.path / "outputs" / "signs")
-    assert run.config.experiment_name == "Łódź"
+    assert Run(project.path / "outputs" / "signs").config.experiment_name == "Łódź"
