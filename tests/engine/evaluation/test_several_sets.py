@@ -239,14 +239,6 @@ def test_a_metric_that_is_not_a_number_is_refused(
         assert engine.progress.iteration == 0
 
 
-def test_two_best_files_of_one_name_are_refused(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path, {"checkpoint": CheckpointHook(save_best=["a_b/loss", "a/b_loss"], rule="less")})
-    engine.batches.use(Loaders(batches(1), {"a_b": batches(1), "a": batches(1)}))
-    engine.evaluator.set_metric_names(("a_b/loss", "a/b_loss"), ())
-    with pytest.raises(UserError, match="the best files of a_b/loss and a/b_loss would have the same name"):
-        engine.train()
-
-
 @pytest.mark.parametrize("name", ["desktop", "phone"])
 def test_the_name_of_a_set_does_not_say_which_values_are_better(tmp_path: Path, name: str) -> None:
     """`desktop` contains `top`, as in top-1."""

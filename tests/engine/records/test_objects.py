@@ -118,7 +118,7 @@ def test_long_names_have_files_of_their_own(tmp_path: Path) -> None:
     engine = make_engine(tmp_path)
     (tmp_path / "source").write_text("x")
     names = [f"{'ü' * 200}{end}" for end in ("1", "2", "/a", "/b")]
-    found = {engine.log_text(name, "x") for name in names}
+    found = {engine.records.log_text(name, "x") for name in names}
     found |= {engine.log_artifact(tmp_path / "source", name=f"{name}.{'s' * 300}") for name in names}
     assert len(found) == 8
     assert all(path is not None and path.read_text() == "x" for path in found)
