@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from hydraloop.data.collate import Collate, CollateError, as_is
 from hydraloop.data.loader_options import dataloader_options
-from hydraloop.data.stream_sources import has_shuffle_buffer, split, steps_of
-from hydraloop.data.stream_worker import BatchedStream, WorkerBatch, WorkerPosition
+from hydraloop.data.stream_worker import BatchedStream, WorkerBatch, WorkerPosition, split, steps_of
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_now
@@ -123,7 +122,7 @@ class TrainStreamLoader(StreamLoader):
     """Full batches of a stream that begins again when it ends. An epoch continues where the last one ended.
 
     A `TrainLoader`: it knows the position after each batch that was consumed. The workers live for the whole run. With
-    the option `skip_on_resume`, a set is read forward to its position if it cannot restore it.
+    the option `skip_on_resume`, a set is read forward to its position.
     """
 
     def __init__(self, dataset: Any, options: Mapping[str, Any], *keys: Any, rank: int, **of_run: Any) -> None:
@@ -153,8 +152,8 @@ class TrainStreamLoader(StreamLoader):
     def load_state(self, state: dict[str, Any] | None, first: int, iteration: int) -> None:
         """Restore the positions; see `TrainLoader`.
 
-        A set that cannot restore its position is read forward with `skip_on_resume`. Without, it is an error inside an
-        epoch. At the end of an epoch, a warning says where it continues.
+        Inside an epoch, a set without a state is an error, unless it is read forward (`skip_on_resume`). At the end of
+        an epoch, it begins again, and a warning says so.
         """
         positions = [WorkerPosition(**one) for one in state["workers"]] if state else []
         layout = (state["ranks"], len(positions)) if state else (0, 0)
@@ -206,12 +205,11 @@ class TrainStreamLoader(StreamLoader):
 
     def _restored(self, position: WorkerPosition, *, inside: bool) -> WorkerPosition:
         """Return where a worker begins."""
-        name, stateless = type(self.dataset).__name__, position.state is None
-        if position.samples == 0 or not (stateless or has_shuffle_buffer(self.dataset)):
-            return position
         if self._skip:
             return replace(position, state=None)
-        lacks = f"{name} has no state_dict" if stateless else f"the state of {name} does not contain its shuffle buffer"
+        if position.samples == 0 or position.state is not None:
+            return position
+        lacks = f"{type(self.dataset).__name__} has no state_dict"
         remedy = "Set data.loader.skip_on_resume=true to read it forward to its position"
         if inside:
             raise UserError(
@@ -219,6 +217,5 @@ class TrainStreamLoader(StreamLoader):
                 key=self._key,
                 remedy=f"{remedy}, or resume from the end of an epoch.",
             )
-        goes_on = "it begins again" if stateless else "it continues without the samples in the buffer"
-        log.warning("%s: %s, so %s. %s", self._key, lacks, goes_on, remedy)
-        return WorkerPosition(position.passes + 1) if stateless else position
+        log.warning("%s: %s, so it begins again. %s", self._key, lacks, remedy)
+        return WorkerPosition(position.passes + 1)

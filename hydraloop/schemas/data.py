@@ -69,8 +69,9 @@ class LoaderConf:
     """Batches of an epoch of a stream, on each rank. Null: from the length of the stream; an evaluation then reads all
     samples. Refused for a data set with indices, because its epoch has all its samples."""
     skip_on_resume: bool = False
-    """Whether a resumed run reads a stream forward to its position. False: a stream without `state_dict` cannot be
-    resumed inside an epoch, because reading forward can take as long as the run has trained."""
+    """Whether a resumed run reads a stream forward to its position, for a stream without `state_dict` or whose state
+    lacks its shuffle buffer. False: the state is restored, because reading forward can take as long as the run has
+    trained."""
     split_stream: Optional[bool] = None
     """Whether each worker of each rank reads the whole stream and keeps every n-th sample. False: the stream splits
     itself. Null: its method `split(index, count)` if it has one, else as true; an IterableDataset of torch is refused

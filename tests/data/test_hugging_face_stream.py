@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from hydraloop.errors import UserError
 from tests.data.streams import stream_loader
-from tests.data.test_stream import STEPS, cut_run, numbers_of, run, train_loader
+from tests.data.test_stream import cut_run, numbers_of, run, train_loader
 
 pytestmark = pytest.mark.slow  # the usual tests do without the packages of the examples
 
@@ -52,14 +51,6 @@ def test_a_run_that_was_cut_reads_what_a_whole_one_reads(make: Callable[[], Any]
     whole = cut_run(make, (), 50, **options)
     for cuts in ((5,), (4, 5, 13), (7, 21, 22, 44)):
         assert cut_run(make, cuts, 50, **options) == whole, cuts
-
-
-def test_a_shuffle_buffer_is_not_in_the_state(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(UserError, match="does not contain its shuffle buffer, so it cannot continue inside an epoch"):
-        cut_run(shuffled, (5,), 9)
-    caplog.set_level(logging.WARNING, logger="hydraloop")
-    cut_run(shuffled, (STEPS,), STEPS + 1)
-    assert any("it continues without the samples in the buffer" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(("world_size", "workers", "shards"), [(2, 0, 4), (2, 2, 4), (3, 0, 4), (2, 0, 1)])
