@@ -30,9 +30,9 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.loaders import share_of
 from hydraloop.errors import Remedy, UserError, printable
+from hydraloop.hooks.check_invalid_loss import samples_of
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.grad_clip import GradClipHook, total_norm
-from hydraloop.hooks.shared.kept_losses import samples_of
 from hydraloop.parts import Parts
 from hydraloop.processes.checks import check_debugger
 from hydraloop.run_files import attempts, changes

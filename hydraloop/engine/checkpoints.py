@@ -193,10 +193,11 @@ class Checkpoints:
             "rng": seeding.of_all_ranks(run.ranks.gather(seeding.rng_state())),
             "progress": progress.state_dict(),
         }
-        own = {"data": self._position.state(), "messages": self._messages.state_dict() or None}
-        of_ranks = run.ranks.gather({**own, "checksums": rank_buffers.checksums(run)})
-        losses = [(of_rank["messages"] or {}).get("loss", [0.0]) for of_rank in of_ranks]
-        self._loss_check.check(sum(sum(loss[:2]) for loss in losses))
+        own: dict[str, Any] = {"data": self._position.state(), "messages": self._messages.state_dict() or None}
+        bad = self._loss_check.first()
+        own |= {"checksums": rank_buffers.checksums(run), "bad": 0 if bad is None else bad.iteration}
+        of_ranks = run.ranks.gather(own)
+        self._loss_check.judge(bad, [of_rank["bad"] for of_rank in of_ranks])
         for entry in ("data", "messages"):
             states = [of_rank[entry] for of_rank in of_ranks]
             if any(state is not None for state in states):

@@ -121,7 +121,7 @@ class Engine:
         self.checkpoints = Checkpoints(
             run, batches, progress, calls, self.messages, self.evaluator, self.loss_check, self.requests.save_failed
         )
-        self.stepper = make_stepper(run, batches, progress, calls)
+        self.stepper = make_stepper(run, batches, progress, calls, self.loss_check)
         self.outcome = Outcome(
             run, batches, progress, calls, self.messages, self.requests, self.evaluator, self.checkpoints,
             self.loss_check, lock, generators,
@@ -149,7 +149,7 @@ class Engine:
                 requests.act()
                 self._train_epochs()
                 checkpoints.settle()
-                self.loss_check.check(sum(self.distributed.gather(self.messages.total("loss"))))
+                self.loss_check.check()
             requests.act()  # the last checkpoint, asked for in after_train
             checkpoints.settle()
             checkpoints.check_weights()  # after after_train, in which hooks find where a loss became NaN

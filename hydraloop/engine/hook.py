@@ -78,8 +78,6 @@ class Hook:
     changes_evaluation: ClassVar[bool] = False
     """True: metrics of a test depend on it, so that `hydraloop.load` keeps it. Hooks without it are left out there."""
 
-    checks_loss: bool = False
-    """True: it acts on a loss that is not finite, and the engine does not end the run because of it."""
     idle_points: Collection[str] = ()
     """Mount points at which this instance is not called, because its options give it nothing to do there. Set in its
     constructor."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +19,31 @@ log = logging.getLogger(__name__)
 
 _FEW = 3
 """Up to this many weights are named in an error."""
+_MOST = 1000
+"""Iterations without a check, after which one is made: each keeps a tensor."""
+
+
+class BadLoss(NamedTuple):
+    """The first loss of a rank that is not finite."""
+
+    iteration: int
+    """From 1."""
+    epoch: int
+    """From 0."""
+    batch_idx: int
+    """In the epoch, from 0."""
+    step: str
+    """Of the task; empty if it has no steps."""
+    loss: float
+    noticed: int
+    """The iteration of the newest loss when the losses were checked."""
 
 
 class LossCheck:
     """Refuses to continue training with a loss, and to save or end with weights, that are not finite.
 
-    A hook may act on the loss instead (`Hook.checks_loss`), and fp16 skips a step with its gradients.
+    The losses are kept on their device, without a host sync, and checked at each record, before a checkpoint and at the
+    end of training. The loss of an optimizer step that is skipped (fp16, `grad_clip.skip_nonfinite`) does not count.
 
     Args:
         run: the parts of the run.
@@ -32,9 +52,17 @@ class LossCheck:
 
     def __init__(self, run: Run, progress: Progress) -> None:
         self._run, self._progress = run, progress
-        self._has_warned = False
-        self._skipped_at_record = 0
-        self._diverged = False
+        self._has_warned = self._diverged = False
+        self._kept: list[tuple[int, int, int, str, Tensor]] = []
+        self._open: list[tuple[int, int, int, str, Tensor]] = []
+        """Of the open accumulation window."""
+        self._unchecked = 0
+        """Iterations since the last check, the same on every rank."""
+        self.may_skip = run.precision.name == "fp16"
+        """Whether optimizer steps may be skipped, so that the losses of an open window may not count."""
+        self.fail: Callable[[BadLoss | None, int], None] = self._fail
+        """Called on every rank with this rank's first loss that is not finite, and with the rank that had one first. A
+        hook may replace it by a function that raises an error with more in it."""
 
     @property
     def diverged(self) -> bool:
@@ -49,37 +77,91 @@ class LossCheck:
         self._diverged = True
 
     def forget(self) -> None:
-        """Forget how an earlier use of the engine has ended."""
+        """Forget an earlier use of the engine: its losses, and how it has ended."""
         self._diverged = False
+        self._kept, self._open, self._unchecked = [], [], 0
         self._run.precision.start()
 
+    def keep(self, batch_idx: int, step: str, loss: Tensor | None) -> None:
+        """Keep the loss of the current iteration. No host sync.
+
+        Args:
+            batch_idx: in the epoch, from 0.
+            step: of the task.
+            loss: one value of any shape, detached; None: the batch is a filler, whose loss may be NaN.
+        """
+        if loss is not None:
+            self._open.append((self._progress.iteration + 1, self._progress.epoch, batch_idx, step, loss))
+        self._unchecked += 1
+
+    def close_window(self, *, stepped: bool) -> None:
+        """Let the losses of the accumulation window count if its optimizer step was taken.
+
+        Raises:
+            UserError: there was no check for a long time, and a loss is not finite.
+        """
+        if stepped:
+            self._kept += self._open
+        self._open = []
+        if self._unchecked >= _MOST:
+            self.check()
+
     def check_record(self, means: Mapping[str, float]) -> None:
-        """Check the loss of a record of training.
+        """Check the losses of a record of training.
 
-        Called on every rank with the means over all ranks, so all ranks decide the same. No host sync.
-
-        Raises:
-            UserError: the loss is not finite.
-        """
-        self.check(means.get("loss", 0.0))
-        self._skipped_at_record = self._run.precision.skipped
-
-    def check(self, loss: float) -> None:
-        """Check the sum of the losses since the last record, of all ranks: before a checkpoint and at the end.
-
-        An infinite loss counts like NaN: its gradients are infinite or NaN, or `grad_clip` makes them 0.
+        Called on every rank with the means over all ranks, so all ranks decide the same. No host sync if the mean of
+        the losses is finite.
 
         Raises:
-            UserError: it is not finite.
+            UserError: a loss is not finite.
         """
-        run = self._run
-        if math.isfinite(loss):
-            return
-        may_be_skipped = run.precision.skipped != self._skipped_at_record
-        self._end(
-            f"the loss is {loss} at iteration {self._progress.iteration} or shortly before",
-            only_warn=may_be_skipped or any(hook.checks_loss for hook in run.hooks.values()),
-        )
+        if math.isfinite(means.get("loss", math.nan)):
+            self._kept, self._unchecked = [], 0
+        else:
+            self.check()
+
+    def check(self) -> None:
+        """Check the losses since the last check; called on every rank.
+
+        One host sync, and with several ranks one exchange between the hosts.
+
+        Raises:
+            UserError: a loss is not finite. An infinite one counts like NaN: its gradients are infinite or NaN, or
+                `grad_clip` makes them 0.
+        """
+        ranks = self._run.ranks
+        bad = self.first()
+        iterations = [0] * ranks.world_size
+        iterations[ranks.rank] = 0 if bad is None else bad.iteration
+        self.judge(bad, ranks.sum(torch.tensor(iterations)).tolist() if ranks.world_size > 1 else iterations)
+
+    def first(self) -> BadLoss | None:
+        """Return the first loss of this rank that is not finite; None without one. One host sync."""
+        kept = self._kept if self.may_skip else self._kept + self._open
+        losses: list[float] = torch.stack([loss.reshape(()) for *_, loss in kept]).tolist() if kept else []
+        at = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        return None if at is None else BadLoss(*kept[at][:-1], losses[at], noticed=kept[-1][0])
+
+    def judge(self, bad: BadLoss | None, iterations: Sequence[int]) -> None:
+        """End the run if a rank has a loss that is not finite; called on every rank.
+
+        Args:
+            bad: the `first` of this rank.
+            iterations: those of all ranks; 0: none.
+
+        Raises:
+            UserError: there is one.
+        """
+        if any(iterations):
+            # A NaN reaches the other ranks with the gradients, so the origin is the rank that had it first.
+            self.fail(bad, min((iteration, rank) for rank, iteration in enumerate(iterations) if iteration)[1])
+        self._kept, self._unchecked = [], 0
+        if not self.may_skip:
+            self._open = []
+
+    def _fail(self, bad: BadLoss | None, culprit: int) -> None:
+        mine = "" if bad is None else f"the loss{of_step(bad)} is {bad.loss} at iteration {bad.iteration}"
+        self._end(self._run.ranks.gather(mine)[culprit])
 
     def check_weights(self, broken: Sequence[str], iteration: int) -> None:
         """Check the weights of a checkpoint before it is written, and those at the end of training.
@@ -95,8 +177,8 @@ class LossCheck:
             more = f" and {len(broken) - _FEW} more" if len(broken) > _FEW else ""
             self._end(f"weights are NaN or infinite at iteration {iteration}: {', '.join(broken[:_FEW])}{more}")
 
-    def _end(self, problem: str, *, only_warn: bool = False) -> None:
-        if only_warn or self._run.settings.allow_nan:
+    def _end(self, problem: str) -> None:
+        if self._run.settings.allow_nan:
             if self._run.ranks.is_main and not self._has_warned:
                 log.warning("%s", problem)
             self._has_warned = True
@@ -109,6 +191,11 @@ class LossCheck:
             "that makes it with hooks=anomaly_detection, and the samples with hooks=check_invalid_loss. "
             "To train on, set engine.allow_nan=true.",
         )
+
+
+def of_step(bad: BadLoss) -> str:
+    """Return the words that name the step of a loss; empty if the task has no steps."""
+    return f" of the step {bad.step}" if bad.step else ""
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

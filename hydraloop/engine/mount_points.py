@@ -63,7 +63,6 @@ class HookLike(Protocol):
     runs_after: ClassVar[tuple[str, ...]]
     on_error: ClassVar[OnError]
     rank_zero_only: ClassVar[bool]
-    checks_loss: bool
     idle_points: Collection[str]
     name: str
     key: str

@@ -146,12 +146,13 @@ class Outcome:
             self._batches.end()
             for loader in self._batches.loaders.by_key().values():
                 end_workers(loader)
-            if run.ranks.is_main and run.precision.skipped and self._progress.optimizer_step == 0:
+            is_fp16 = run.precision.name == "fp16"
+            if run.ranks.is_main and is_fp16 and run.precision.skipped and self._progress.optimizer_step == 0:
                 log.warning(
-                    "precision=%s: all %d optimizer steps were skipped, so nothing was learned; use a smaller "
+                    "precision=fp16: all %d optimizer steps were skipped, so nothing was learned; use a smaller "
                     "precision.init_scale or precision.loss_scale",
-                    run.precision.name, run.precision.skipped,
-                )  # fmt: skip
+                    run.precision.skipped,
+                )
             self._calls.report_repeated()
             if trains and (self.result is None or self.result.error is None) and self._failed_in_after_run():
                 self._put_result()

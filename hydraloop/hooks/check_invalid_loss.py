@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
+from hydraloop.engine.loaders import Ordered
+from hydraloop.engine.loss_check import BadLoss, of_step
 from hydraloop.errors import PeerError, UserError
-from hydraloop.hooks.shared.kept_losses import KeptLoss, loss_in_backward, samples_of
 from hydraloop.option_checks import check_at_least
 
 _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
@@ -39,12 +41,12 @@ class InvalidLossError(UserError, FloatingPointError):
 class CheckInvalidLossHook(Hook):
     """Ends the run with an `InvalidLossError` when a loss is NaN or infinite: training does not recover from it.
 
-    The hook checks all losses since the previous check every `interval` iterations, at the end of training, and before
-    a checkpoint is written, which would otherwise save a run that is lost. The error names the first iteration whose
-    loss was not finite, the samples of its batch (only the number of the batch if the loader is not hydraloop's), and
-    the current norms of the parameters: of those that are not finite, else the largest norms. With `interval=1`, it is
-    raised before the optimizer step that would make the weights NaN. With fp16, the loss is checked, not the gradients,
-    which may overflow by design. With several ranks, all end with the error of the rank where it began.
+    It makes the engine's check of the loss (`engine.loss_check`) every `interval` iterations, and lets it say more. The
+    error names the first iteration whose loss was not finite, the samples of its batch (only the number of the batch if
+    the loader is not hydraloop's), and the current norms of the parameters: of those that are not finite, else the
+    largest norms. With `interval=1`, it is raised before the optimizer step that would make the weights NaN. The loss
+    of a step that is skipped (fp16, `grad_clip.skip_nonfinite`) does not count. With several ranks, all end with the
+    error of the rank where it began.
 
     Priority NORMAL, MMDetection's. Cost: one host sync per check, and with several ranks one exchange between the
     hosts; no host sync in between. No state. Options: `CheckInvalidLossHookConf`. From MMDetection's
@@ -52,93 +54,59 @@ class CheckInvalidLossHook(Hook):
     """
 
     collective = True
-    checks_loss = True
 
     def __init__(self, *, interval: int = 50) -> None:
         check_at_least(1, interval=interval)
         self._due = Every(interval).due
-        self._kept: list[KeptLoss] = []
 
-    def at_position(self, engine: Engine) -> None:
-        """Forget the losses of an earlier training of this engine."""
-        self._kept = []
+    def before_train(self, engine: Engine) -> None:
+        """Let the engine's check raise the error of this hook."""
+        engine.loss_check.fail = partial(self._fail, engine)
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Keep the loss; check all kept losses every `interval` iterations.
+        """Check the losses every `interval` iterations.
 
         Raises:
             InvalidLossError: one is not finite.
             PeerError: one is not finite on another rank.
         """
-        loss = loss_in_backward(engine, batch_idx, outputs)
-        self._kept.append(loss)
-        if self._due(loss.iteration, last=loss.iteration == engine.max_iters):
-            self._check(engine)
+        now = engine.progress.iteration + 1  # the counters move after the step
+        if self._due(now, last=now == engine.max_iters):
+            engine.loss_check.check()
 
-    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Check the kept losses before the checkpoint is written.
-
-        Raises:
-            InvalidLossError: one is not finite; nothing is written.
-            PeerError: one is not finite on another rank.
-        """
-        if self._kept:
-            self._check(engine)
-
-    def after_train(self, engine: Engine) -> None:
-        """Check the kept losses of a run that has stopped.
-
-        Raises:
-            InvalidLossError: one is not finite.
-            PeerError: one is not finite on another rank.
-        """
-        if self._kept and engine.error is None:
-            self._check(engine)
-
-    def _check(self, engine: Engine) -> None:
-        kept = self._kept
-        losses: list[float] = torch.stack([one.loss.reshape(()) for one in kept]).tolist()
-        at = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        ranks = engine.distributed
-        iterations = [0] * ranks.world_size  # the first that was not finite, of each rank
-        iterations[ranks.rank] = 0 if at is None else kept[at].iteration
-        if ranks.world_size > 1:
-            iterations = ranks.sum(torch.tensor(iterations)).tolist()
-        if not any(iterations):
-            self._kept = []
-            return
+    def _fail(self, engine: Engine, bad: BadLoss | None, culprit: int) -> None:
         engine.loss_check.end_diverged()
         norms = _norms(engine)
-        # A NaN reaches the other ranks with the gradients, so the origin is the rank that had it first.
-        culprit = min((iteration, rank) for rank, iteration in enumerate(iterations) if iteration)[1]
-        mine = "" if at is None else _message(engine, kept[at], losses[at], norms, noticed=kept[-1].iteration)
-        problem = ranks.gather(mine)[culprit]
-        if culprit != ranks.rank:
+        problem = engine.distributed.gather("" if bad is None else _message(engine, bad, norms))[culprit]
+        if culprit != engine.distributed.rank:
             raise PeerError(f"rank {culprit}: {problem}")
-        assert at is not None, "this rank has a loss that is not finite"
-        raise invalid_loss(engine, kept[at], problem, norms, self.key)
+        assert bad is not None, "this rank has a loss that is not finite"
+        error = InvalidLossError(problem, key=self.key, remedy=_REMEDY)
+        error.iteration, error.batch_idx = bad.iteration, bad.batch_idx
+        error.samples, error.norms = samples_of(engine, bad.epoch, bad.batch_idx), norms
+        raise error
 
 
-def invalid_loss(engine: Engine, bad: KeptLoss, problem: str, norms: dict[str, float], key: str) -> InvalidLossError:
-    """Return the error of a run that the loss `bad` ends.
+def samples_of(engine: Engine, epoch: int, batch_idx: int) -> list[int] | None:
+    """Return the indices of this rank's samples in `data.train`; None if the loader does not know them.
 
     Args:
-        problem: the message.
-        norms: of the parameters, by name.
-        key: of the hook.
+        epoch: of the batch, from 0.
+        batch_idx: in the epoch, from 0.
     """
-    error = InvalidLossError(problem, key=key, remedy=_REMEDY)
-    error.iteration, error.batch_idx = bad.iteration, bad.batch_idx
-    error.samples, error.norms = samples_of(engine, bad.epoch, bad.batch_idx), norms
-    return error
+    loader: object = engine.loaders.train
+    if not isinstance(loader, Ordered):
+        return None
+    # With `default_hooks.sampler_seed=null`, the loader's epoch is not set.
+    follows = loader.epoch == engine.progress.epoch
+    return loader.indices_at(batch_idx, epoch if follows else loader.epoch)
 
 
-def _message(engine: Engine, bad: KeptLoss, loss: float, norms: dict[str, float], *, noticed: int) -> str:
-    of_step = f" of the step {bad.step}" if bad.step else ""
-    later = "" if noticed == bad.iteration else f", noticed at iteration {noticed}"
+def _message(engine: Engine, bad: BadLoss, norms: dict[str, float]) -> str:
+    later = "" if bad.noticed == bad.iteration else f", noticed at iteration {bad.noticed}"
     samples = _format_samples(samples_of(engine, bad.epoch, bad.batch_idx))
     return (
-        f"the loss{of_step} is {loss} at iteration {bad.iteration}{later}\n"
+        f"the loss{of_step(bad)} is {bad.loss} at iteration {bad.iteration}{later}\n"
         f"  batch {bad.batch_idx} (from 0) of epoch {bad.epoch + 1}; {samples}\n"
         f"  {_format_norms(norms)}"
     )

@@ -53,11 +53,11 @@ class EngineConf:
     True also sets CUBLAS_WORKSPACE_CONFIG=:4096:8 for CUDA, unless it is set."""
     allow_nan: bool = False
     """Whether training continues when its loss or a weight is NaN or infinite. False: the run fails, because training
-    does not recover from it. The loss is checked at each record, before a checkpoint is written and at the end; the
-    weights before a checkpoint is written and at the end, so no checkpoint has such weights. The hook
-    `check_invalid_loss` acts on the loss instead if it is selected. Steps that fp16 has skipped do not count. Without
-    the hook `runtime_info`, records have no loss, and only the weights are checked. A validation whose loss is NaN does
-    not end the run, but its other metrics count as NaN where validations are compared: it is never the best."""
+    does not recover from it. The losses are checked at each record, before a checkpoint is written and at the end;
+    the weights before a checkpoint is written and at the end, so no checkpoint has such weights. With the hook
+    `check_invalid_loss`, the loss ends the run in any case, with a longer error. The losses of steps that fp16 or
+    `grad_clip.skip_nonfinite` has skipped do not count. A validation whose loss is NaN does not end the run, but its
+    other metrics count as NaN where validations are compared: it is never the best."""
     check_order: bool = True
     """Whether to reject hook priorities that break a hook's `runs_after`."""
     device: str = "auto"

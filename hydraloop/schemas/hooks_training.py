@@ -116,9 +116,9 @@ class GradClipHookConf(HookConf):
     """Order of the norm, above 0; `inf` is the largest entry. 2, torch's default, is the Euclidean norm."""
     clip_value: Optional[float] = None
     """Maximum absolute value of each entry, above 0. Null: off. Use this or `max_norm`."""
-    error_if_nonfinite: bool = False
-    """Whether a NaN or infinite norm ends the run. False, because the check is a host sync in every step. Not for
-    precision=fp16, which skips steps whose gradients overflow."""
+    skip_nonfinite: bool = False
+    """Whether to skip an optimizer step whose gradient norm is NaN or infinite, also without `max_norm`. After 10 in a
+    row, the run fails. False, because the check is a host sync in every step. fp16 skips such steps anyway."""
 
 
 @dataclass

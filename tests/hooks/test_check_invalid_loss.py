@@ -220,7 +220,7 @@ def test_in_fp16_a_skipped_step_is_no_invalid_loss(tmp_path: Path) -> None:
     assert precision.skipped > 0
     precision = FP16(torch.device("cpu"), init_scale=2.0**24)
     hooks = {"check": CheckInvalidLossHook(interval=1), "poison": Poison([5])}
-    assert _raised(_engine(tmp_path, hooks, precision=precision)).iteration == 5
+    assert _engine(tmp_path, hooks, precision=precision).train().status == "finished"
 
 
 def test_one_host_sync_an_interval(tmp_path: Path) -> None:
@@ -230,8 +230,9 @@ def test_one_host_sync_an_interval(tmp_path: Path) -> None:
             engine.train()
         return counted.count
 
-    assert syncs({"check": CheckInvalidLossHook(interval=6)}) - syncs({}) == 3
-    assert syncs({"check": CheckInvalidLossHook(interval=5)}) - syncs({}) == 4, "and one at the end"
+    at_the_end = 1  # by the engine, also without the hook
+    assert syncs({"check": CheckInvalidLossHook(interval=6)}) - syncs({}) == 3 - at_the_end
+    assert syncs({"check": CheckInvalidLossHook(interval=5)}) - syncs({}) == 4 - at_the_end
 
 
 def test_the_error_can_be_sent_to_another_process(tmp_path: Path) -> None:

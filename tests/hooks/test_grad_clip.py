@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
+from hydraloop.hooks import CheckpointHook, LoggerHook
 from hydraloop.hooks.grad_clip import GradClipHook
-from tests.hooks.tiny_runs import engine_of, model
+from tests.helpers import at, logged
+from tests.hooks.tiny_runs import batches, engine_of, model
 
 
 class Gradients(Hook):
@@ -117,13 +120,74 @@ def test_groups_added_between_epochs_are_clipped_too(tmp_path: Path) -> None:
     assert max(sizes[4:]) <= 1e-3 + 1e-9
 
 
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"clip_value": 1.0}])
-def test_a_norm_that_is_not_finite_ends_the_run_where_asked(tmp_path: Path, options: dict[str, Any]) -> None:
-    train = [(torch.full((4, 3), float("nan")), torch.zeros(4, 2))]
-    with pytest.raises(RuntimeError, match="non-finite"):
-        run(tmp_path, GradClipHook(**options, error_if_nonfinite=True), train=train)
-    _, after = run(tmp_path, GradClipHook(**options), train=train, allow_nan=True)
-    assert len(after.seen) == 1
+def spoil(engine: Engine) -> None:
+    """Make a gradient NaN; the loss is finite."""
+    gradient = next(engine.model.parameters()).grad
+    assert gradient is not None
+    gradient[0, 0] = float("nan")
+
+
+def skipping(run_dir: Path, bad: range, *, hooks: Mapping[str, Hook] | None = None, **settings: Any) -> Engine:
+    """A run of 20 iterations whose gradients are NaN in some of them, counted from 1."""
+
+    def spoil_some(engine: Engine) -> None:
+        if engine.progress.iteration + 1 in bad:
+            spoil(engine)
+
+    clip = GradClipHook(skip_nonfinite=True)
+    clip.key = "default_hooks.grad_clip"
+    found = {"clip": clip, "bad": at("after_backward", spoil_some, nth=0), **(hooks or {})}
+    return engine_of(run_dir, found, train=batches(20), val=False, **{"max_epochs": 1, **settings})
+
+
+def test_skipped_steps_are_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hooks = {"logger": LoggerHook(interval=20)}
+    engine = skipping(tmp_path, range(3, 12), hooks=hooks)
+    assert engine.train().status == "finished"
+    assert engine.progress.optimizer_step == 11
+    (record,) = logged(tmp_path / "metrics.jsonl")
+    assert record["skipped"] == 9
+    assert math.isfinite(record["grad_norm"])
+    assert [line for line in caplog.messages if "skipped" in line] == [
+        f"iteration {number}: the gradient norm is nan, so the step is skipped" for number in range(3, 12)
+    ]
+
+
+def test_ten_skipped_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
+    engine = skipping(
+        tmp_path, range(3, 13), hooks={"checkpoint": CheckpointHook(by_epoch=False, interval=2, asynchronous=False)}
+    )
+    with pytest.raises(UserError) as caught:
+        engine.train()
+    assert engine.progress.iteration == 11
+    assert str(caught.value) == (
+        "default_hooks.grad_clip.skip_nonfinite: 10 steps in a row, to iteration 12, had gradients that are NaN or "
+        f"infinite\n  Add resume={tmp_path}/checkpoints/iter_10.pth seed=1: other batches follow. "
+        "Train with a lower optimizer.lr."
+    )
+    assert engine.loss_check.diverged
+
+
+def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
+    saving = {"checkpoint": CheckpointHook(by_epoch=False, interval=8)}
+    skipping(tmp_path, range(3, 6), hooks=saving).train()
+    again = skipping(tmp_path / "2", range(20, 21), hooks=saving, resume=tmp_path / "checkpoints" / "iter_8.pth")
+    again.train()
+    assert again.run.precision.skipped == 4
+
+
+def test_fp16_skips_such_steps_by_its_own_rule(tmp_path: Path) -> None:
+    precision = FP16(torch.device("cpu"), init_scale=2.0**10)
+    engine = skipping(tmp_path, range(3, 15), precision=precision)
+    assert engine.train().status == "finished"
+    assert (precision.skipped, precision.scale) == (12, 2.0**-2)
+
+
+def test_the_step_of_an_optimizer_with_a_closure_cannot_be_skipped(tmp_path: Path) -> None:
+    net = model()
+    engine = skipping(tmp_path, range(0), net=net, optimizer=optim.LBFGS(net.parameters()))
+    with pytest.raises(UserError, match=r"skip_nonfinite: the step of LBFGS computes the loss several times"):
+        engine.train()
 
 
 def of_embedding(run_dir: Path, hook: GradClipHook, *, sparse: bool, **settings: Any) -> list[Tensor]:

@@ -17,8 +17,9 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.hooks.grad_clip import GradClipHook
 from hydraloop.tasks import Regression
+from tests.helpers import at
 from tests.hooks.tiny_runs import engine_of
-from tests.ranks import RankError, on_ranks
+from tests.ranks import on_ranks
 
 
 class Poison(Hook):
@@ -78,14 +79,44 @@ def test_a_rank_without_a_part_clips_as_one_process_does(options: dict[str, floa
             torch.testing.assert_close(weights_in_shards[name], value)
 
 
+def skip_one(distributed: Distributed, run_dir: str) -> tuple[int, int, list[list[float]]]:
+    """The loss of the second step is NaN on the last rank. Sums of weights and momentum after each of three steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+    distributed.prepare(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(3)]
+    if distributed.rank == distributed.world_size - 1:
+        batches[1][1][0] = math.nan
+    seen: list[list[float]] = []
+
+    def see(engine: Engine) -> None:
+        state = [whole(entry["momentum_buffer"]) for entry in optimizer.state.values()]
+        seen.append([tensor.double().abs().sum().item() for tensor in (*map(whole, model.parameters()), *state)])
+
+    hooks: dict[str, Hook] = {"clip": GradClipHook(skip_nonfinite=True), "see": at("after_train_iter", see, nth=0)}
+    task = Regression(model, nn.MSELoss())
+    options: dict[str, Any] = {"max_epochs": 1, "distributed": distributed, "optimizer": optimizer, "val": False}
+    engine = engine_of(Path(run_dir), hooks, task=task, loaders=Loaders(batches), **options)
+    assert engine.train().status == "finished"
+    return engine.progress.optimizer_step, engine.run.precision.skipped, seen
+
+
+@pytest.mark.parametrize("strategy", [None, "ddp", "fsdp2"])
+def test_all_ranks_skip_a_step_which_leaves_weights_and_momentum(strategy: str | None, tmp_path: Path) -> None:
+    if strategy is None:
+        told = [skip_one(Distributed(), str(tmp_path))]
+    else:
+        told = on_ranks(2, skip_one, str(tmp_path), strategy=strategy)
+    assert all(one == told[0] for one in told)
+    steps, skipped, (before, after, end) = told[0]
+    assert (steps, skipped) == (2, 1)
+    assert before == after
+    assert end != after
+
+
 def test_a_nan_on_one_rank_is_the_norm_of_all(tmp_path: Path) -> None:
     options = {"max_norm": 0.01, "norm_type": math.inf}
     for norms, weights in on_ranks(2, train, str(tmp_path), options, math.nan, strategy="fsdp2"):
         assert all(map(math.isnan, norms))
         assert all(value.isnan().all() for value in weights.values())
-
-
-def test_an_infinite_largest_entry_can_end_the_run(tmp_path: Path) -> None:
-    options = {"max_norm": 0.01, "norm_type": math.inf, "error_if_nonfinite": True}
-    with pytest.raises(RankError, match="the largest entry of the gradients is not finite"):
-        on_ranks(2, train, str(tmp_path), options, math.inf, strategy="fsdp2")

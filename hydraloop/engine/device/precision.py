@@ -33,7 +33,7 @@ class Precision:
     dtype: torch.dtype | None = None
     """The dtype in which autocast computes; None: that of the tensors."""
     skipped: int = 0
-    """Optimizer steps skipped until now, in the whole run; only fp16 skips steps."""
+    """Optimizer steps skipped until now, in the whole run: by fp16, or by `grad_clip.skip_nonfinite`."""
     diverged: bool = False
     """Whether gradients are not finite at any loss scale, so that fp16 has ended the run."""
 
@@ -61,11 +61,12 @@ class Precision:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values for a resumed run (fp16: the scale)."""
-        return {}
+        """Return plain values for a resumed run: the steps skipped (fp16: also the scale)."""
+        return {"skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned; the state of another precision is ignored."""
+        """Load what `state_dict` returned; of the state of another precision, only the steps skipped."""
+        self.skipped = state["skipped"]
 
 
 class TF32(Precision):
@@ -258,10 +259,10 @@ class FP16(Autocast):
         return {"scale": self.scale, "good_steps": good_steps, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at the saved or the fixed scale with this run's options; another precision's state is ignored."""
-        if state:
+        """Continue at the saved or the fixed scale with this run's options; another precision has no scale."""
+        super().load_state_dict(state)
+        if "scale" in state:
             self._start(state["scale"], good_steps=state["good_steps"])
-            self.skipped = state["skipped"]
 
 
 def make_precision(options: Mapping[str, Any], device: torch.device) -> Precision:

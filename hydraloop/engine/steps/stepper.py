@@ -10,6 +10,7 @@ from torch import Tensor, optim
 from hydraloop.engine.batches import Batches, Window
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.loaders import has_exact_sizes, share_of
+from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.closure import Closure, closure_of
 from hydraloop.engine.steps.loss_errors import check_loss, empty_batch_error, no_loss_error
@@ -25,14 +26,15 @@ class Stepper:
         run: the parts of the run.
         batches: of training.
         calls: after_backward and before_optimizer_step are called.
+        loss_check: gets the losses.
     """
 
     wraps: ClassVar[bool] = True
     """Whether DDP wraps the task to average its gradients."""
 
-    def __init__(self, run: Run, batches: Batches, calls: CallTable) -> None:
+    def __init__(self, run: Run, batches: Batches, calls: CallTable, loss_check: LossCheck) -> None:
         self._task, self._ranks, self._precision = run.task, run.ranks, run.precision
-        self._calls = calls
+        self._calls, self._loss_check = calls, loss_check
         self.accumulate = run.settings.accumulate
         """Iterations in an optimizer step."""
         self._is_wrapped = self.wraps and run.trained_by is not None
@@ -55,6 +57,7 @@ class Stepper:
         """The name of the task's step that is being done; empty outside of steps."""
         self.stepped = False
         """Whether an optimizer stepped in the iteration just completed."""
+        self._skips = False
         self.window_closed = True
         """Whether the accumulation window is closed, so that there are no gradients before an optimizer step."""
         self.batch_samples = 0
@@ -76,6 +79,23 @@ class Stepper:
         if self._all is not None:
             self._all.zero_grad(set_to_none=True)
         self.optimizer, self.step, self.window_closed = self._all, "", True
+
+    def skip_step(self) -> None:
+        """Skip the optimizer step of this window; called in before_optimizer_step, on every rank.
+
+        The step then does not count for schedules and averages of weights, and its losses not for `loss_check`.
+
+        Raises:
+            RuntimeError: the optimizer repeats the forward and backward pass in its step (LBFGS).
+        """
+        if self.repeats:
+            raise RuntimeError("the step of an optimizer with a closure cannot be skipped")
+        self._skips = True
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the optimizer repeats the forward and backward pass in its step (LBFGS)."""
+        return self._closure is not None
 
     def rewrap(self) -> None:
         """Wrap the task again after `requires_grad` of parameters has changed, on every rank.
@@ -105,20 +125,24 @@ class Stepper:
         outputs = self._forward_backward(batch_idx, batch, closes=closes)
         loss = outputs["loss"]  # held to the end: an iteration takes 10 µs longer if its graph is freed before the step
         outputs["loss"] = loss.detach()
+        self._loss_check.keep(batch_idx, self.step, outputs["loss"] if self.batch_samples else None)
         calls.after_backward(batch_idx, batch, outputs)
-        self.stepped = False
+        self.stepped = self._skips = False
         if closes:
             self._precision.unscale(optimizer)
             if weighting is not None:
                 weighting.correct(optimizer)
             calls.before_optimizer_step(batch_idx, batch, outputs)
-            if self._closure is None:
+            if self._skips:
+                self._precision.skipped += 1
+            elif self._closure is None:
                 self.stepped = self._precision.step(optimizer)
             else:
                 self.stepped = self._step_with_closure(self._closure, batch_idx, batch, outputs)
             for group in optimizer.param_groups:  # Optimizer.zero_grad without its 5 µs of profiler and checks
                 for parameter in group["params"]:
                     parameter.grad = None
+            self._loss_check.close_window(stepped=self.stepped)
         self.window_closed = closes
         if not self._has_iterated:
             self._has_iterated = True
