@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from hydraloop.engine.argument_checks import check_hook
-from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook import Hook, check_hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
 from hydraloop.schemas.data import SPLITS

@@ -21,7 +21,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 import hydraloop  # stores the options
-from hydraloop.engine.mount_points import ON_ERROR, Priority
+from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.errors import any_of
 from hydraloop.hooks import CLASSES
 from hydraloop.schemas import stored

@@ -8,9 +8,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Call, Hook, MountPoints, OnError
 from hydraloop.engine.hook_errors import Policy
 from hydraloop.engine.hook_order import Slot, in_order, slot_of
-from hydraloop.engine.mount_points import GENERAL_POINTS, MOUNT_POINTS, Call, HookLike, MountPoints, OnError
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class CallTable(MountPoints):
     def __init__(
         self,
         engine: object,
-        hooks: Mapping[str, HookLike],
+        hooks: Mapping[str, Hook],
         slots: Sequence[Slot] | None = None,
         on_error: Mapping[str, OnError] | None = None,
         rank: int = 0,
@@ -99,7 +99,7 @@ class CallTable(MountPoints):
         return results[0] if results else None
 
 
-def _methods(hook: HookLike) -> list[tuple[str, Call]]:
+def _methods(hook: Hook) -> list[tuple[str, Call]]:
     """Return (mount point, bound method) for each method that a hook overrides, except at its `idle_points`."""
     found: list[tuple[str, Call]] = []
     for general, points in GENERAL_POINTS.items():

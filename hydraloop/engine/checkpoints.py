@@ -23,8 +23,8 @@ from hydraloop.engine.checkpoint.writing import broken_weights, stand_alone, wri
 from hydraloop.engine.device import seeding
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.evaluation.evaluator import Evaluator
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.loss_check import LossCheck, not_finite
-from hydraloop.engine.mount_points import HookLike
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.run import Run
@@ -229,7 +229,7 @@ class Checkpoints:
         alone = {name for name, hook in run.hooks.items() if hook.rank_zero_only}
         return {name: state for name, state in states.items() if name in alone or all(name in had for had in gathered)}
 
-    def _hooks_with_state(self) -> dict[str, HookLike]:
+    def _hooks_with_state(self) -> dict[str, Hook]:
         return {name: hook for name, hook in self._run.hooks.items() if hook.overrides("state_dict")}
 
     # Loading. --------------------------------------------------------------------------------------------------------

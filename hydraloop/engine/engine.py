@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn, optim
 
-from hydraloop.engine.argument_checks import check_task
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
@@ -21,17 +20,17 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.evaluation.module_modes import begin_training
 from hydraloop.engine.evaluation.prediction import only_test_set, predict_batches
+from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.hook_order import Slot, check_needed, in_place
 from hydraloop.engine.interruption.signals import preemptible
 from hydraloop.engine.loaders import Loader, Loaders, epoch_setters
 from hydraloop.engine.loss_check import LossCheck
-from hydraloop.engine.mount_points import HookLike, OnError
 from hydraloop.engine.outcome import Outcome
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
-from hydraloop.engine.run import Run
+from hydraloop.engine.run import Run, check_task
 from hydraloop.engine.settings import Settings
 from hydraloop.engine.steps.task_steps import make_stepper
 from hydraloop.run_files.lock import RunLock
@@ -88,7 +87,7 @@ class Engine:
         loaders: Loaders,
         optimizer: optim.Optimizer | None = None,
         schedules: Mapping[str, Schedule | TorchSchedule] | None = None,
-        hooks: Mapping[str, HookLike | None] | None = None,
+        hooks: Mapping[str, Hook | None] | None = None,
         slots: Sequence[Slot] | None = None,
         on_error: Mapping[str, OnError] | None = None,
         lock: RunLock | None = None,

@@ -38,22 +38,103 @@ of their selection. This file imports no torch: the dry run reads priorities and
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hydraloop.engine.argument_checks import refusing
 from hydraloop.engine.interval import Every
-from hydraloop.engine.mount_points import GENERAL_POINTS as GENERAL_POINTS
-from hydraloop.engine.mount_points import MOUNT_POINTS as MOUNT_POINTS
-from hydraloop.engine.mount_points import ON_ERROR as ON_ERROR
-from hydraloop.engine.mount_points import Mode as Mode
-from hydraloop.engine.mount_points import OnError as OnError
-from hydraloop.engine.mount_points import Priority as Priority
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import Remedy, UserError, suggestion
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
+
+Mode = Literal["train", "val", "test"]
+OnError = Literal["raise", "warn", "disable"]
+ON_ERROR: tuple[OnError, ...] = ("raise", "warn", "disable")
+Call = Callable[..., None]
+
+
+class MountPoints:
+    """One call for each mount point, in the order of a run. `Hook` says when each is called, and with what."""
+
+    before_run: Call
+    after_load_checkpoint: Call
+    at_position: Call
+    before_train: Call
+    before_train_epoch: Call
+    before_train_iter: Call
+    after_backward: Call
+    before_optimizer_step: Call
+    after_train_iter: Call
+    on_log: Call
+    after_train_epoch: Call
+    before_save_checkpoint: Call
+    before_val: Call
+    before_val_epoch: Call
+    before_val_iter: Call
+    after_val_iter: Call
+    after_val_epoch: Call
+    after_val: Call
+    on_exception: Call
+    after_train: Call
+    before_test: Call
+    before_test_epoch: Call
+    before_test_iter: Call
+    after_test_iter: Call
+    after_test_epoch: Call
+    after_test: Call
+    after_run: Call
+
+
+MOUNT_POINTS = tuple(MountPoints.__annotations__)
+"""Their names."""
+GENERAL_POINTS: dict[str, tuple[tuple[str, Mode], ...]] = {
+    general: tuple((general.replace("_", f"_{mode}_"), mode) for mode in ("train", "val", "test"))
+    for general in ("before_epoch", "after_epoch", "before_iter", "after_iter")
+}
+"""The four general points, and the mount points (with their mode) at which each is called."""
+
+
+class Priority(IntEnum):
+    """When a hook is called at a mount point: 0 first, 100 last. MMEngine's scale."""
+
+    HIGHEST = 0
+    VERY_HIGH = 10
+    HIGH = 30
+    ABOVE_NORMAL = 40
+    NORMAL = 50
+    BELOW_NORMAL = 60
+    LOW = 70
+    VERY_LOW = 90
+    LOWEST = 100
+    # iMIX's names for two of them.
+    HIGHER = VERY_HIGH
+    LOWER = VERY_LOW
+
+    @classmethod
+    def of(cls, value: int | str, key: str | None = None) -> int:
+        """Return the number of a priority given as a number (0..100) or a name (any case).
+
+        Raises:
+            UserError: the number is out of range or the name unknown; names `key`.
+        """
+        if isinstance(value, str):
+            if value.strip().lstrip("-").isdigit():
+                return cls.of(int(value), key)
+            try:
+                return int(cls.__members__[value.strip().upper()])
+            except KeyError:
+                raise UserError(
+                    f"there is no priority {value!r}",
+                    key=key,
+                    remedy=suggestion(value, cls.__members__) + " A number from 0 (first) to 100 (last) works too.",
+                ) from None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
+            text = f"Use a number from 0 (first) to 100 (last), or a name: {', '.join(cls.__members__)}."
+            nearest = "100" if isinstance(value, int) and value > 100 else "0"
+            raise UserError(f"priority {value!r} is out of range", key=key, remedy=Remedy(text, (str(value), nearest)))
+        return int(value)
 
 
 class Hook:
@@ -217,27 +298,6 @@ class Hook:
         """Set the name, and the key unless the hook has one."""
         self.name, self.key = name, self.key or key
 
-    def check_arguments(self, key: str) -> None:
-        """Refuse a method of a mount point that does not take what the engine passes.
-
-        Args:
-            key: of the hook in the config, for the error.
-
-        Raises:
-            UserError: names the method, and how to write it.
-        """
-        for point in filter(self.overrides, _POINT_NAMES):
-            names = list(inspect.signature(getattr(Hook, point)).parameters)[1:]
-            by_name = names[-1:] if point in GENERAL_POINTS else []  # `mode`
-            positional = names[: len(names) - len(by_name)]
-            signature = refusing(getattr(self, point), *positional, **dict.fromkeys(by_name))
-            if signature is not None:
-                raise UserError(
-                    f"{type(self).__name__}.{point}{signature} cannot be called with ({', '.join(names)})",
-                    key=key,
-                    remedy=f"Write: def {point}(self, {', '.join(names)})",
-                )
-
     # MMEngine's helpers; `n` and `begin` are those of `interval.Every`. ----------------------------------------------
 
     def every_n_train_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
@@ -270,6 +330,12 @@ class Hook:
     def is_last_train_iter(self, engine: Engine) -> bool:
         """Return whether the iteration just completed is the last."""
         return engine.progress.iteration >= engine.max_iters
+
+
+def check_hook(hook: object, key: str) -> None:
+    """Refuse an object that is not a hook; `key` names its option."""
+    if not isinstance(hook, Hook):
+        raise UserError(f"{type(hook).__name__} is not a Hook", key=key, remedy="Inherit from hydraloop.Hook.")
 
 
 _PREFIXES = ("before_", "after_", "on_")

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hydraloop.engine.mount_points import OnError
+from hydraloop.engine.hook import OnError
 from hydraloop.errors import UserError
 from hydraloop.run_files.result import describe
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hydraloop.engine.argument_checks import check_hook
-from hydraloop.engine.mount_points import GENERAL_POINTS, MOUNT_POINTS, HookLike, Priority
+from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, Priority, check_hook
 from hydraloop.errors import Remedy, UserError
 
 NEEDED = ("sampler_seed", "param_scheduler")
@@ -32,7 +31,7 @@ class Slot:
     """The mount points it uses; None if its class was not imported."""
 
 
-def slot_of(name: str, hook: HookLike, priority: int | str | None = None, *, is_default: bool = False) -> Slot:
+def slot_of(name: str, hook: Hook, priority: int | str | None = None, *, is_default: bool = False) -> Slot:
     """Return the place of a hook; without `priority`, that of its class counts."""
     number = Priority.of(hook.priority if priority is None else priority, key=f"{hook.key}.priority")
     return Slot(name, number, is_default, tuple(hook.runs_after), mount_points_of(hook.overrides))
@@ -95,9 +94,7 @@ def missing(given: Container[str], *, scheduled: bool) -> list[str]:
     return [name for name in NEEDED if name not in given and (scheduled or name != "param_scheduler")]
 
 
-def in_place(
-    hooks: Mapping[str, HookLike | None], slots: Sequence[Slot] | None
-) -> tuple[dict[str, HookLike], list[Slot]]:
+def in_place(hooks: Mapping[str, Hook | None], slots: Sequence[Slot] | None) -> tuple[dict[str, Hook], list[Slot]]:
     """Return the hooks of an engine, which now know their names, and their places in the order.
 
     Args:
@@ -114,7 +111,7 @@ def in_place(
     return found, [slot_of(name, hook) for name, hook in found.items()] if slots is None else [*slots]
 
 
-def check_needed(hooks: Mapping[str, HookLike | None], *, scheduled: bool, has_epochs: bool) -> None:
+def check_needed(hooks: Mapping[str, Hook | None], *, scheduled: bool, has_epochs: bool) -> None:
     """Refuse to train without the hooks that apply the schedules and set the epoch of the train loader.
 
     Args:

@@ -24,7 +24,7 @@ from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.report.summary import Report
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
-from hydraloop.engine.steps.loss_errors import sparse_error
+from hydraloop.engine.steps.loss_weighting import sparse_error
 from hydraloop.errors import UserError, interrupt
 from hydraloop.run_files.attempts import typed_overrides
 from hydraloop.run_files.checkpoint_files import newest_intact

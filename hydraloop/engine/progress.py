@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from hydraloop.engine.mount_points import Mode
+from hydraloop.engine.hook import Mode
 from hydraloop.engine.settings import Settings
 
 _COUNTERS = ("epoch", "iteration", "optimizer_step", "samples", "batch_in_epoch", "last_validation")

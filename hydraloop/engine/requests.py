@@ -26,7 +26,7 @@ import torch
 
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed, Pending
-from hydraloop.engine.mount_points import HookLike
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.settings import Settings, seconds_of
 from hydraloop.run_files.result import PREEMPTED
@@ -64,8 +64,8 @@ class Requests:
         self._settings, self._ranks, self._calls, self._progress = settings, ranks, calls, progress
         self._saves = saves
         self._alone = ranks.world_size == 1
-        self._checkpoints: dict[str, tuple[Write | None, HookLike | None]] = {}
-        self._not_agreed: dict[str, tuple[Write | None, HookLike | None]] = {}
+        self._checkpoints: dict[str, tuple[Write | None, Hook | None]] = {}
+        self._not_agreed: dict[str, tuple[Write | None, Hook | None]] = {}
         self._unannounced = False  # whether `_not_agreed` has checkpoints that the other ranks do not know of
         self._asked_to_stop: str | None = None
         self._asked_to_preempt: str | None = None
@@ -129,7 +129,7 @@ class Requests:
         return self._asked_to_preempt is not None
 
     def checkpoint(
-        self, tag: str, write: Write | None = None, owner: HookLike | None = None, *, agreed: bool = False
+        self, tag: str, write: Write | None = None, owner: Hook | None = None, *, agreed: bool = False
     ) -> None:
         """Ask for a checkpoint. It is written after all hooks of this mount point, once the window is closed.
 

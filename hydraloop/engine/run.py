@@ -12,7 +12,7 @@ from torch import nn, optim
 
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.mount_points import HookLike
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.optimizers.optimizer_set import parts
 from hydraloop.engine.optimizers.parameter_groups import Group, describe
 from hydraloop.engine.settings import Settings
@@ -33,7 +33,7 @@ class Run:
     """The optimizer; None if the engine only evaluates."""
     schedules: Mapping[str, Schedule | TorchSchedule]
     """The schedules by name."""
-    hooks: Mapping[str, HookLike]
+    hooks: Mapping[str, Hook]
     """The hooks by name, in the order of registration."""
     settings: Settings
     """The options of the engine."""
@@ -75,3 +75,29 @@ class Run:
     def optimizers(self) -> dict[str, optim.Optimizer]:
         """The optimizers by name; the name of a single one is empty."""
         return parts(self.optimizer)
+
+
+_OF_A_TASK = (
+    "model", "metric_names", "num_samples", "evaluate", "predict", "higher_is_better", "logged", "uncounted",
+    "reset_metrics", "compute_metrics", "pictures",
+)  # fmt: skip
+"""What the engine uses of a task."""
+
+
+def check_task(task: Any) -> None:
+    """Refuse a module that is not a task."""
+    lacking = [name for name in _OF_A_TASK if not hasattr(task, name)]
+    if lacking:
+        raise UserError(
+            f"{type(task).__name__} is not a task: it has no {lacking[0]}",
+            key="task",
+            remedy="Use it as the model of a task, such as hydraloop.tasks.Classification(model, loss, metrics), or "
+            "inherit from hydraloop.Task.",
+        )
+    steps = getattr(task, "steps", ())
+    if not isinstance(steps, tuple) or not all(isinstance(name, str) for name in steps):
+        raise UserError(
+            f"{type(task).__name__}.steps is {steps!r}, not a tuple with the names of steps",
+            key="task",
+            remedy='Write: steps = ("discriminator", "generator"), or give another name to this attribute.',
+        )

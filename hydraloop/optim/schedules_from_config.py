@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, cast
 from omegaconf import DictConfig, OmegaConf
 from torch.optim import Optimizer
 
-from hydraloop.engine.argument_checks import refusing
 from hydraloop.engine.checkpoint.format import Position
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers.optimizer_set import parts
@@ -109,7 +108,7 @@ def build_schedule(
                 raise _only_the_lr(key, field)
         length = max(1, run.epochs if by_epoch else run.steps)
         return TorchSchedule(name, made, optimizer, by_epoch=by_epoch, monitor=monitor, length=length)
-    _check_function(made, monitor, key)
+    _check_monitor(made, monitor, key)
     _check_begin_and_end(begin, end, key)
     _check_warm_up(made, begin, end, run, key, by_epoch=by_epoch)
     if convert_to_iter_based:
@@ -145,15 +144,8 @@ def _in_steps(function: Function, steps: int) -> Function:
     return dataclasses.replace(cast(Any, function), **lengths) if lengths else function
 
 
-def _check_function(function: Function, monitor: str | None, key: str) -> None:
-    """Refuse a function that cannot be called, or does not fit `monitor`."""
-    signature = refusing(function.value, 0, 1, 0.0, 0.0)
-    if signature is not None:
-        raise UserError(
-            f"{type(function).__name__}.value{signature} cannot be called with (k, length, value, initial)",
-            key=f"{key}._target_",
-            remedy="Write: def value(self, k, length, value, initial)",
-        )
+def _check_monitor(function: Function, monitor: str | None, key: str) -> None:
+    """Refuse a function that does not fit `monitor`."""
     if isinstance(function, Plateau) and monitor is None:
         remedy = f"Set {key}.monitor=loss for the validation loss."
         raise UserError("a plateau needs a metric", key=f"{key}.monitor", remedy=remedy)

@@ -10,7 +10,6 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
-from hydraloop.engine.argument_checks import refusing
 from hydraloop.errors import UserError
 from hydraloop.optim.schedule import GroupNumber, another_kind
 
@@ -69,15 +68,10 @@ class TorchSchedule:
             )
 
     def _check(self) -> None:
-        """Refuse an object without the methods of a scheduler, or whose `step` needs more than the metric."""
-        kind, problem = type(self.scheduler).__name__, None
+        """Refuse an object without the methods of a scheduler."""
         lacking = [name for name in ("step", "state_dict", "load_state_dict") if not hasattr(self.scheduler, name)]
-        metric = [0.0] if isinstance(self.scheduler, ReduceLROnPlateau) else []
         if lacking:
-            problem = f"{kind} is not a scheduler: it has no {lacking[0]}"
-        elif signature := refusing(self.scheduler.step, *metric):
-            problem = f"{kind}.step{signature} cannot be called without arguments"
-        if problem is not None:
+            problem = f"{type(self.scheduler).__name__} is not a scheduler: it has no {lacking[0]}"
             remedy = "Name one of torch.optim.lr_scheduler, or use an option of the group: scheduler=cosine"
             raise UserError(problem, key=f"{self.key}._target_", remedy=remedy)
 

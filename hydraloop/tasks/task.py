@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.records.messages import check_scalar_name, plain, scalars_of
-from hydraloop.engine.steps.loss_errors import check_form, no_loss_error
-from hydraloop.engine.steps.loss_weighting import SumAndCount, mean_of
+from hydraloop.engine.steps.loss_weighting import SumAndCount, check_form, mean_of, no_loss_error
 from hydraloop.errors import UserError
 from hydraloop.tasks.labels import labels_error
 from hydraloop.tasks.metrics import Metric

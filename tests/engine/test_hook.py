@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -285,67 +284,3 @@ def test_a_run_resumed_in_its_last_epoch_knows_it(tmp_path: Path) -> None:
 
 
 # Signatures of mount points. ------------------------------------------------------------------------------------------
-
-
-class Short(Hook):
-    def after_train_iter(self, engine: Engine) -> None:  # type: ignore[override]
-        pass
-
-
-class WithoutMode(Hook):
-    def before_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:  # type: ignore[override]
-        pass
-
-
-class ModeUnderAnotherName(Hook):
-    def after_epoch(self, engine: Engine, split: str) -> None:  # type: ignore[override]
-        pass
-
-
-@pytest.mark.parametrize(
-    ("hook", "shown", "works"),
-    [
-        (Short(), "Short.after_train_iter(engine: ", "def after_train_iter(self, engine, batch_idx, batch, outputs)"),
-        (WithoutMode(), "WithoutMode.before_iter(engine: ", "def before_iter(self, engine, batch_idx, batch, mode)"),
-        (ModeUnderAnotherName(), "ModeUnderAnotherName.after_epoch(engine: ", "def after_epoch(self, engine, mode)"),
-    ],
-)
-def test_a_mount_point_that_does_not_take_what_is_passed_is_refused(
-    hook: Hook, shown: str, works: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError) as caught:
-        make_engine(tmp_path, {"mine": hook})
-    assert caught.value.key == "hooks.mine"
-    assert caught.value.problem.startswith(shown)
-    assert caught.value.remedy == f"Write: {works}"
-    made: dict[str, Any] = {}
-    exec(f"{works}: self.called = True", made)
-    point = works.removeprefix("def ").partition("(")[0]
-    mended = type("Mended", (Hook,), {point: made[point]})()
-    make_engine(tmp_path, {"mine": mended}).train()
-    assert mended.called
-
-
-class Wide(Hook):
-    """All of these can be called."""
-
-    def before_train_iter(self, *everything: Any) -> None:
-        pass
-
-    def after_train_iter(self, runner: Any, i: int, data: Any = None, outputs: Any = None, more: int = 0) -> None:
-        pass
-
-    def after_epoch(self, engine: Engine, mode: Mode = "train") -> None:
-        pass
-
-    @functools.cache  # noqa: B019 - its signature is not known
-    def before_run(self, engine: Engine) -> None:
-        pass
-
-    @functools.wraps(Short.after_train_iter)
-    def before_val(self, engine: Engine) -> None:
-        pass
-
-
-def test_other_names_defaults_and_decorators_are_accepted(tmp_path: Path) -> None:
-    make_engine(tmp_path, {"wide": Wide()}).train()

@@ -96,18 +96,6 @@ def test_the_defaults_fit_the_shortest_runs(
     assert caplog.text == ""
 
 
-class TakesTheStepOnly(Function):
-    def value(self, k: int) -> float:  # type: ignore[override]
-        return 1.0 / (k + 1)
-
-
-def test_a_custom_function_takes_what_it_is_called_with() -> None:
-    with pytest.raises(UserError, match=r"value\(k: 'int'\) -> 'float' cannot be called with") as caught:
-        of("mine", TakesTheStepOnly(), two_groups())
-    assert caught.value.key == "scheduler.mine._target_"
-    assert caught.value.remedy == "Write: def value(self, k, length, value, initial)"
-
-
 class Misspelled(Function):
     def values(self, k: int, length: int, value: float, initial: float) -> float:
         return value

@@ -160,33 +160,15 @@ class NotAScheduler:
         self.optimizer = optimizer
 
 
-class NeedsTheEpoch:
-    """Like the schedulers of timm."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def step(self, epoch: int, metric: float | None = None) -> None:
-        """Takes the epoch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing."""
-
-
 @pytest.mark.parametrize(
     ("factory", "key", "problem"),
     [
-        (partial(NeedsTheEpoch), "scheduler.mine._target_", "NeedsTheEpoch.step(epoch: 'int', metric: "),
         (partial(NotAScheduler), "scheduler.mine._target_", "NotAScheduler is not a scheduler: it has no step"),
         (partial(torchs.StepLR), "scheduler.mine", "missing 1 required positional argument: 'step_size'"),
         (partial(torchs.OneCycleLR), "scheduler.mine", "missing 1 required positional argument: 'max_lr'"),
     ],
 )
-def test_its_signatures_are_checked_when_it_is_made(factory: Any, key: str, problem: str) -> None:
+def test_what_is_not_a_scheduler_is_refused(factory: Any, key: str, problem: str) -> None:
     with pytest.raises(UserError) as caught:
         of("mine", factory, two_groups())
     assert caught.value.key == key

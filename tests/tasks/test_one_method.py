@@ -175,18 +175,21 @@ def test_a_task_without_a_loss_says_so_when_it_needs_one() -> None:
     assert caught.value.key == "task.loss"
 
 
-class TwoArguments(Task):
-    """Takes what the batch contains, not the batch."""
+class Half(nn.Module):
+    """Has some of what the engine uses."""
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:  # type: ignore[override]
-        return {"loss": inputs.mean()}
+    model = nn.Identity()
+    metric_names = ("loss",)
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        return {}
 
 
 @pytest.mark.parametrize(
     ("task", "problem"),
     [
-        (nn.Linear(1, 1), "Linear is not a task"),
-        (TwoArguments(nn.Identity()), r"TwoArguments.forward\(inputs.* cannot be called with \(batch\)"),
+        (nn.Linear(1, 1), "Linear is not a task: it has no model"),
+        (Half(), "Half is not a task: it has no num_samples"),
     ],
 )
 def test_what_is_not_a_task_gives_one_message(task: nn.Module, problem: str) -> None:

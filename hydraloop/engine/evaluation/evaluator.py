@@ -19,9 +19,9 @@ from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoint.weights import weights_of
 from hydraloop.engine.device.seeding import seeded
 from hydraloop.engine.evaluation.module_modes import in_eval_mode
+from hydraloop.engine.hook import Call, Mode
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Loader, sets_of, share_of
-from hydraloop.engine.mount_points import Call, Mode
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.pictures import heatmap
 from hydraloop.engine.records.records import Records

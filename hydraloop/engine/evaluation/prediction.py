@@ -13,8 +13,8 @@ from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.device.seeding import seeded, with_states
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable, equal_buffers
 from hydraloop.engine.evaluation.module_modes import in_eval_mode
+from hydraloop.engine.hook import Mode
 from hydraloop.engine.loaders import Loader, Loaders, sets_of, share_of
-from hydraloop.engine.mount_points import Mode
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.mean_over_ranks import MeanOverRanks
-from hydraloop.engine.mount_points import Mode
+from hydraloop.engine.hook import Mode
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.run_files.record_log import NONFINITE, OBJECTS, STAMP

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.mount_points import Mode
+from hydraloop.engine.hook import Mode
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.histograms import histograms
 from hydraloop.engine.records.messages import PLAIN, RESERVED, as_tensor, plain, position

@@ -13,8 +13,15 @@ from hydraloop.engine.loaders import has_exact_sizes, share_of
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.closure import Closure, closure_of
-from hydraloop.engine.steps.loss_errors import check_loss, empty_batch_error, no_loss_error
-from hydraloop.engine.steps.loss_weighting import LossWeighting, SumAndCount, mean_and_weight, mean_of
+from hydraloop.engine.steps.loss_weighting import (
+    LossWeighting,
+    SumAndCount,
+    check_loss,
+    empty_batch_error,
+    mean_and_weight,
+    mean_of,
+    no_loss_error,
+)
 
 Outputs = dict[str, Any]
 

@@ -399,17 +399,11 @@ def test_an_optimizer_pauses_only_in_steps(tmp_path: Path) -> None:
     assert caught.value.key == "optimizer.every"
 
 
-class _OneArgument(Gan):
-    def forward(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]
-        return super().forward(batch)
-
-
 class _Number(Gan):
     steps = 1000  # type: ignore[assignment]  # of a diffusion
 
 
-@pytest.mark.parametrize(("task", "problem"), [(_OneArgument, "step=…"), (_Number, "is 1000, not a tuple")])
-def test_a_task_that_does_not_fit(task: type[Gan], problem: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=problem) as caught:
-        gan_engine(tmp_path, {}, task=task)
+def test_steps_are_names(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is 1000, not a tuple") as caught:
+        gan_engine(tmp_path, {}, task=_Number)
     assert caught.value.key == "task"
