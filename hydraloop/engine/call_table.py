@@ -1,18 +1,51 @@
-"""The call table: which hooks are called at each mount point."""
+"""The call table: which hooks are called at each mount point, and what an error in a hook does."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
+from traceback import walk_tb
+from types import CodeType
 from typing import Any
 
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Call, Hook, MountPoints, OnError
-from hydraloop.engine.hook_errors import Policy
 from hydraloop.engine.hook_order import Slot, in_order, slot_of
+from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Policy:
+    """What an error in a hook does: it ends the run, or is logged once for each type and place."""
+
+    name: str
+    on_error: OnError
+    newly_disabled: set[str]
+    disabled: bool = False
+    _logged: set[tuple[type, CodeType, int]] = field(default_factory=set)
+
+    def handle(self, error: Exception, point: str) -> None:
+        """Raise the error, or log it with its traceback the first time, and let the run continue."""
+        if self.on_error == "raise" or isinstance(error, UserError):  # a user's mistake always ends the run
+            error.add_note(f"hydraloop: raised in the hook {self.name!r} at {point}")
+            raise error
+        if self.on_error == "disable":
+            self.disabled = True
+            self.newly_disabled.add(self.name)
+        *_, (frame, line) = walk_tb(error.__traceback__)
+        cause = (type(error), frame.f_code, line)
+        if cause in self._logged:
+            return
+        self._logged.add(cause)
+        then = "it is switched off" if self.disabled else "the run continues"
+        log.warning(
+            "hook %s failed at %s; %s (on_error=%s): %s: %s",
+            self.name, point, then, self.on_error, type(error).__name__, error, exc_info=error,
+        )  # fmt: skip
 
 
 class CallTable(MountPoints):
@@ -46,7 +79,7 @@ class CallTable(MountPoints):
         self.engine, self._hooks, self._rank = engine, hooks, rank
         self._running = [[0.0]]
         self._policies = {
-            name: Policy(name, (on_error or {}).get(name, hook.on_error), self.newly_disabled)
+            name: _Policy(name, (on_error or {}).get(name, hook.on_error), self.newly_disabled)
             for name, hook in hooks.items()
         }
         self.build()
@@ -78,11 +111,6 @@ class CallTable(MountPoints):
         if policy is not None and not policy.disabled:
             policy.disabled = True
             log.warning("hook %s failed on another rank and is switched off (on_error=disable)", name)
-
-    def report_repeated(self) -> None:
-        """Log how many errors of each hook were only counted, at the end of a run. The next run counts from 0."""
-        for policy in self._policies.values():
-            policy.report_repeated()
 
     def run_for(self, name: str, point: str, work: Callable[..., Any], *args: Any) -> Any:
         """Do work for a hook outside its mount points, with its `on_error` and its time.
@@ -120,7 +148,7 @@ def _nothing(*args: Any) -> None:
     """Call no hook."""
 
 
-_Entry = tuple[Call, Policy, list[float]]
+_Entry = tuple[Call, _Policy, list[float]]
 """A bound method with the engine, its hook's policy, and the list with its hook's seconds."""
 
 

@@ -153,7 +153,6 @@ class Outcome:
                     "precision.init_scale or precision.loss_scale",
                     run.precision.skipped,
                 )
-            self._calls.report_repeated()
             if trains and (self.result is None or self.result.error is None) and self._failed_in_after_run():
                 self._put_result()
             # A user's mistake, or another rank's error, is printed once, by the process that reports it.

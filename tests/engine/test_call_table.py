@@ -93,7 +93,7 @@ def test_raise_ends_the_run_with_a_note_of_hook_and_mount_point(tmp_path: Path) 
     assert innermost.filename.endswith("helpers.py")
 
 
-def test_warn_warns_once_for_each_cause_and_counts_the_rest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warn_warns_once_for_each_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def full(engine: Engine) -> None:
         raise OSError(f"No space left on device: 'file {engine.progress.iteration}'")
 
@@ -102,14 +102,12 @@ def test_warn_warns_once_for_each_cause_and_counts_the_rest(tmp_path: Path, capl
     with caplog.at_level(logging.WARNING):
         engine.train()
     assert engine.progress.iteration == 106
-    first, last = [record for record in caplog.records if "mine" in record.message]
+    (first,) = [record for record in caplog.records if "mine" in record.message]
     assert first.message == (
         "hook mine failed at after_train_iter; the run continues (on_error=warn): "
         "OSError: No space left on device: 'file 1'"
     )
     assert first.exc_info is not None, "the traceback is in the log"
-    assert last.message == "mine: 105 more errors of this kind: OSError: No space left on device: 'file 1'"
-    assert last.exc_info is None
 
 
 def test_another_type_or_place_of_an_error_has_its_own_warning(
@@ -126,24 +124,16 @@ def test_another_type_or_place_of_an_error_has_its_own_warning(
 
     other = failing("after_run", on_error="warn")
     hooks = {"mine": at("after_train_iter", act, nth=0, on_error="warn"), "other": other}
-    engine = make_engine(tmp_path, hooks, train=batches(9), val=batches(1))
+    engine = make_engine(tmp_path, hooks, train=batches(9))
     with caplog.at_level(logging.WARNING):
         engine.train()
-        first = [record.message.rpartition("(on_error=warn): ")[2] for record in caplog.records]
-        caplog.clear()
-        engine.validate()
-    kinds = [
+    assert [record.message.rpartition("(on_error=warn): ")[2] for record in caplog.records] == [
         "ValueError: there",
         "ValueError: invalid literal for int() with base 10: 'x'",
         "ValueError: could not convert string to float: 'x'",
-    ]
-    assert first == [
-        *kinds,
         "ValueError: here",
         "RuntimeError: on purpose",
-        "mine: 5 more errors of 4 kinds, the most frequent: ValueError: there",
     ]
-    assert not caplog.records, "the counts are of one run"
 
 
 def test_disable_warns_once_and_switches_the_hook_off_but_lets_it_close(

@@ -439,13 +439,10 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: py
     (tmp_path / "media").write_text("in the way")
     result = _engine(tmp_path, VisualizationHook()).train()
     assert result.status == "finished"
-    failed = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    (failed,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert (
-        "hook visualization failed at after_val_epoch; the run continues (on_error=warn): NotADirectoryError"
-        in failed[0]
+        "hook visualization failed at after_val_epoch; the run continues (on_error=warn): NotADirectoryError" in failed
     )
-    assert failed[1].startswith("visualization: 2 more errors of this kind: NotADirectoryError")
-    assert len(failed) == 2
     raising = type("Raising", (VisualizationHook,), {"on_error": "raise"})()
     with pytest.raises(NotADirectoryError):
         _engine(tmp_path, raising).train()
