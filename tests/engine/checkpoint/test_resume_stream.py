@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from hydraloop.data import InMemoryDataset, build_loader
+from hydraloop.engine.device.prefetch import one_ahead
 from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
@@ -130,10 +131,12 @@ def _engine(
     return EngineWithNeededHooks(
         task=Classification(model, nn.CrossEntropyLoss()),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9),
-        loaders=Loaders(stream_loader(stream, train=True, steps_per_epoch=STEPS, seed=7, **options, **ranks), val),
+        loaders=Loaders(
+            stream_loader(stream, train=True, seed=7, **{"steps_per_epoch": STEPS, **options}, **ranks), val
+        ),
         distributed=distributed,
         hooks=hooks,
-        settings=Settings(device="cpu", max_epochs=EPOCHS, accumulate=3, **settings),
+        settings=Settings(**{"device": "cpu", "max_epochs": EPOCHS, "accumulate": 3, **settings}),
         run_dir=run_dir,
         seed=7,
     )
@@ -168,6 +171,28 @@ def test_a_run_that_was_cut_three_times_ends_with_the_same_bits(
         assert engine.metrics == uncut.metrics
         earlier = runs[number]
     assert any(differences(expected["state_dict"], expected["hooks"]["ema"]["averaged"])), "the average is another one"
+
+
+def _one_ahead(batches: Any, move: Any, device: torch.device, *, ahead: bool) -> Iterator[Any]:
+    """Fetch one batch ahead, as on a device with streams."""
+    return one_ahead(iter(batches), move, lambda moved: moved) if ahead else map(move, batches)
+
+
+@pytest.mark.parametrize("accumulate", [2, 4, 6])
+def test_no_batch_is_lost_if_one_is_fetched_ahead(
+    accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is that of the first of three windows."""
+    monkeypatch.setattr("hydraloop.engine.batches.prefetched", _one_ahead)
+    options = {"num_workers": 1, "steps_per_epoch": 3 * accumulate}
+    whole, rest = Recorder(), Recorder()
+    points = StatefulPoints()
+    settings: dict[str, Any] = {"accumulate": accumulate, "max_epochs": 1}
+    _engine(tmp_path, 1, points, options=options, recorder=whole, **settings).train()
+    cut = tmp_path / "checkpoints" / f"iter_{accumulate}.pth"
+    _engine(tmp_path / "resumed", 2, points, options=options, recorder=rest, resume=cut, **settings).train()
+    assert len(whole.batches) == 3 * accumulate
+    assert rest.batches == whole.batches[accumulate:]
 
 
 def _on_rank(distributed: Distributed, folder: str, stream: type[Points]) -> tuple[list[list[float]], int, list[str]]:
