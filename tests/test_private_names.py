@@ -25,7 +25,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim import SGD, lr_scheduler
 from torch.optim.optimizer import _use_grad_for_differentiable
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -155,6 +155,7 @@ def _optimizers_without_dynamo() -> None:
 
 def _trees() -> None:
     assert tree_map(lambda value: value + 1, {"a": [1, (2,)]}) == {"a": [2, (3,)]}
+    assert tree_leaves({"a": [1, (2, None)]}, is_leaf=lambda value: value == (2, None)) == [1, (2, None)]
 
 
 def _wandbs_rows_and_inputs() -> None:

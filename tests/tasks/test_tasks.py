@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import UserDict
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -57,11 +56,6 @@ def test_metrics_come_in_order_and_the_loss_is_weighted_by_samples() -> None:
     assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(LOGITS, CLASSES).item())
 
 
-@dataclass
-class Sample:
-    image: Tensor
-
-
 @pytest.mark.parametrize(
     "batch",
     [
@@ -73,7 +67,6 @@ class Sample:
         {"names": ["a", "b", "c"], "id": 7, "image": torch.zeros(3)},
         {"temperature": torch.tensor(0.5), "image": torch.zeros(3)},
         UserDict({"image": torch.zeros(3, 2)}),
-        [Sample(torch.zeros(3, 2))],
         pack_sequence([torch.ones(4, 2), torch.ones(2, 2), torch.ones(1, 2)]),
         (pack_sequence([torch.ones(4, 2), torch.ones(2, 2), torch.ones(1, 2)]), torch.zeros(3)),
     ],

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict, UserDict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,67 +28,29 @@ META = torch.device("meta")
 
 
 class Pair(NamedTuple):
-    """A named tuple that makes itself with other arguments."""
+    """A named tuple."""
 
     inputs: Tensor
     name: str
     targets: Tensor
 
 
-class Named(Pair):
-    """Has its own constructor."""
+class Encoding(UserDict[str, Any]):
+    """A mapping that moves itself, as transformers' BatchEncoding."""
 
-    def __new__(cls, inputs: Tensor, targets: Tensor) -> Named:
-        """A pair without a name."""
-        return super().__new__(cls, inputs, "a", targets)
-
-
-class Samples(list[Any]):
-    """A list with an attribute and its own constructor."""
-
-    def __init__(self, items: Any, name: str) -> None:
-        super().__init__(items)
-        self.name = name
-
-
-@dataclass(frozen=True)
-class Fields:
-    """A frozen dataclass with entries of other kinds."""
-
-    text: str
-    inputs: Tensor
-    targets: Tensor
-    raw: bytes = b"x"
-    missing: None = None
-
-
-class ReadOnly(Mapping[str, Any]):
-    """A mapping that is not a dict and cannot be changed."""
-
-    def __init__(self, **entries: Any) -> None:
-        self._entries = entries
-
-    def __getitem__(self, name: str) -> Any:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Encoding:
+        """Move the tensors."""
+        return Encoding({name: value.to(device, non_blocking=non_blocking) for name, value in self.items()})
 
 
 class Graph:
-    """Moves itself, in place if `in_place`."""
+    """Moves itself."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, *, in_place: bool = False) -> None:
-        self.inputs, self.targets, self.in_place = inputs, targets, in_place
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
 
-    def to(self, device: torch.device) -> Graph | None:
+    def to(self, device: torch.device) -> Graph:
         """Move the tensors."""
-        if self.in_place:
-            self.inputs, self.targets = self.inputs.to(device), self.targets.to(device)
-            return None
         return Graph(self.inputs.to(device), self.targets.to(device))
 
 
@@ -107,15 +68,13 @@ Pack = Callable[[Tensor, Tensor], Any]
 Unpack = Callable[[Any], tuple[Tensor, Tensor]]
 FORMS: dict[str, tuple[Pack, Unpack]] = {
     "tuple": (lambda x, y: (1, "a", None, x, b"x", y), lambda b: (b[3], b[5])),
-    "named tuple": (Named, lambda b: (b.inputs, b.targets)),
-    "list with attributes": (lambda x, y: Samples([x, y], "a"), lambda b: (b[0], b[1])),
-    "dataclass": (lambda x, y: Fields("a", x, y), lambda b: (b.inputs, b.targets)),
-    "UserDict": (lambda x, y: UserDict(n=1.5, x=x, y=y), lambda b: (b["x"], b["y"])),
-    "other mapping": (lambda x, y: ReadOnly(name="a", x=x, y=y), lambda b: (b["x"], b["y"])),
+    "named tuple": (lambda x, y: Pair(x, "a", y), lambda b: (b.inputs, b.targets)),
+    "OrderedDict": (lambda x, y: OrderedDict(n=1.5, x=x, y=y), lambda b: (b["x"], b["y"])),
+    "mapping that moves itself": (lambda x, y: Encoding(x=x, y=y), lambda b: (b["x"], b["y"])),
     "PackedSequence": (lambda x, y: (packed(x), y), lambda b: (unpacked(b[0]), b[1])),
     "object and tensor": (lambda x, y: {"graph": Graph(x, y), "n": torch.ones(len(x))}, lambda b: pair(b["graph"])),
     "nested": (
-        lambda x, y: {"views": [{"meta": [None, "a", (2, b"x")]}, UserDict(x=Fields("a", x, y))]},
+        lambda x, y: {"views": [{"meta": [None, "a", (2, b"x")]}, {"x": Pair(x, "a", y)}]},
         lambda b: pair(b["views"][1]["x"]),
     ),
 }  # fmt: skip
@@ -145,23 +104,12 @@ def test_a_batch_is_moved_and_keeps_its_form(form: str) -> None:
     pack, unpack = FORMS[form]
     batch = pack(torch.zeros(4, 3), torch.zeros(4, 1))
     moved = mover(META)(batch)
-    assert type(moved) is (dict if form == "other mapping" else type(batch))
+    assert type(moved) is type(batch)
     assert [type(leaf) for leaf in leaves_of(moved)] == [type(leaf) for leaf in leaves_of(batch)]
     if form != "PackedSequence":  # cannot be unpacked without memory
         assert {tensor.device for tensor in (*unpack(moved), *tensors_of(moved))} == {META}
     assert {tensor.device.type for tensor in unpack(batch)} == {"cpu"}, "the batch of the loader stays as it is"
     assert AnyForm(form).num_samples(moved) == 4
-
-
-def test_attributes_of_a_list_stay() -> None:
-    moved = mover(META)(Samples([torch.zeros(2)], "b"))
-    assert (moved.name, moved[0].device) == ("b", META)
-
-
-def test_an_object_that_moves_itself_in_place_is_moved() -> None:
-    graph = Graph(torch.zeros(2), torch.zeros(2), in_place=True)
-    assert mover(META)([graph]) == [graph]
-    assert graph.inputs.device == META
 
 
 def train(distributed: Distributed, run_dir: str) -> dict[str, list[Tensor]]:
