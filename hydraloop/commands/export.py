@@ -7,30 +7,36 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
+import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from hydraloop.commands.finished_run import FinishedRunCommand, check_output
 from hydraloop.engine.checkpoint.format import load
+from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import Remedy, UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
-from hydraloop.hooks.shared.model_export import graph_of
 from hydraloop.run_files import atomic
 from hydraloop.schemas.data import SPLITS
 
 _KEY = "--format"
 _ONNX = ("onnx", "onnxscript")
 """Packages that torch.onnx needs."""
+_SAMPLES = 2
+"""Samples of the example: the fewest with which torch.export leaves the size of a batch open."""
 
 
 class Export(FinishedRunCommand):
@@ -110,7 +116,65 @@ def _graph(engine: Engine, name: str) -> torch.export.ExportedProgram:
         )
     task = engine.task.cpu().eval()
     with _refusing(f"{type(task.model).__name__} cannot be exported as a graph"):
-        return graph_of(task.model, task.predict, batch)[0]
+        return _graph_of(task.model, task.predict, batch)
+
+
+@torch.no_grad()
+def _graph_of(model: nn.Module, call: Callable[[Any], Any], batch: Any) -> torch.export.ExportedProgram:
+    """Export a model as a graph. The size of a batch stays open, all other sizes are those of the example.
+
+    Args:
+        model: on the CPU, in eval mode.
+        call: calls the model for a batch (`task.evaluate`).
+        batch: the example.
+
+    Returns:
+        The graph.
+
+    Raises:
+        Exception: any error of torch.export.
+    """
+    batch = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch)
+    args, kwargs = _example(model, call, batch)
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    with _quiet():
+        return torch.export.export(model, args, kwargs, dynamic_shapes=tree_map(_open_size, arguments))
+
+
+def _example(model: nn.Module, call: Callable[[Any], Any], batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with which the task calls its model, for the first samples of a batch."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    handle = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
+    call(batch)
+    handle.remove()
+    if not calls:
+        raise ValueError(f"the task's {call.__name__} does not call its model")
+    samples = next(leaf.size(0) for leaf in leaves_of(calls[0]) if isinstance(leaf, Tensor) and leaf.ndim)
+    args, kwargs = tree_map(
+        lambda leaf: (
+            leaf[:_SAMPLES].clone() if isinstance(leaf, Tensor) and leaf.ndim and leaf.size(0) == samples else leaf
+        ),
+        calls[0],
+    )
+    return args, kwargs
+
+
+def _open_size(leaf: Any) -> dict[int, Any] | None:
+    """Return which size of an argument torch.export leaves open: the number of samples, if there are two or more."""
+    return {0: torch.export.Dim.AUTO} if isinstance(leaf, Tensor) and leaf.ndim and leaf.size(0) == _SAMPLES else None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch.export from printing the whole graph before it raises."""
+    noisy = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        noisy.setLevel(level)
 
 
 @contextmanager

@@ -64,8 +64,7 @@ class ProfilerHook(Hook):
     directory.
 
     Raises:
-        UserError: an option is out of range, or (in before_run) the run is too short to record anything, or torch_npu
-            is missing.
+        UserError: an option is out of range, or (in before_run) the run has no such device, or torch_npu is missing.
     """
 
     priority = Priority.VERY_LOW
@@ -120,7 +119,7 @@ class ProfilerHook(Hook):
         self._written: Path | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Reject a profile that would record nothing, and a run without torch_npu that needs it."""
+        """Reject a run without the device that is to be profiled, or without torch_npu that it needs."""
         try:
             self._profiling()
         except ImportError as error:
@@ -138,16 +137,6 @@ class ProfilerHook(Hook):
                 "this run uses only the CPU, so nothing else can be profiled",
                 key=f"{self.key}.{key}",
                 remedy=f"Use {key}={'null' if self._with_device else 'true'}.",
-            )
-        if self._schedule is None:
-            return
-        recorded = min(self._times * engine.progress.epoch_length if self._by_epoch else self._times, engine.max_iters)
-        before = self._schedule["skip_first"] + self._schedule["wait"] + self._schedule["warmup"]
-        if recorded <= before:
-            raise UserError(
-                f"profiling ends after {recorded} iterations, but the schedule begins to record at {before + 1}",
-                key=f"{self.key}.schedule",
-                remedy=f"Record all of them with {self.key}.schedule=null, or increase {self.key}.profile_times.",
             )
 
     def before_train(self, engine: Engine) -> None:

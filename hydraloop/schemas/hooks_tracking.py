@@ -53,13 +53,6 @@ class MLflowLoggerHookConf(_TrackerConf):
     """Whether to store pictures (`visualization`, `engine.log_image`). True: they are small."""
     log_code: bool = False
     """Whether to store `code.patch`, the uncommitted changes of the code. False: no code leaves the machine."""
-    log_model: bool = False
-    """Whether to export the best model (else the last) at the end of the run, with `torch.export`, and log it. False:
-    it takes some seconds and a copy of the weights, and torch.export refuses models whose Python code depends on
-    values. A warning says so, and the run succeeds."""
-    registered_model_name: Optional[str] = None
-    """Name, without `/` and `:`, of the registered model that gets the exported model as a new version; needs
-    `log_model`. Null: it is not registered, because most runs of an experiment are not candidates."""
     flush_timeout: float = 10.0
     """Seconds that sending the rest may take at the end of the run, from 0 to 86,400. 10: a working server needs less,
     and a broken one should not delay the exit. `python -m hydraloop sync` sends what is left."""

@@ -21,7 +21,6 @@ from hydraloop.run_files.record_log import Record
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import run_description
-from hydraloop.tracking.mlflow.models import EXPORTED, send_model
 from hydraloop.tracking.tracker import GoneError, RefusedError, Run, UnusableError
 
 if TYPE_CHECKING:
@@ -97,14 +96,12 @@ class Files:
         return False
 
     def _written(self, ended: bool) -> Iterator[Path]:
-        """Yield the result, and the checkpoints and the exported model that the options select."""
+        """Yield the result, and the checkpoints that the options select."""
         result = run_description.result_of(self._run.run_dir, self._run.attempt) if ended else {}
         if result:
             yield self._run.run_dir / RESULT_FILE
         best = (result.get("best") or {}).get("checkpoint")
         yield from run_description.checkpoints(self._run, self._options.get("checkpoints"), best, ended=ended)
-        if ended and self._options.get("log_model"):
-            yield self._run.run_dir / EXPORTED
 
     def _guarded(self, one: Mapping[str, Any]) -> bool:
         """Store a file, or skip it if it is refused; only the first skipped file is a warning.
@@ -139,9 +136,6 @@ class Files:
             client.log_artifact(run_id, str(patch), None if number == 0 else f"resume_{number}")
         elif "file" not in one:
             self._store_object(one)
-        elif one["file"] == self._run.run_dir / EXPORTED:
-            registered, experiment_id = self._options.get("registered_model_name"), self._memory["experiment_id"]
-            send_model(client, self._run, registered, experiment_id, run_id)
         elif one["file"].name == RESULT_FILE:
             client.log_text(run_id, mask_text(one["file"].read_text(encoding="utf-8")), RESULT_FILE)
         else:

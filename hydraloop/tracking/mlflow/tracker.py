@@ -15,8 +15,8 @@ from hydraloop.safety.secrets import masked
 from hydraloop.tracking import run_description
 from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import calling, hidden, prepare
+from hydraloop.tracking.mlflow.data_sets import log_data_sets
 from hydraloop.tracking.mlflow.files import Files
-from hydraloop.tracking.mlflow.models import log_data_sets
 from hydraloop.tracking.mlflow.parent_run import ensure_parent, update_parent
 from hydraloop.tracking.mlflow.runs import Load
 from hydraloop.tracking.tracker import Attempt, Finish, GoneError, LostError, RefusedError, Run, Tracker, UnusableError

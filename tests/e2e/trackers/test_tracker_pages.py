@@ -24,10 +24,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with a sweep of two jobs, whose models are registered."""
+    """A project with a sweep of two jobs."""
     project = Project.make(tmp_path_factory.mktemp("pages") / "project")
-    models = ["hooks.mlflow.log_model=true", "hooks.mlflow.registered_model_name=digits"]
-    trackers = ["hooks=[mlflow,tensorboard]", *PATIENT, *models]
+    trackers = ["hooks=[mlflow,tensorboard]", *PATIENT]
     done = project.train("-m", "optimizer.lr=1e-3,1e-2", "engine.max_epochs=3", *trackers)
     assert done.code == 0, done.text
     assert done.text.count("#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=") == 1, done.text
@@ -86,17 +85,6 @@ def test_mlflow_shows_the_charts_of_a_run(swept: Project, mlflow: str, browser: 
     points = browser.driver.execute_script(_POINTS_OF_THE_LOSS)
     assert points == [[record["iteration"], record["loss"]] for record in _train(swept.jobs[1])]
     browser.keep("mlflow_charts")
-
-
-def test_mlflow_shows_the_registered_model(mlflow: str, browser: pages.Browser) -> None:
-    browser.driver.get(f"{mlflow}/#/models/digits/versions/2?workflowType=machine_learning")
-    browser.click(_ASSISTANT)
-    browser.shows("Version 2", "Source Run", "lr=0.01", "Source Model", "Inputs (1)", "Outputs (1)")
-    browser.keep("mlflow_registered_model")
-
-    browser.click("a", text="model")
-    browser.shows("Ready", "digits", "lr=0.01")
-    browser.keep("mlflow_model")
 
 
 def test_tensorboard_shows_the_scalars_and_the_table_of_hyperparameters(swept: Project, browser: pages.Browser) -> None:

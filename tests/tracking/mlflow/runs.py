@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -65,14 +64,6 @@ def run_in(path: Path, *attempts: Attempt, **fields: Any) -> Run:
     return Run(
         path, fields.pop("uid", "uid0"), "digits", fields.pop("name", "a/run"), attempts or (attempt(),), **fields
     )
-
-
-def exported_files(run_dir: Path) -> None:
-    """The files that `hooks.mlflow.log_model` writes, with a model that cannot be loaded."""
-    (run_dir / "export").mkdir(parents=True)
-    (run_dir / "export" / "model.pt2").write_bytes(b"weights")
-    about = {"torch": "2.0", "python": "3.11", "inputs": None, "outputs": None, "example": None, "iteration": 300}
-    (run_dir / "export" / "model.json").write_text(json.dumps(about))
 
 
 def training(first: int, last: int, *, index: int = 0, later: float = 0.0, **values: float) -> list[Record]:

@@ -22,7 +22,6 @@ from tests.tracking.mlflow.runs import (
     QUIET,
     client,
     empty_database,
-    exported_files,
     folder,
     opened,
     points,
@@ -92,9 +91,8 @@ def test_an_address_with_a_question_mark(folder: Path) -> None:
 def test_signs_in_the_path_of_a_project(name: str, folder: Path, empty_database: Path) -> None:
     project = folder / "parent" / name
     run = run_in(project / "outputs" / name)
-    exported_files(run.run_dir)
     shutil.copy(empty_database, project)
-    tracker = opened(run, folder=str(project), log_model=True)
+    tracker = opened(run, folder=str(project), checkpoints="last")
     tracker.send(training(0, 2))
     tracker.finish(Finish("finished"))
     send_files(tracker)

@@ -20,7 +20,7 @@ from hydraloop.run_files.result import Result
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import MLFLOW
 from tests.e2e.projects import REPOSITORY
-from tests.tracking.mlflow.runs import QUIET, client, empty_database, exported_files, folder
+from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
 from tests.tracking.runs import described_run, log_records
 
 __all__ = ["empty_database", "folder"]
@@ -29,7 +29,7 @@ pytestmark = QUIET
 
 @pytest.fixture
 def run_dir(folder: Path) -> Path:
-    """A finished run with 30 records, a picture and a registered model, which MLflow has."""
+    """A finished run with 30 records and a picture, which MLflow has."""
     run_dir = folder / "outputs" / "run"
     described_run(run_dir)
     log_records(run_dir, 30)
@@ -40,9 +40,8 @@ def run_dir(folder: Path) -> Path:
             json.dumps({"mode": "val", "epoch": 1, "iteration": 300, "objects": [shown], "timestamp": 7.5}) + "\n"
         )
     Result("finished").write(run_dir)
-    exported_files(run_dir)
     options = {"system_metrics": False, "tracking_uri": None, "folder": str(folder)}
-    Cursor(MLFLOW, {**options, "log_model": True, "registered_model_name": "digits"}).save(run_dir, "mlflow")
+    Cursor(MLFLOW, options).save(run_dir, "mlflow")
     assert sync.send_all([folder / "outputs"]) == 0
     return run_dir
 
@@ -58,14 +57,6 @@ def check(run_dir: Path, uri: str | None = None) -> None:
     assert sorted((metric.step, metric.value) for metric in history) == [(10 * n, 1 / (10 * n)) for n in range(1, 31)]
     images = [one.path for one in client(uri).list_artifacts(run_id, "images") if one.path.endswith(".png")]
     assert len(images) == 1
-    (model,) = client(uri).search_logged_models([cursor.memory["experiment_id"]], f"source_run_id = '{run_id}'")
-    (version,) = client(uri).search_model_versions("name = 'digits'")
-    assert client(uri).get_model_version_download_uri("digits", version.version) == model.artifact_location
-    assert (Path(model.artifact_location) / "data" / "model.pt2").read_bytes() == b"weights"
-    assert (version.run_id, json.loads(model.tags["mlflow.modelVersions"])) == (
-        run_id,
-        [{"name": "digits", "version": version.version}],
-    )
 
 
 def command(line: str) -> subprocess.CompletedProcess[str]:
