@@ -92,15 +92,14 @@ def test_signs_in_the_path_of_a_project(name: str, folder: Path, empty_database:
     project = folder / "parent" / name
     run = run_in(project / "outputs" / name)
     shutil.copy(empty_database, project)
-    tracker = opened(run, folder=str(project), checkpoints="last")
+    tracker = opened(run, folder=str(project))
     tracker.send(training(0, 2))
     tracker.finish(Finish("finished"))
     send_files(tracker)
     command = shlex.split(str(address.page(tracker.memory["tracking_uri"], folder, "x")).rpartition(", ")[0])
     assert make_url(command[-1]).database == str(project / "mlflow.db")
     assert len(points(tracker, "train/loss", command[-1])) == 2
-    for file in ("config.yaml", "model.pt2"):
-        assert list((project / "mlruns").rglob(file)), file
+    assert list((project / "mlruns").rglob("config.yaml"))
     assert [path.name for path in (folder / "parent").iterdir()] == [name], "MLflow wrote elsewhere"
     assert opened(run, tracker.memory, folder=str(project)).where == tracker.where
     assert str(tracker.where).startswith("mlflow ui, ")
