@@ -232,7 +232,7 @@ class _Watch(Hook):
         if self._open:
             parameters = [parameter for group in engine.stepper.optimizer.param_groups for parameter in group["params"]]
             name = f"{engine.stepper.step}/grad_norm".lstrip("/")
-            self.found[name] = float(whole(total_norm(engine, parameters, self._norm_type)))
+            self.found[name] = float(whole(total_norm(parameters, self._norm_type)))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         now = engine.progress.iteration

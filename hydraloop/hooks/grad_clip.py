@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
-from hydraloop.engine.distributed.fsdp import largest_entry, whole
+from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
@@ -116,7 +116,7 @@ class GradClipHook(Hook):
         """
         stepper = engine.stepper
         parameters = self._parameters[stepper.optimizer]
-        norm = total_norm(engine, parameters, self.norm_type)
+        norm = total_norm(parameters, self.norm_type)
         if self._skips:
             value = float(whole(norm))
             if not math.isfinite(value):
@@ -156,11 +156,9 @@ class GradClipHook(Hook):
         self._norms = []
 
 
-def total_norm(engine: Engine, parameters: Iterable[Tensor], norm_type: float) -> Tensor:
+def total_norm(parameters: Iterable[Tensor], norm_type: float) -> Tensor:
     """Return the norm of all gradients; of a sharded model, a DTensor. Called on every rank."""
     gradients = [_entries(parameter) for parameter in parameters if parameter.grad is not None]
-    if engine.run.ranks.sharded and math.isinf(norm_type):
-        return largest_entry(gradients)
     return get_total_norm(gradients, norm_type)
 
 

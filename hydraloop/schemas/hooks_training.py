@@ -113,7 +113,8 @@ class GradClipHookConf(HookConf):
     """Maximum norm of all gradients together, above 0; larger gradients are scaled down. Null: off, as in MMEngine; 1.0
     is usual for transformers."""
     norm_type: float = 2.0
-    """Order of the norm, above 0; `inf` is the largest entry. 2, torch's default, is the Euclidean norm."""
+    """Order of the norm, above 0; `inf` is the largest entry. 2, torch's default, is the Euclidean norm. With fsdp2,
+    torch fails for `inf` if a rank has no part of a parameter."""
     clip_value: Optional[float] = None
     """Maximum absolute value of each entry, above 0. Null: off. Use this or `max_norm`."""
     skip_nonfinite: bool = False

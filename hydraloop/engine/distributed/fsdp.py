@@ -6,14 +6,13 @@ A run that does not shard imports neither torch's FSDP nor its DTensor, which ta
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from hydraloop.engine.device.model_preparation import WRAP, modules_of
 from hydraloop.errors import UserError
@@ -83,7 +82,7 @@ def hosts_mesh(timeout: timedelta) -> DeviceMesh:
     return DeviceMesh.from_group(dist.new_group(backend="gloo", timeout=timeout), "cpu")
 
 
-# One tensor. ---------------------------------------------------------------------------------------------------------
+# Tensors. ------------------------------------------------------------------------------------------------------------
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
@@ -134,34 +133,6 @@ def sharded_like(part: Tensor, target: Tensor) -> Tensor:
     )
 
 
-# States and gradients. -----------------------------------------------------------------------------------------------
-
-
 def shard_state(values: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, Any]:
     """Shard each full tensor as the target of the same name is; every rank has the full ones."""
     return {name: as_sharded(value, targets.get(name)) for name, value in values.items()}
-
-
-def largest_entry(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the infinity norm of all tensors together, a scalar on every rank; called on every rank. No host sync.
-
-    torch's `get_total_norm` (2.13) fails for a rank's empty part, as with fewer rows than ranks.
-
-    Returns:
-        NaN if any entry is; 0 without entries. A DTensor if the tensors are, so that it can scale them.
-    """
-    if not tensors:
-        return torch.zeros(())
-    parts = [part for part in map(local, tensors) if part.numel()]
-    first = next((tensor for tensor in tensors if is_sharded(tensor)), None)
-    norm = get_total_norm(parts, torch.inf) if parts else tensors[0].new_zeros(())
-    norm = local(norm).to(local(tensors[0]).device, torch.float32)
-    if first is None:
-        return norm
-    from torch.distributed.tensor import DTensor, Replicate
-
-    # Not every backend's maximum keeps a NaN, so it is sent as a second number.
-    both = torch.stack([norm.nan_to_num(torch.inf, torch.inf), norm.isnan().float()])
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=first.device_mesh.get_group())
-    norm = torch.where(both[1] > 0, torch.nan, both[0])
-    return DTensor.from_local(norm, first.device_mesh, [Replicate()], run_check=False)
