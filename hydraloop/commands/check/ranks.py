@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from hydraloop.commands.check.findings import Finding
 from hydraloop.commands.check.short_runs import ON_CPU, Project, Watch, digest
 from hydraloop.data.map_style_loader import GlobalBatchLoader
-from hydraloop.data.seeded_fetcher import BatchRequest
+from hydraloop.data.seeded_fetcher import BatchRequest, SeededFetcher
+from hydraloop.engine.device.seeding import mix_seed
+from hydraloop.engine.device.seeding import seeded as draws_seeded
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
@@ -49,10 +51,12 @@ def ranks(project: Project, base: Engine, folder: Path) -> Finding:
         return Finding("not judged", "the task has several steps")
     if not isinstance(loader, GlobalBatchLoader) or loader.batch_size is None or loader.samples_at(0)[1] < _RANKS:
         return Finding("not judged", "ranks do not share the samples of a global batch: a stream or a batch sampler")
-    request = loader.order.request(0, 0)
+    request, seeded = loader.order.request(0, 0), loader.seeded
+    fetcher = SeededFetcher(_by_index(seeded.dataset), seeded.collate, seeded.seed)
     other_draws = BatchRequest(request.indices, request.epoch, number=1)
-    if digest(loader.seeded.__getitems__(request)) != digest(loader.seeded.__getitems__(other_draws)):
-        return Finding("not judged", "the data set or collate_fn draws random numbers, and ranks draw others")
+    if digest(fetcher.__getitems__(request)) != digest(fetcher.__getitems__(other_draws)):
+        text = "the data set or collate_fn draws for a batch as a whole, so ranks draw differently"
+        return Finding("not judged", text)
     batch = {loader.keys["batch_size"]: max(1, loader.batch_size // _RANKS)}
     whole = {key: size * _RANKS for key, size in batch.items()}
     one, again = (_gradients(project, Distributed(), folder / f"one{seed}", whole, seed) for seed in (0, 1))
@@ -80,11 +84,29 @@ def _gradients(
     watch = Watch(seed=seed)
     changes = {**ON_CPU, **batch, "engine.max_iters": 1, "engine.val_interval": None, "engine.sanity_val_steps": 0}
     engine = project.engine(folder, watch, changes, ranks=ranks)
+    loader = cast(GlobalBatchLoader, engine.loaders.train)
+    loader.seeded.dataset = _by_index(loader.seeded.dataset)
     for module in engine.task.modules():
         if isinstance(module, (*_DROPOUTS, *_BATCH_NORMS)):
             module.eval()  # it stays so in training
     engine.train()
     return watch.gradients
+
+
+class _SeededByIndex:
+    """A data set whose draws follow from the index of the sample, so that ranks draw what one process draws."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> Any:
+        with draws_seeded(mix_seed(index)):
+            return self.dataset[index]
+
+
+def _by_index(dataset: Any) -> Any:
+    """Return the data set with draws by index, unless it returns whole batches."""
+    return dataset if hasattr(dataset, "__getitems__") else _SeededByIndex(dataset)
 
 
 def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
