@@ -91,10 +91,9 @@ class EMAHookConf(HookConf):
     """`linear_momentum` begins with the share 1 / `warm_up_steps` and grows to `momentum` if that is larger. At least
     1; for this type only. MMDetection's default."""
     weight: Any = None
-    """A custom formula, a node with `_target_`: a function of the number of updates that returns the share of the new
-    weights; or a function of the average and the weights, called for each tensor, that returns the new average. It
-    replaces `ema_type`, `momentum`, `warmup`, `gamma` and `warm_up_steps`. Null: their formulas, which are the usual
-    ones."""
+    """A custom formula, a node with `_target_`: a function of the average, the weights and the number of updates that
+    returns the new average, called for each tensor. It replaces `ema_type`, `momentum`, `warmup`, `gamma` and
+    `warm_up_steps`. Null: their formulas, which are the usual ones."""
 
 
 @dataclass

@@ -202,7 +202,7 @@ def test_buffers_are_averaged_or_copied_with_update_buffers(tmp_path: Path) -> N
     assert torch.equal(recorder.after_val_weights[-1]["1.running_mean"], recorder.steps[-1]["1.running_mean"])
 
 
-def tenth(average: Tensor, weights: Tensor) -> Tensor:
+def tenth(average: Tensor, weights: Tensor, updates: int) -> Tensor:
     """A formula of one's own."""
     return average.lerp(weights, 0.1)
 

@@ -94,11 +94,16 @@ class AveragedTensors:
             torch._foreach_add_(averages, values, alpha=share)
         self._copy_others()
 
-    def replace(self, formula: Callable[[Tensor, Tensor], Tensor | None]) -> None:
-        """Set every average to `formula(average, value)`; None: it has changed the average. Others are copied."""
+    def replace(self, formula: Callable[[Tensor, Tensor, int], Tensor | None], updates: int) -> None:
+        """Set every average to `formula(average, value, updates)`; None: it has changed the average. Others are copied.
+
+        Args:
+            formula: called for each floating-point tensor.
+            updates: updates done, at least 1.
+        """
         for averages, values in (self._of_same_dtype, self._of_narrow_dtype):
             for average, value in zip(averages, values, strict=True):
-                new = formula(average, value.to(average.dtype))
+                new = formula(average, value.to(average.dtype), updates)
                 if new is not None:
                     average.copy_(new)
         self._copy_others()

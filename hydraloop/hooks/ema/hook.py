@@ -11,7 +11,6 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.averaging import AveragedTensors
-from hydraloop.hooks.ema.custom_formula import CustomFormula
 from hydraloop.hooks.ema.formulas import MOMENTUM, WARM_UP_STEPS, formula_of
 from hydraloop.option_checks import check_at_least
 
@@ -26,10 +25,14 @@ class EMAHook(Hook):
     """Averages the weights over optimizer steps and evaluates on the average; training is unchanged.
 
     The first update copies the weights. Each further update moves the average towards them, with a weight that depends
-    on `ema_type` (`formulas.py` has a function for each), or by a custom formula, `weight` (`custom_formula.py` has its
-    forms). Before the first update, and with `weights=raw`, validation and test use the raw weights. After it, the
-    average is copied into the model's parameters (which keep their identity) for each evaluation, and the raw weights
-    are always restored. A step that fp16 skips is not an update.
+    on `ema_type` (`formulas.py` has a function for each), or by a custom formula, `weight`. Before the first update,
+    and with `weights=raw`, validation and test use the raw weights. After it, the average is copied into the model's
+    parameters (which keep their identity) for each evaluation, and the raw weights are always restored. A step that
+    fp16 skips is not an update.
+
+    `weight(average, weights, updates)` is called for each floating-point tensor, or this rank's shard of it, without
+    gradients. `average` and `weights` are float32 or wider; `updates` is the number of updates done, at least 1. It
+    returns the new average, or changes `average` in place and returns None.
 
     Priority NORMAL, MMEngine's: before `checkpoint`, which saves the average of the same step. Cost: no host sync; an
     update is one foreach kernel over all parameters; memory for one more model, two during evaluation. State: the
@@ -56,14 +59,14 @@ class EMAHook(Hook):
         update_buffers: bool = False,
         gamma: float | None = None,
         warm_up_steps: int = WARM_UP_STEPS,
-        weight: Callable[..., Any] | None = None,
+        weight: Callable[[Tensor, Tensor, int], Tensor | None] | None = None,
     ) -> None:
         check_at_least(1, interval=interval)
         _check_begin(begin_iter, begin_epoch, by_epoch)
         options = {"momentum": momentum, "warmup": warmup, "gamma": gamma, "warm_up_steps": warm_up_steps}
         changed = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
         self._formula = formula_of(ema_type, changed)
-        self._custom = None if weight is None else CustomFormula(weight)
+        self._custom = weight
         replaced = [*changed] if ema_type == "exponential" else ["ema_type", *changed]
         if weight is not None and replaced:
             also = ", ".join(replaced)
@@ -169,7 +172,7 @@ class EMAHook(Hook):
         if self.updates == 0:
             self._averages.start()
         elif self._custom is not None:
-            self._custom.update(self._averages, self.updates, key=f"{self.key}.weight")
+            self._averages.replace(self._custom, self.updates)
         else:
             self._averages.update(self._formula(self.updates, self.updates * self._interval))
         self.updates += 1
