@@ -31,13 +31,13 @@ class LoggerHook(Hook):
     In training, every `interval` iterations: `{"mode": "train", "epoch", "iteration", "lr", "momentum", "eta" [s],
     "time" [s], "data_time" [s], "samples_per_second", "memory" [MiB], "grad_norm", "loss", …}`, as far as available.
     Scalars are means over the iterations since the last record and over all ranks. The task's count by samples, and a
-    loss `(sum, count)` by its counts, as in validation. `lr` and `momentum` are those of the first parameter group. A
-    group with another lr adds `lr/<group>`, and with several optimizers each further one adds `lr/<optimizer>`. After
+    loss `(sum, count)` by its counts, as in validation. `lr` and `momentum` are those of the first parameter group.
+    Each further group adds `lr/<group>`; with several optimizers, the first group of each adds `lr/<optimizer>`. After
     each validation and test: `{"mode": "val" or "test", "epoch", "iteration", …metrics}`. `epoch` counts from 1 and
     includes the current one; `iteration` counts the completed ones. `samples_per_second` is the number of samples of
     all ranks in the iterations since the last record, divided by the time that these iterations took (`time` times
     their number). `memory` is the peak on rank 0 until now: memory allocated by torch on an accelerator, otherwise
-    memory of the process. `skipped` is the number of optimizer steps that fp16 has skipped, if any.
+    memory of the process. `skipped` is the number of optimizer steps that fp16 or `grad_clip` has skipped, if any.
 
     Each of these records is a line of a table in the terminal. The header is repeated every 20 lines and when there is
     a new column. Columns that do not fit into the terminal are left out, and the header then ends with `…`. A

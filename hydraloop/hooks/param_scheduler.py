@@ -94,17 +94,10 @@ class ParamSchedulerHook(Hook):
         begin, end, last = engine.progress.began_at, engine.progress.iteration, self._lr()
         if self._group is not None and self._schedules and end > begin:
             self._read()
-            first, last_shown, lowest, highest = (
-                f"{lr:.3g}" for lr in (self._first, last, self._lowest, self._highest)
+            self._summary = (
+                f"{self._first:.3g} at iteration {begin:,}, {last:.3g} at iteration {end:,}, "
+                f"between {self._lowest:.3g} and {self._highest:.3g}"
             )
-            if first == last_shown == lowest == highest:
-                self._summary = f"{first} throughout"
-            else:
-                self._summary = f"{first} at iteration {begin:,}, {last_shown} at iteration {end:,}"
-                if lowest not in (first, last_shown):
-                    self._summary += f", between {lowest} and {highest}"
-                elif highest not in (first, last_shown):
-                    self._summary += f", at most {highest}"
             if name := next(iter(engine.run.optimizers)):  # of the first of several
                 self._summary = f"{name} {self._summary}"
         self._group = None

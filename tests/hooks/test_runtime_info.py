@@ -16,6 +16,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
+from hydraloop.run_files.result import Best
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks
 from tests.hooks.tiny_runs import BATCHES, Scripted, engine_of
@@ -86,7 +87,7 @@ def test_the_best_is_the_first_metrics_in_the_direction_it_declares(tmp_path: Pa
         engine = engine_of(tmp_path, {"runtime_info": RuntimeInfoHook()}, metrics=metrics, max_epochs=4)
         engine.train()
         seen = engine.messages.read("best")
-        assert seen == (None if best is None else ("mine", best[0], best[1], best[1] * BATCHES))
+        assert seen == (None if best is None else Best("mine", best[0], best[1] * BATCHES, ""))
 
 
 def test_the_best_of_a_resumed_run_is_known_if_it_was_saved(tmp_path: Path) -> None:
@@ -96,9 +97,9 @@ def test_the_best_of_a_resumed_run_is_known_if_it_was_saved(tmp_path: Path) -> N
         engine.train()
         return engine.messages.read("best")
 
-    assert run([0.25, 0.75], max_epochs=2) == ("acc", 0.75, 2, 2 * BATCHES)
+    assert run([0.25, 0.75], max_epochs=2) == Best("acc", 0.75, 2 * BATCHES, "")
     resume = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
-    assert run([0.5, 0.5], max_epochs=4, resume=resume) == ("acc", 0.75, 2, 2 * BATCHES)
+    assert run([0.5, 0.5], max_epochs=4, resume=resume) == Best("acc", 0.75, 2 * BATCHES, str(resume))
 
 
 def test_lr_is_read_when_asked(tmp_path: Path) -> None:
