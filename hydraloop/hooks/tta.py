@@ -2,30 +2,72 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import UserError
-from hydraloop.hooks.shared.tta_views import (
-    Merge,
-    View,
-    Views,
-    mean_output,
-    mean_probability,
-    named_views,
-)
 from hydraloop.option_checks import check_at_least, check_choice, names_or_callables
-from hydraloop.run_files.result import describe
 
 log = logging.getLogger(__name__)
+
+View = Callable[[Tensor], Tensor]
+"""Transforms a batch of inputs, without changing the meaning of the samples."""
+Merge = Callable[[Tensor], Tensor]
+"""Merges the outputs of all views `[V, N, ...]` into `[N, ...]`."""
+
+
+def shifted(down: int, right: int) -> View:
+    """Move images by pixels; the edge is repeated to fill the gap."""
+
+    def shift(images: Tensor) -> Tensor:
+        for dimension, pixels in ((-2, down), (-1, right)):
+            if pixels:
+                size = images.shape[dimension]
+                source = torch.arange(size, device=images.device).sub(pixels).clamp(0, size - 1)
+                images = images.index_select(dimension, source)
+        return images
+
+    return shift
+
+
+def named_views(shift: int) -> dict[str, tuple[View, ...]]:
+    """Return the views that each name means, for images `[N, ..., H, W]`.
+
+    Args:
+        shift: pixels by which the four views of `shift` are moved.
+    """
+    return {
+        "identity": (lambda images: images,),
+        "hflip": (lambda images: images.flip(-1),),
+        "vflip": (lambda images: images.flip(-2),),
+        "rot90": (lambda images: images.rot90(1, (-2, -1)),),
+        "rot180": (lambda images: images.rot90(2, (-2, -1)),),
+        "rot270": (lambda images: images.rot90(3, (-2, -1)),),
+        "shift": (shifted(-shift, 0), shifted(shift, 0), shifted(0, -shift), shifted(0, shift)),
+    }
+
+
+def mean_output(outputs: Tensor) -> Tensor:
+    """Average over the views."""
+    return outputs.mean(0)
+
+
+def mean_probability(logits: Tensor) -> Tensor:
+    """Average the views' class probabilities and return the logarithm: `[V, N, C, ...]` to `[N, C, ...]`.
+
+    Its softmax is the mean, so that cross-entropy and metrics of logits are right.
+    """
+    return logits.log_softmax(2).logsumexp(0) - math.log(len(logits))
+
 
 _MERGES: dict[str, Merge] = {"probabilities": mean_probability, "outputs": mean_output}
 _TRANSFORMS = ["identity", "hflip"]
@@ -47,14 +89,13 @@ class TestTimeAugmentationHook(Hook):
     It makes the test worse for digits, letters and signs; use [identity,shift] for these.
 
     Priority HIGHEST: all other hooks see the model that is tested. Cost: the time of a test is multiplied by the number
-    of views; a copy of the inputs; a test step on one batch before training. No host sync, no more memory for the
-    model. No state. Options: `TestTimeAugmentationHookConf`. From MMEngine's PrepareTTAHook, and MMPretrain's
-    AverageClsScoreTTA for the probabilities.
+    of views; a copy of the inputs. No host sync, no more memory for the model. No state. Options:
+    `TestTimeAugmentationHookConf`. From MMEngine's PrepareTTAHook, and MMPretrain's AverageClsScoreTTA for the
+    probabilities.
 
     Raises:
-        UserError: an unknown name, no transform, a shift below 1; or the test's inputs are not images, or the model's
-            outputs cannot be merged. The latter is checked before the first iteration, with the first batch of the
-            test; if a loader can be iterated only once, at its first batch.
+        UserError: an unknown name, no transform, a shift below 1; or, in the test, the inputs are not images, or the
+            model's outputs cannot be merged.
     """
 
     __test__ = False  # pytest would collect a class whose name begins with Test
@@ -73,15 +114,10 @@ class TestTimeAugmentationHook(Hook):
         self._merge = merge
 
     def before_train(self, engine: Engine) -> None:
-        """Try a step of the test; warn if the run has no test."""
-        if engine.loaders.test is None or not engine.settings.test:
-            if engine.distributed.is_main:
-                why = "data.test=null" if engine.loaders.test is None else "engine.test=false"
-                log.warning("%s has no effect: the run has no test (%s)", self.key, why)
-            return
-        for name, loader in sets_of(engine.loaders.test).items():
-            with engine.evaluator.without_effect("test", name), engine.task.uncounted():
-                self._try(engine, list(islice(loader, 1)))
+        """Warn if the run has no test."""
+        if engine.distributed.is_main and (engine.loaders.test is None or not engine.settings.test):
+            why = "data.test=null" if engine.loaders.test is None else "engine.test=false"
+            log.warning("%s has no effect: the run has no test (%s)", self.key, why)
 
     def before_test_epoch(self, engine: Engine) -> None:
         engine.evaluator.during(self._augmented(engine))
@@ -94,20 +130,14 @@ class TestTimeAugmentationHook(Hook):
         merge, count = self._merge_of(engine.task), len(self._views)
         if engine.distributed.is_main:
             log.info("%s: the test takes the mean of the %s of %d views (%s)", self.key, merge, count, names)
-        with self._in_place(engine) as views:
-            yield
-        if engine.distributed.is_main and not views.called:
-            log.warning("%s has no effect: the task's evaluate does not call the forward of its model", self.key)
-
-    @contextmanager
-    def _in_place(self, engine: Engine) -> Iterator[Views]:
-        """Replace the task's model by the merging model until the end of the block."""
-        model, merge = engine.task.model, _MERGES[self._merge_of(engine.task)]
-        engine.task.model = Views(model, self._views, merge, turns=self._turns, key=self.key)
+        model = engine.task.model
+        engine.task.model = views = Views(model, self._views, _MERGES[merge], turns=self._turns, key=self.key)
         try:
-            yield engine.task.model
+            yield
         finally:
             engine.task.model = model
+        if engine.distributed.is_main and not views.called:
+            log.warning("%s has no effect: the task's evaluate does not call the forward of its model", self.key)
 
     def _merge_of(self, task: Any) -> str:
         """Return which outputs are merged; `auto` means probabilities if the loss shows that outputs are logits."""
@@ -118,19 +148,84 @@ class TestTimeAugmentationHook(Hook):
         of_classes = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss in functions
         return "probabilities" if of_classes else "outputs"
 
-    def _try(self, engine: Engine, batches: list[Any]) -> None:
+
+class Views(nn.Module):
+    """Calls a model with several views of each batch, one after the other, and merges the outputs.
+
+    Each view is made from a copy of the inputs, so that changes in place do not affect the other views. Other
+    attributes (`num_classes`, methods) are those of the model.
+
+    Args:
+        model: called with each view of the first argument; further arguments are passed unchanged.
+        views: at least one.
+        merge: applied to the stacked outputs.
+        turns: whether a view moves pixels, so that inputs must be images and outputs must not be maps.
+        key: the hook's key in the config, for errors.
+    """
+
+    def __init__(self, model: nn.Module, views: Sequence[View], merge: Merge, *, turns: bool, key: str) -> None:
+        super().__init__()
+        self.model = model
+        self.called = False
+        """Whether forward has been called."""
+        self._views, self._merge, self._turns, self._key = tuple(views), merge, turns, key
+
+    def __getattr__(self, name: str) -> Any:
         try:
-            with self._in_place(engine):
-                engine.evaluator.run_batches(batches)
-        except Exception as error:  # of the user's model, task or view
-            if isinstance(error, UserError) and str(error.key).startswith(self.key):
-                raise
-            try:
-                engine.evaluator.run_batches(batches)
-            except Exception:  # the views are not the cause: the test itself will report it
-                return
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+    def forward(self, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the merged output, in float32 or wider. No host sync.
+
+        Raises:
+            UserError: the inputs cannot be viewed, or the outputs cannot be merged.
+        """
+        self.called = True
+        if self._turns and (not isinstance(inputs, Tensor) or inputs.ndim < 4):
             raise UserError(
-                f"the test fails with these views and works without them: {describe(error)}",
-                key=f"{self.key}.transforms",
-                remedy="Use views of the size that the model takes: rot90 and rot270 swap height and width.",
-            ) from error
+                f"these transforms are for images [N, C, H, W], but the input of the test is {_shown(inputs)}",
+                key=f"{self._key}.transforms",
+                remedy="Leave the hook out, or use your own transforms: [{_target_: my_project.views.Jitter}].",
+            )
+        outputs = [self.model(view(_copied(inputs)), *args, **kwargs) for view in self._views]
+        self._check(outputs)
+        wide = torch.promote_types(outputs[0].dtype, torch.float32)
+        return self._merge(torch.stack(outputs).to(wide))
+
+    def _check(self, outputs: list[Any]) -> None:
+        first = outputs[0]
+        if not isinstance(first, Tensor) or not first.is_floating_point():
+            raise UserError(
+                f"the model returned {_shown(first)}; only a tensor of floats [N, ...] can be merged",
+                key=self._key,
+                remedy="Leave the hook out, or let the model return its logits.",
+            )
+        if any(output.shape != first.shape for output in outputs):
+            shapes = ", ".join(str(list(output.shape)) for output in outputs)
+            raise UserError(
+                f"the views' outputs differ in shape: {shapes}",
+                key=f"{self._key}.transforms",
+                remedy="Use views of one size: rot90 and rot270 swap height and width.",
+            )
+        if self._turns and first.ndim > 2:
+            raise UserError(
+                f"the model returned {_shown(first)}, a map, in which each view moves the image",
+                key=f"{self._key}.transforms",
+                remedy="Leave the hook out: these views are for one output per sample, [N] or [N, C].",
+            )
+        if self._merge is mean_probability and (first.ndim < 2 or first.shape[1] < 2):
+            raise UserError(
+                f"the model returned {_shown(first)}, not logits [N, C] of two or more classes",
+                key=f"{self._key}.merge",
+                remedy=f"Use {self._key}.merge=outputs, the plain mean.",
+            )
+
+
+def _copied(inputs: Any) -> Any:
+    return inputs.clone() if isinstance(inputs, Tensor) else copy.deepcopy(inputs)
+
+
+def _shown(value: Any) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -15,9 +18,12 @@ from hydraloop.engine.loaders import data_sets_with, sets_of
 from hydraloop.engine.records.messages import position
 from hydraloop.engine.records.pictures import to_pixels
 from hydraloop.engine.report.formats import number
-from hydraloop.hooks.shared.image_grid import Tile, grid
 from hydraloop.option_checks import check_at_least
 from hydraloop.run_files.environment import shown
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +34,18 @@ _LONGEST = 16
 _Sample = tuple[Tensor, Tensor | None, Tensor | None]
 """An image, its label and its prediction, on the host."""
 
+_GREEN, _RED, _GREY, _BLACK, _WHITE = (0, 115, 80), (200, 50, 0), (150, 150, 150), (20, 20, 20), (255, 255, 255)
+"""Green and red from the palette of Okabe and Ito, which colour-blind people can distinguish."""
+_FRAME, _GAP, _LINE, _FONT = 3, 6, 17, 14
+"""Pixels: the coloured frame, the space around a tile, the height of a line of text and of its letters."""
+_LEAST_WIDTH = 112
+"""Minimum width of a tile in pixels, so that a name fits below it."""
+
 
 class VisualizationHook(Hook):
     """Draws images of each validation and test with their labels and predictions, as a PNG file.
 
-    A picture is a grid of images: green with a tick if the prediction is right, red with a cross if it is wrong. With
+    A picture is a grid of images: green if the prediction is right, red if it is wrong. With
     `ema` or `tta` the predictions are theirs, as in the metrics. The file is
     `<run_dir>/media/val/predictions_iter_400.png` or `media/test/…`. All trackers show it as `val/predictions` or
     `test/predictions` (`engine.log_image`). With several data sets, each has a picture: `val/<data set>/predictions`.
@@ -184,3 +197,85 @@ def _of_data(loader: Any, attribute: str) -> Any:
     """Return the attribute of the outermost data set that has it, the first of several; else None."""
     found = data_sets_with(attribute, loader, outermost=True)
     return getattr(found[0], attribute) if found else None
+
+
+# The picture. Pillow is imported when it is drawn. ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One sample of a picture."""
+
+    pixels: Tensor
+    """uint8 `[3, H, W]` or `[1, H, W]`."""
+    label: str | None
+    prediction: str | None
+    right: bool | None
+    """Whether the two are equal; None if they are not comparable (numbers, or one is missing)."""
+
+
+def grid(tiles: Sequence[Tile], title: str, *, size: int) -> Image:
+    """Arrange the tiles in rows, about twice as many columns as rows, below a title.
+
+    Args:
+        tiles: at least one.
+        size: pixels of each image's longer side, which is reduced to it or enlarged by the largest whole factor.
+    """
+    from PIL import Image, ImageDraw
+
+    images = [_scaled(tile.pixels, size) for tile in tiles]
+    width = max(_LEAST_WIDTH, *(image.width for image in images)) + 2 * (_FRAME + _GAP)
+    lines = 1 + any(tile.prediction is not None for tile in tiles)
+    height = max(image.height for image in images) + 2 * (_FRAME + _GAP) + lines * _LINE
+    columns = min(len(tiles), math.ceil(math.sqrt(2 * len(tiles))))
+    top = _LINE + 2 * _GAP
+    picture_width = max(columns * width, math.ceil(_font().getlength(title)) + 2 * _GAP)
+    picture = Image.new("RGB", (picture_width, top + -(-len(tiles) // columns) * height), _WHITE)
+    draw = ImageDraw.Draw(picture)
+    draw.text((_GAP, _GAP), title, fill=_BLACK, font=_font())
+    for index, (tile, image) in enumerate(zip(tiles, images, strict=True)):
+        corner = (index % columns * width + _GAP, top + index // columns * height + _GAP)
+        _put(picture, draw, corner, width - 2 * _GAP, tile, image)
+    return picture
+
+
+def _scaled(pixels: Tensor, size: int) -> Image:
+    """Return the image, reduced to `size` or enlarged by the largest whole factor, without new colours."""
+    from PIL import Image, ImageOps
+
+    array = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+    image = Image.fromarray(array.contiguous().numpy()).convert("RGB")
+    image.thumbnail((size, size), Image.Resampling.LANCZOS)  # only reduces
+    return ImageOps.scale(image, size // max(image.size), Image.Resampling.NEAREST)
+
+
+def _put(picture: Image, draw: ImageDraw, corner: tuple[int, int], width: int, tile: Tile, image: Image) -> None:
+    """Draw a framed image in the centre of its place; below it the label, then the prediction."""
+    left, top = corner
+    colour = _GREY if tile.right is None else _GREEN if tile.right else _RED
+    x = left + (width - image.width) // 2 - _FRAME
+    draw.rectangle((x, top, x + image.width + 2 * _FRAME - 1, top + image.height + 2 * _FRAME - 1), fill=colour)
+    picture.paste(image, (x + _FRAME, top + _FRAME))
+    y = top + image.height + 2 * _FRAME + 1
+    if tile.label is not None:
+        draw.text((left, y), _cut(f"label {tile.label}", width), fill=_BLACK, font=_font())
+    if tile.prediction is None:
+        return
+    text = _cut(f"pred {tile.prediction}", width)
+    draw.text((left, y + _LINE), text, fill=_BLACK if tile.right is None else colour, font=_font())
+
+
+def _cut(text: str, width: int) -> str:
+    """Shorten the text to a width in pixels."""
+    if _font().getlength(text) <= width:
+        return text
+    while text and _font().getlength(text + "…") > width:
+        text = text[:-1]
+    return text + "…"
+
+
+@functools.cache
+def _font() -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(_FONT)

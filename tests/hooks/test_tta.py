@@ -22,8 +22,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
-from hydraloop.hooks.shared.tta_views import Views, named_views
-from hydraloop.hooks.tta import TestTimeAugmentationHook
+from hydraloop.hooks.tta import TestTimeAugmentationHook, Views, named_views
 from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy
 from tests.config.composed import REPOSITORY
@@ -328,52 +327,15 @@ def test_from_a_config(tmp_path: Path) -> None:
 # Bad input. ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("as_loader", [True, False])
-def test_inputs_that_are_no_images_are_refused_before_training(as_loader: bool, tmp_path: Path) -> None:
+def test_inputs_that_are_no_images_are_refused(tmp_path: Path) -> None:
     rows = InMemoryDataset(torch.randn(8, 3), torch.randn(8, 1))
-    test = build_loader(rows, shuffle=False, batch_size=4) if as_loader else [rows[0:4]]
-    engine = _engine(tmp_path, TestTimeAugmentationHook(), test=test)
+    engine = _engine(tmp_path, TestTimeAugmentationHook(), test=build_loader(rows, shuffle=False, batch_size=4))
     with pytest.raises(UserError, match=r"the input of the test is a tensor \[\d, 3\]") as raised:
-        engine.train()
+        engine.test()
     assert raised.value.key == "hooks.tta.transforms"
-    assert engine.progress.iteration == 0
     engine.model.compile(backend="eager")
     with pytest.raises(UserError, match="the input of the test is a tensor"):
-        engine.train()
-    assert engine.progress.iteration == 0
-
-
-def test_the_trial_moves_no_generator_and_no_mode_and_disturbs_no_worker(tmp_path: Path) -> None:
-    state = torch.get_rng_state()
-    seen: list[bool] = []
-
-    class Looking(Net):
-        def forward(self, images: Tensor) -> Tensor:
-            seen.append(self.training or torch.is_grad_enabled())
-            torch.rand(3)
-            return super().forward(images)
-
-    class Counting(Accuracy):
-        def update(self, preds: Tensor, target: Tensor) -> None:
-            raise AssertionError("a batch of no test")
-
-    task = Classification(Looking(), nn.CrossEntropyLoss(), {"accuracy": Counting()})
-    engine, hook = _engine(tmp_path, task=task), TestTimeAugmentationHook()
-    hook.key = "hooks.tta"
-    model = engine.model
-    engine.model.layers[1].eval()  # type: ignore[operator,index]  # frozen
-    before, modes = torch.get_rng_state(), [module.training for module in engine.task.modules()]
-    hook.before_train(engine)
-    assert torch.get_rng_state().equal(before)
-    assert seen == [False] * 2, "each view once, as in a test"
-    assert [module.training for module in engine.task.modules()] == modes
-    assert engine.model is model
-    assert engine.loaders.test.dataset.read == 4  # type: ignore[union-attr]
-    with_workers = _data()
-    loader = build_loader(with_workers, shuffle=False, batch_size=4, num_workers=1)
-    hook.before_train(_engine(tmp_path, test=loader))
-    assert with_workers.read == 0, "its files may have to be opened in the worker"
-    torch.set_rng_state(state)
+        engine.test()
 
 
 @pytest.mark.parametrize(
@@ -390,31 +352,9 @@ def test_outputs_that_cannot_be_merged_are_refused(
     model = nn.Sequential(net)
     model.unused = nn.Parameter(torch.zeros(1))
     engine = _engine(tmp_path, TestTimeAugmentationHook(**options), task=Task(model, nn.MSELoss()))
-    for use in (engine.test, engine.train):
-        with pytest.raises(UserError, match=problem) as raised:
-            use()
-        assert raised.value.key == key
-    assert engine.progress.iteration == 0, "before anything is trained"
-
-
-def test_views_that_the_model_cannot_take_are_refused_before_training(tmp_path: Path) -> None:
-    def cut(images: Tensor) -> Tensor:
-        return images[..., 1:]
-
-    engine = _engine(tmp_path, TestTimeAugmentationHook(transforms=["identity", cut]))
-    with pytest.raises(UserError, match="fails with these views and works without them: RuntimeError: ") as raised:
-        engine.train()
-    assert raised.value.key == "hooks.tta.transforms"
-    assert engine.progress.iteration == 0
-
-
-def test_a_test_that_fails_anyway_is_not_this_hooks_to_tell(tmp_path: Path) -> None:
-    other = InMemoryDataset(torch.randn(4, 1, 5, 5), torch.zeros(4, dtype=torch.int64))  # too small for the model
-    test = build_loader(other, shuffle=False, batch_size=4)
-    engine = _engine(tmp_path, TestTimeAugmentationHook(), test=test)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        engine.train()
-    assert engine.progress.iteration == 10
+    with pytest.raises(UserError, match=problem) as raised:
+        engine.test()
+    assert raised.value.key == key
 
 
 class InPlace(Net):

@@ -19,17 +19,16 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.hooks import visualization
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.hooks.shared import image_grid
-from hydraloop.hooks.shared.image_grid import Tile, grid
-from hydraloop.hooks.visualization import VisualizationHook, _tile
+from hydraloop.hooks.visualization import Tile, VisualizationHook, _tile, grid
 from hydraloop.tasks import Classification, Regression, Task
 from tests.helpers import HostSyncs, failing, logged
 from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
 
-GREEN, RED, GREY = image_grid._GREEN, image_grid._RED, image_grid._GREY
+GREEN, RED, GREY = visualization._GREEN, visualization._RED, visualization._GREY
 WIDTH = 16 * 8 + 18
 """Of an 8x8 image's tile, enlarged 16 times."""
 
@@ -223,18 +222,14 @@ def test_texts_change_the_picture() -> None:
     one = drawn("3", "5", False)
     assert one == drawn("3", "5", False)
     assert len({one, drawn("4", "5", False), drawn("3", "6", False), drawn("3", "5", False, "u")}) == 4
-    right, wrong = (grid([Tile(pixels, "3", "3", is_right)], "t", size=128) for is_right in (True, False))
-    below = (0, 29 + 128 + 12, WIDTH, right.height)
-    signs = [picture.crop(below).convert("L").point(lambda value: 255 * (value > 220)) for picture in (right, wrong)]
-    assert signs[0].tobytes() != signs[1].tobytes(), "a sign in addition to the colour"
 
 
 def test_a_name_too_long_for_its_tile_is_shortened() -> None:
     pixels = torch.zeros(1, 8, 8, dtype=torch.uint8)
     tiles = [Tile(pixels, "a" * 200, "b" * 200, True)]
     assert grid(tiles, "t", size=128).size[0] == WIDTH
-    assert image_grid._cut("short", 100) == "short"
-    assert image_grid._cut("a" * 200, 100).endswith("a…")
+    assert visualization._cut("short", 100) == "short"
+    assert visualization._cut("a" * 200, 100).endswith("a…")
     long_title = grid(tiles, "t" * 100, size=128)
     assert long_title.width > WIDTH
     assert (20, 20, 20) in _colours(long_title.crop((WIDTH, 0, long_title.width, 29)))
@@ -288,7 +283,7 @@ def test_the_size_of_an_image(tmp_path: Path) -> None:
     pixels = torch.zeros(3, 40, 80, dtype=torch.uint8)
 
     def size(limit: int) -> tuple[int, int]:
-        image = image_grid._scaled(pixels, limit)
+        image = visualization._scaled(pixels, limit)
         return image.size
 
     assert size(200) == (160, 80), "the largest whole number"

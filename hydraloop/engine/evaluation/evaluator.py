@@ -242,8 +242,8 @@ class Evaluator:
             self.data_set = ""
 
     @contextmanager
-    def without_effect(self, mode: Mode, data_set: str) -> Iterator[None]:
-        """In the body, evaluate without any effect on the run: generators, buffers, metrics, records, compiled code.
+    def without_effect(self, data_set: str) -> Iterator[None]:
+        """In the body, validate without any effect on the run: generators, buffers, metrics, records, compiled code.
 
         torch.compile has no effect in the body. Otherwise, the shapes of the first training batch would not be the
         first that it sees, and it would compile other code for training.
@@ -254,7 +254,7 @@ class Evaluator:
         buffers = {name: buffer.clone() for name, buffer in task.named_buffers()}
         try:
             with (
-                self._records.muted(), self._progress.in_mode(mode), self.of_data_set(data_set),
+                self._records.muted(), self._progress.in_mode("val"), self.of_data_set(data_set),
                 eager, seeded(self._run.seed), warnings.catch_warnings(),
             ):  # fmt: skip
                 warnings.simplefilter("ignore")  # metrics warn about few samples

@@ -29,7 +29,7 @@ def check_validation(run: Run, loaders: Loaders, evaluator: Evaluator) -> None:
     matrices: list[str] = []
     try:
         for name, loader in data_sets.items():
-            with evaluator.without_effect("val", name):
+            with evaluator.without_effect(name):
                 found = _metrics(evaluator, loader, settings.sanity_val_steps, run.ranks.is_main)
             end_workers(loader)  # hooks may change the data set before the first validation
             if not found:

@@ -93,7 +93,7 @@ def _denormalised(image: Tensor, mean: Any, std: Any) -> Tensor:
 _SIDE = 480
 """Pixels of the longer side, without the margin."""
 _NUMBERED = 20
-"""Up to this many rows and columns, the values and the indices are written."""
+"""Up to this many rows and columns, the indices are written."""
 _MARGIN = 24
 _FONT = 12
 
@@ -101,7 +101,7 @@ _FONT = 12
 def heatmap(matrix: Tensor) -> Image:
     """Return a picture of a matrix `[R, C]`: white is 0, blue the value with the largest magnitude, NaN is grey.
 
-    Up to 20 rows and columns, it shows the values, and the indices at the top and left. Host sync.
+    Up to 20 rows and columns, it shows the indices at the top and left. Host sync.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -127,9 +127,6 @@ def heatmap(matrix: Tensor) -> Image:
 
     for row in range(rows):
         draw.text((edge, centre(row)), str(row), "black", font, anchor="mm")
-        for column in range(columns):
-            text = "white" if shades[row, column] > 0.6 else "black"
-            draw.text((centre(column), centre(row)), f"{values[row, column]:.4g}", text, font, anchor="mm")
     for column in range(columns):
         draw.text((centre(column), edge), str(column), "black", font, anchor="mm")
     return image
