@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.engine.loaders import Loaders, epoch_setters
 from hydraloop.engine.settings import Settings
+from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, ParamSchedulerHook
 from hydraloop.tasks.task import Task
 
@@ -187,3 +193,12 @@ def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
             yield from differences(first, second, f"{where}[{index}]")
     elif type(one) is not type(other) or one != other:
         yield f"{where}: {one!r} and {other!r}"
+
+
+def converted(path: Path) -> Path:
+    """The file that the command in the message about a file with other objects writes."""
+    with pytest.raises(UserError, match="more than tensors and plain values") as caught:
+        load(path, key="init.checkpoint")
+    name, _, command = str(caught.value.remedy).partition("and use ")[2].partition(": ")
+    subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=Path(__file__).parents[1], check=True)
+    return path.with_name(name)

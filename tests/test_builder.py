@@ -287,7 +287,7 @@ def test_load_from_and_init_have_taken_effect_when_build_returns(tmp_path: Path,
 def test_rules_for_initial_weights_are_typed_without_a_plus(tmp_path: Path) -> None:
     state = instantiate(composed().task.model, "m").state_dict()
     torch.save({f"net.{name}": torch.full_like(value, 0.5) for name, value in state.items()}, tmp_path / "a.pth")
-    rules = ["init.rename={net.:''}", "init.mismatched=skip", "task.model.num_classes=7"]
+    rules = ["init.prefix=net", "init.mismatched=skip", "task.model.num_classes=7"]
     cfg = composed(f"init.checkpoint={tmp_path}/a.pth", *rules)
     parameters = list(build(cfg, run_dir=tmp_path / "run").model.parameters())
     assert float(parameters[0].detach().mean()) == 0.5

@@ -8,7 +8,7 @@ from omegaconf import MISSING, OmegaConf
 
 from hydraloop.schemas.distributed import DistributedConf
 from hydraloop.schemas.engine import EngineConf
-from hydraloop.schemas.sweep import SweepConf, open_mapping
+from hydraloop.schemas.sweep import SweepConf
 
 
 @dataclass
@@ -16,17 +16,13 @@ class InitConf:
     """Initial weights for a part of the model."""
 
     checkpoint: Optional[str] = None
-    """A file of weights: of hydraloop, mmengine or Lightning, a state dict, or `.safetensors`. Null: the model's own
-    initialisation."""
+    """A file of weights: a checkpoint, a state dict, or `.safetensors`. Null: the model's own initialisation."""
     prefix: Optional[str] = None
     """Load only entries that begin with this prefix (`backbone.`). It is removed if no name of the model begins with
     it, and added if no name in the file does. Null: all entries."""
     exclude: List[str] = field(default_factory=list)
     """Modules or entries to leave out, by their names in the model: names (`head`), globs (`layers.*`), or `re:` and a
     regular expression. Empty: all entries that have a name of the model are loaded."""
-    rename: Dict[str, str] = field(default_factory=open_mapping)
-    """Changes of names in the file, applied in this order before `prefix`. A key is the beginning of names, and its
-    value replaces it (`{model.net.: backbone.}`); or the key is `re:` and a regular expression. Empty: none."""
     mismatched: str = "error"
     """What happens to an entry of another shape than the model's: `error`, or `skip`, which keeps the model's own
     initialisation. Error: another shape is usually the wrong file."""
@@ -47,7 +43,7 @@ class Config:
     """Whether a missing or unknown entry of a resumed checkpoint is an error. True: without it, the run would not be
     the same."""
     load_from: Optional[str] = None
-    """A file to load only weights from: of hydraloop, mmengine or Lightning, a state dict, or `.safetensors`. All
+    """A file to load only weights from: a checkpoint, a state dict, or `.safetensors`. All
     entries must fit. Null: none."""
     weights: str = "averaged"
     """`averaged`: `load_from`, validation and test use the averaged weights if there are any. `raw`: never."""

@@ -1,4 +1,4 @@
-"""Files of mmengine 0.10.7 and Lightning 2.6.6 are loaded; the stored values of schedules are mmengine's."""
+"""Files of mmengine 0.10.7 and Lightning 2.6.6 are converted; the stored values of schedules are those of mmengine."""
 
 from __future__ import annotations
 

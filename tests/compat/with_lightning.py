@@ -17,6 +17,7 @@ with warnings.catch_warnings():
     import lightning.pytorch.callbacks as theirs
 
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
+from tests.helpers import converted
 from tests.hooks.tiny_runs import batches, same
 
 
@@ -60,7 +61,7 @@ def outcome() -> dict[str, Any]:
     model.save_hyperparameters({"act": torch.nn.ReLU, "where": Path("data")})
     trainer.save_checkpoint(path)
     own = torch.nn.ModuleDict({"layer": torch.nn.Linear(3, 2)})
-    initialise(own, path, Rules())
+    initialise(own, converted(path), Rules())
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     return {"same": same(own.state_dict(), model.state_dict()), "objects": len(unsafe)}
 

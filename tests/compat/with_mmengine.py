@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     from mmengine.runner import Runner
 
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
+from tests.helpers import converted
 from tests.hooks.tiny_runs import BATCHES, batches, same
 
 
@@ -50,7 +51,7 @@ def outcome() -> dict[str, Any]:
         experiment_name="weights",
     ).train()
     own = nn.ModuleDict({"layer": nn.Linear(3, 2)})
-    initialise(own, folder / "epoch_1.pth", Rules())
+    initialise(own, converted(folder / "epoch_1.pth"), Rules())
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(folder / "epoch_1.pth")
     return {"same": same(own.state_dict(), model.state_dict()), "objects": len(unsafe)}
 

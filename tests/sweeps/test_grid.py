@@ -32,7 +32,6 @@ VALUES = (
     "default_hooks.checkpoint=null",
     "+hooks.mine={_target_:a.B,priority:3},{_target_:c.D}",
     "init.exclude=[a,b],[c]",
-    "init.rename={a:b},{}",
     "++engine.max_iters=10",
     "optimizer.lr=2e-3",
     "secrets=[x]",

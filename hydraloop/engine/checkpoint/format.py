@@ -40,7 +40,6 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint import shards
-from hydraloop.engine.checkpoint.foreign import other_objects_ignored
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError, missing_path
@@ -56,6 +55,12 @@ Checkpoint = dict[str, Any]
 
 _ALONE = Distributed()
 
+_STATE_DICT_ALONE = (
+    "import sys, torch; c = torch.load(sys.argv[1], map_location='cpu', weights_only=False); "
+    "c = c.state_dict() if hasattr(c, 'state_dict') else "
+    "next((c[k] for k in ('state_dict', 'model', 'model_state_dict') if k in c), c); torch.save(c, sys.argv[2])"
+)
+"""Converts a file with objects of other classes."""
 _PLAIN = (
     Tensor,
     nn.Parameter,
@@ -110,7 +115,6 @@ def load(
     *,
     key: str = "resume",
     mmap: bool = False,
-    foreign: bool = False,
     verify: bool = True,
     ranks: Distributed = _ALONE,
     only: Collection[str] | None = None,
@@ -122,7 +126,6 @@ def load(
     Args:
         key: the option that named the file, for the error.
         mmap: read tensors from the file only when they are used.
-        foreign: whether objects of other classes become empty stand-ins (`foreign.py`). False: they are an error.
         verify: False: do not read the whole file to verify it. Any error may then be raised for a damaged file.
         ranks: all ranks, each of which loads the file. Each verifies its share of it, and all raise the error of one.
             With a `mesh`, tensors in shards become DTensors, of which this rank reads its part; without one, they are
@@ -145,7 +148,7 @@ def load(
     if not is_complete(path):
         raise _not_complete(path, key)
     with _verified(path, key, ranks) if verify else nullcontext():
-        checkpoint = _load_zip(path, key, mmap, foreign)
+        checkpoint = _load_zip(path, key, mmap)
         if isinstance(checkpoint.get("shards"), str) and (found := shards_of(path)) is not None:
             del checkpoint["shards"]
             shards.read(checkpoint, found.folder, ranks.mesh, only)
@@ -169,10 +172,9 @@ def _verified(path: Path, key: str, ranks: Distributed) -> Iterator[None]:
         raise failed
 
 
-def _load_zip(path: Path, key: str, mmap: bool, foreign: bool) -> Checkpoint:
+def _load_zip(path: Path, key: str, mmap: bool) -> Checkpoint:
     try:
-        with other_objects_ignored(path) if foreign else nullcontext():
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except RuntimeError as error:  # a zip file that torch has not written
         raise UserError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}", key=key) from error
     except (pickle.UnpicklingError, TypeError, ValueError) as error:
@@ -181,7 +183,7 @@ def _load_zip(path: Path, key: str, mmap: bool, foreign: bool) -> Checkpoint:
         raise UserError(
             f"{path} contains more than tensors and plain values{what}, so it is not loaded",
             key=key,
-            remedy="Save its state dict alone with torch.save(model.state_dict(), path) and load that.",
+            remedy=f"If you trust the file, whose code this runs, {_conversion(path, _STATE_DICT_ALONE)}",
         ) from error
     if not isinstance(checkpoint, dict):
         raise UserError(f"{path} contains a {type(checkpoint).__name__}, not a checkpoint", key=key)
@@ -194,21 +196,22 @@ def _not_complete(path: Path, key: str) -> UserError:
     with path.open("rb") as file:
         is_old = file.read(len(magic)) == magic
     if is_old:
-        new = path.with_stem(f"{path.stem}_converted")
         code = (
             "import sys, torch; torch.save(torch.load(sys.argv[1], map_location='cpu', weights_only=True), sys.argv[2])"
         )
-        return UserError(
-            f"{path} is in the format of torch before 1.6",
-            key=key,
-            remedy=f"Convert it once, and use {new.name}: "
-            f'python -c "{code}" {shlex.quote(str(path))} {shlex.quote(str(new))}',
-        )
+        remedy = f"To load it, {_conversion(path, code)}"
+        return UserError(f"{path} is in the format of torch before 1.6", key=key, remedy=remedy)
     return UserError(
         f"{path} is not a complete checkpoint: it was cut off while it was written, or it is not a checkpoint",
         key=key,
         remedy=_another(path, key),
     )
+
+
+def _conversion(path: Path, code: str) -> str:
+    """Return the end of a remedy: the command that converts a file with this code, and the name of the new file."""
+    new = path.with_stem(f"{path.stem}_converted")
+    return f'convert it once, and use {new.name}: python -c "{code}" {shlex.quote(str(path))} {shlex.quote(str(new))}'
 
 
 def _another(path: Path, key: str) -> str:

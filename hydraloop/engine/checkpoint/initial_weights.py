@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from hydraloop.engine.checkpoint.foreign import find_weights
 from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation_weights, load
-from hydraloop.engine.checkpoint.names import close_to, compiled, matching
+from hydraloop.engine.checkpoint.names import matching
 from hydraloop.engine.checkpoint.weights import load_weights
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
 
+_STATE_DICTS = ("state_dict", "model", "model_state_dict")
+"""Entries that contain the weights; the first one counts."""
+_WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+"""Parts that DDP, torch.compile, checkpointing and FSDP add to names, around the model or any of its modules."""
 _FEW = 6
 """Up to this many names are listed in the table; more are counted by module."""
 
@@ -38,7 +39,7 @@ def load_from(run: Run) -> Checkpoint | None:
     path, key = run.settings.load_from, "load_from"
     if path is None or run.settings.resume is not None:
         return None
-    checkpoint = load(path, key=key, mmap=True, foreign=True, only=EVALUATED)
+    checkpoint = load(path, key=key, mmap=True, only=EVALUATED)
     tied = _tied(run.model)
     state = _weights(checkpoint, tied.keys(), path, key, run.settings.weights)
     load_weights(run, {**_for_tied(state, tied), **state}, key)
@@ -52,7 +53,6 @@ class Rules:
 
     prefix: str | None = None
     exclude: Sequence[str] = ()
-    rename: Mapping[str, str] = field(default_factory=dict)
     mismatched: str = "error"
 
 
@@ -63,9 +63,7 @@ def initialise(model: nn.Module, path: Path, rules: Rules) -> None:
         UserError: no entry has a name of the model, one that does has another shape, or a rule concerns no entry.
     """
     own, tied = model.state_dict(), _tied(model)
-    state = _weights(load(path, key="init.checkpoint", foreign=True), own.keys(), path, "init.checkpoint")
-    for old, new in rules.rename.items():
-        state = _renamed(state, old, new)
+    state = _weights(load(path, key="init.checkpoint"), own.keys(), path, "init.checkpoint")
     if rules.prefix is not None:
         prefix = rules.prefix if rules.prefix.endswith(".") else f"{rules.prefix}."
         state = _of_part(state, prefix, own.keys(), path)
@@ -94,7 +92,7 @@ def initialise(model: nn.Module, path: Path, rules: Rules) -> None:
             f"no entry of {path} has a name of the model: the file has {', '.join([*state][:3])}, …, and the model has "
             f"{', '.join([*own][:3])}, …",
             key="init.checkpoint",
-            remedy="Set init.prefix to what precedes the model's names in the file, or init.rename.",
+            remedy="Set init.prefix to what precedes the model's names in the file.",
         )
     model.load_state_dict(taken, strict=False)
     rows = {
@@ -116,7 +114,7 @@ def _weights(
     Raises:
         UserError: it has no weights, or the averaged ones are missing.
     """
-    found = find_weights(checkpoint, own, path, key)
+    found = _find_weights(checkpoint, own, path, key)
     try:
         return dict(evaluation_weights(found, weights))
     except KeyError as error:
@@ -125,6 +123,50 @@ def _weights(
             key=key,
             remedy="For the raw ones, save them alone with torch.save(checkpoint['state_dict'], path) and load that.",
         ) from error
+
+
+def _find_weights(checkpoint: Mapping[str, Any], own: Collection[str], path: Path, key: str) -> dict[str, Any]:
+    """Return the weights under `state_dict`, named without the wrappers of DDP, torch.compile, checkpointing and FSDP.
+
+    Other entries are kept if there is a `meta`, which says whether there are averaged weights.
+
+    Args:
+        checkpoint: as loaded.
+        own: the names in the model, which may begin with the same words as the wrappers' names.
+        path: its file, for the error.
+        key: the option that named the file, for the error.
+
+    Raises:
+        UserError: it contains no state dict.
+    """
+    inner = (checkpoint[entry] for entry in _STATE_DICTS if isinstance(checkpoint.get(entry), Mapping))
+    state = next(inner, checkpoint)
+    tensors = any(isinstance(value, Tensor) for value in state.values())
+    if not tensors or not all(isinstance(name, str) for name in state):
+        raise UserError(
+            f"{path} contains no state dict; its entries are {', '.join(map(str, list(checkpoint)[:5]))}",
+            key=key,
+            remedy="Save the state dict alone with torch.save(model.state_dict(), path) and load that.",
+        )
+    found_names = _names_in(own, state)
+    if len({*found_names.values()}) == len(state):  # otherwise the parts are no wrappers
+        state = {found_names[name]: value for name, value in state.items()}
+    return {**(checkpoint if isinstance(checkpoint.get("meta"), Mapping) else {}), "state_dict": state}
+
+
+def _names_in(own: Collection[str], names: Collection[str]) -> dict[str, str]:
+    """Return the name in the model, or without wrappers, for each name in a file. A module may be called `module`."""
+    of_model = {_without_wrappers(name): name for name in own}
+    may_strip = of_model.keys() == {*own}  # no name in the model has such a part
+    found = {}
+    for name in names:
+        stripped = _without_wrappers(name)
+        found[name] = name if name in own else of_model.get(stripped, stripped if may_strip else name)
+    return found
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _tied(model: nn.Module) -> dict[str, list[str]]:
@@ -169,29 +211,6 @@ def _listed(names: Collection[str]) -> str:
 def _shape(value: Any) -> tuple[int, ...] | None:
     """Return the shape of a tensor; None for an entry that is not one."""
     return tuple(value.shape) if hasattr(value, "shape") else None
-
-
-def _renamed(state: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return the entries with a rule of `init.rename` applied to their names.
-
-    Raises:
-        UserError: the rule changes no name, or gives two entries the same name.
-    """
-    key = "init.rename"
-    if old.startswith("re:"):
-        expression = compiled(old, key)
-        try:
-            names = {name: expression.sub(new, name) for name in state}
-        except (re.error, IndexError) as error:
-            raise UserError(f"{new!r} does not fit {old!r}: {error}", key=key) from error
-    else:
-        names = {name: f"{new}{name.removeprefix(old)}" if name.startswith(old) else name for name in state}
-    if all(name == renamed for name, renamed in names.items()):
-        raise UserError(f"{old!r} changes no name of the file", key=key, remedy=close_to(old, state.keys()))
-    twice = [name for name, count in Counter(names.values()).items() if count > 1]
-    if twice:
-        raise UserError(f"after {old!r}, two entries of the file have the name {twice[0]}", key=key)
-    return {renamed: state[name] for name, renamed in names.items()}
 
 
 def _of_part(state: dict[str, Any], prefix: str, own: Collection[str], path: Path) -> dict[str, Any]:

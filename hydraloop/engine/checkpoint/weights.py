@@ -1,4 +1,7 @@
-"""Loads the weights of a checkpoint, and the own state of a task, for good or for one evaluation."""
+"""Loads the weights of a checkpoint, and the own state of a task, for good or for one evaluation.
+
+Also loads states by name. A missing or unknown one is an error, or a warning with `resume_strict=false`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
-from hydraloop.engine.checkpoint.strict_loading import check_names
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.distributed.fsdp import shard_state
 from hydraloop.engine.run import Run
@@ -106,3 +108,31 @@ def weights_of(run: Run, path: Path | None) -> Iterator[None]:
 
 def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.clone() if isinstance(value, Tensor) else deepcopy(value) for name, value in state.items()}
+
+
+def load_named(entry: str, targets: dict[str, Any], states: dict[str, Any], strict: bool) -> None:
+    """Load each state into the target of its name; with `strict` the names must be the same."""
+    check_names(entry, targets, states, strict)
+    for name, target in targets.items():
+        if name in states:
+            target.load_state_dict(states[name])
+
+
+def check_names(entry: str, targets: dict[str, Any], states: dict[str, Any], strict: bool) -> None:
+    """Refuse names that only one of both has, or warn of them."""
+    for name in targets.keys() - states.keys():
+        differs(strict, f"{entry}.{name}", "the checkpoint has no state of it", "Leave it out, or set")
+    for name in states.keys() - targets.keys():
+        problem = "the checkpoint has its state, but this run does not use it"
+        differs(strict, f"{entry}.{name}", problem, "Repeat the options of the resumed run, or set")
+
+
+def differs(strict: bool, key: str, problem: str, remedy: str) -> None:
+    """Raise the problem, or warn of it.
+
+    Raises:
+        UserError: with `strict`.
+    """
+    if strict:
+        raise UserError(problem, key=key, remedy=f"{remedy} resume_strict=false to continue without that state.")
+    log.warning("%s: %s; continuing without that state (resume_strict=false)", key, problem)
