@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 from collections.abc import Iterator
 from itertools import product
@@ -12,7 +11,6 @@ from math import inf, isfinite, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -113,22 +111,6 @@ def test_it_stops_at_the_epoch_at_which_mmengine_does() -> None:
     assert {1, 2, 3, 4, 5} <= set(expected)
     for (options, values), epoch in zip(cases, expected, strict=True):
         assert _stops_at(values, options) == epoch, (options, values)
-
-
-def test_mmengines_own_class_says_the_same() -> None:
-    """Compares the rule above with the original."""
-    with mock.patch.dict(os.environ):  # OpenCV, a dependency, sets variables
-        hooks = pytest.importorskip("mmengine.hooks", reason="mmengine is not installed", exc_type=ImportError)
-    for options, values in _cases():
-        hook, loop = hooks.EarlyStoppingHook(monitor="score", **options), SimpleNamespace(stop_training=False)
-        runner = SimpleNamespace(train_loop=loop, logger=logging.getLogger("mmengine"))
-        stopped = None
-        for epoch, value in enumerate(values, start=1):
-            hook.after_val_epoch(runner, {"score": value})
-            if loop.stop_training:
-                stopped = epoch
-                break
-        assert stopped == mmengine_stops_at(values, options), (options, values)
 
 
 def test_a_nan_is_no_improvement(tmp_path: Path) -> None:
