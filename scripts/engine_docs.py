@@ -68,7 +68,8 @@ def part_names() -> str:
     rows, on_engine = ["| name | meaning |", "|---|---|"], _names_of_parts(_class("engine.py", "Engine")).values()
     for part, (file, cls, _) in PARTS.items():
         for name, (arguments, text) in _documented(_class(file, cls)).items():
-            if (part, name) not in on_engine and (not arguments or name in METHODS.get(part, ())):
+            shown = (part, name) not in on_engine and name not in PARTS
+            if shown and (not arguments or name in METHODS.get(part, ())):
                 rows.append(_name_row(f"{part}.{name}", arguments, text))
     return "\n".join(rows)
 

@@ -11,7 +11,6 @@ from hydraloop.engine.device.batch_transfer import mover
 from hydraloop.engine.device.prefetch import prefetched, reads_ahead
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders, TrainLoader
-from hydraloop.engine.progress import Progress
 from hydraloop.engine.ready_loader import as_train_loader, check_ranks
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
@@ -25,8 +24,7 @@ class Batches:
 
     Args:
         loaders: of batches.
-        run: its device and its settings.
-        progress: of the run.
+        run: its device, its settings and its progress.
     """
 
     loaders: Loaders
@@ -34,8 +32,8 @@ class Batches:
     train_loader: TrainLoader | None
     """`loaders.train`, in a `ResumableLoader` if it does not know its position."""
 
-    def __init__(self, loaders: Loaders, run: Run, progress: Progress) -> None:
-        self._device, self._settings, self._progress = run.device, run.settings, progress
+    def __init__(self, loaders: Loaders, run: Run) -> None:
+        self._device, self._settings, self._progress = run.device, run.settings, run.progress
         self._rest: Iterator[tuple[int, Any]] | None = None
         self._move = mover(run.device, run.settings.channels_last)
         self.asked_at = 0.0

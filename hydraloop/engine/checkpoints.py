@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoint import optimizers, rank_buffers
 from hydraloop.engine.checkpoint.data_position import DataPosition
 from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable
@@ -24,8 +23,6 @@ from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loss_check import LossCheck, not_finite
-from hydraloop.engine.progress import Progress
-from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 from hydraloop.run_files import code_patch
@@ -41,9 +38,6 @@ class Checkpoints:
     Args:
         run: the parts of the run.
         batches: with the train loader.
-        progress: of the run.
-        calls: before_save_checkpoint and after_load_checkpoint are called.
-        messages: their sums since the last record are saved.
         evaluator: its metrics are saved.
         loss_check: refuses to save a run whose loss or weights are not finite.
         failed: called in a thread if a save in the background has failed; `settle` then raises the error.
@@ -53,16 +47,13 @@ class Checkpoints:
         self,
         run: Run,
         batches: Batches,
-        progress: Progress,
-        calls: CallTable,
-        messages: Messages,
         evaluator: Evaluator,
         loss_check: LossCheck,
         failed: Callable[[], object],
     ) -> None:
-        self._run, self._batches, self._progress, self._calls = run, batches, progress, calls
-        self._messages, self._evaluator, self._loss_check = messages, evaluator, loss_check
-        self._position = DataPosition(batches, progress, run.ranks, run.seed)
+        self._run, self._batches, self._progress, self._calls = run, batches, run.progress, run.calls
+        self._messages, self._evaluator, self.loss_check = run.messages, evaluator, loss_check
+        self._position = DataPosition(batches, run.progress, run.ranks, run.seed)
         self._saver = Saver(run.ranks, failed)
         self._loaded_from = load_from(run)
         self.loaded = False
@@ -131,7 +122,7 @@ class Checkpoints:
         holder: str | None = checkpoint["meta"].get("averaged_weights")
 
         def write(saved: Checkpoint) -> bool:
-            self._loss_check.check_weights(broken_weights(saved, buffers, holder, ranks), iteration)
+            self.loss_check.check_weights(broken_weights(saved, buffers, holder, ranks), iteration)
             return write_file(path, saved, ranks, links=links, last=last, delete=delete)
 
         return self._saver.start(stand_alone(checkpoint, ranks), write, settled, asynchronous=asynchronous)
@@ -149,7 +140,7 @@ class Checkpoints:
         run = self._run
         broken = not_finite({name: local(value) for name, value in run.model.named_parameters()})
         of_all = dict.fromkeys(name for of_rank in run.ranks.gather(broken) for name in of_rank)
-        self._loss_check.check_weights(list(of_all), self._progress.iteration)
+        self.loss_check.check_weights(list(of_all), self._progress.iteration)
 
     def settle(self) -> bool:
         """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
@@ -193,10 +184,10 @@ class Checkpoints:
             "progress": progress.state_dict(),
         }
         own: dict[str, Any] = {"data": self._position.state(), "messages": self._messages.state_dict() or None}
-        bad = self._loss_check.first()
+        bad = self.loss_check.first()
         own |= {"checksums": rank_buffers.checksums(run), "bad": 0 if bad is None else bad.iteration}
         of_ranks = run.ranks.gather(own)
-        self._loss_check.judge(bad, [of_rank["bad"] for of_rank in of_ranks])
+        self.loss_check.judge(bad, [of_rank["bad"] for of_rank in of_ranks])
         for entry in ("data", "messages"):
             states = [of_rank[entry] for of_rank in of_ranks]
             if any(state is not None for state in states):

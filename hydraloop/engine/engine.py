@@ -105,26 +105,23 @@ class Engine:
         settings, ranks = settings or Settings(), distributed or Distributed()
         device = ranks.device(settings.device)
         task = task if ranks.sharded else task.to(device)  # a sharded model is on its device, or waits in host memory
+        self.progress, self.messages = Progress(), Messages()
+        self.calls = CallTable(self, found, places, on_error, rank=ranks.rank)
         self.run = run = Run(
-            task, optimizer, schedules or {}, found, settings, run_dir, seed, device, ranks, precision or Precision()
-        )
-        self.progress = progress = Progress()
-        self.messages = Messages()
-        self.loss_check = LossCheck(run, progress)
-        self.calls = calls = CallTable(self, found, places, on_error, rank=run.ranks.rank)
-        self.batches = batches = Batches(loaders, run, progress)
-        progress.set_length(run.settings, batches.epoch_length)
-        self.records = Records(run.run_dir, run.ranks, progress, calls)
-        self.requests = Requests(run.settings, run.ranks, calls, progress, lambda: self.checkpoints)
-        self.evaluator = Evaluator(run, batches, progress, calls, self.requests, self.records)
-        self.checkpoints = Checkpoints(
-            run, batches, progress, calls, self.messages, self.evaluator, self.loss_check, self.requests.save_failed
-        )
-        self.stepper = make_stepper(run, batches, progress, calls, self.loss_check)
-        self.outcome = Outcome(
-            run, batches, progress, calls, self.messages, self.requests, self.evaluator, self.checkpoints,
-            self.loss_check, lock, generators,
+            task=task, trained_by=optimizer, schedules=schedules or {}, hooks=found, settings=settings, run_dir=run_dir,
+            seed=seed, device=device, ranks=ranks, precision=precision or Precision(), progress=self.progress,
+            messages=self.messages, calls=self.calls,
         )  # fmt: skip
+        self.batches = batches = Batches(loaders, run)
+        self.progress.set_length(settings, batches.epoch_length)
+        self.loss_check = LossCheck(run)
+        self.records = Records(run_dir, ranks, self.progress, self.calls)
+        self.requests = Requests(settings, ranks, self.calls, self.progress, lambda: self.checkpoints)
+        self.evaluator = Evaluator(run, batches, self.requests, self.records)
+        self.checkpoints = Checkpoints(run, batches, self.evaluator, self.loss_check, self.requests.save_failed)
+        self.stepper = make_stepper(run, batches, self.loss_check)
+        self.outcome = Outcome(run, batches, self.requests, self.evaluator, self.checkpoints, generators)
+        self._lock = lock
         run.task.engine = self
 
     def train(self) -> Result:
@@ -135,7 +132,7 @@ class Engine:
             BaseException: raised by a hook, the task or the data; re-raised after the closing hooks.
         """
         calls, requests, outcome, checkpoints = self.calls, self.requests, self.outcome, self.checkpoints
-        with preemptible(requests, lambda: outcome.error is not None), outcome.locked(), outcome.around_run():
+        with preemptible(requests, lambda: outcome.error is not None), outcome.locked(self._lock), outcome.around_run():
             self.batches.check_trainable(self.distributed)
             rng = checkpoints.load()  # after_load_checkpoint
             begin_training(self.task, self.distributed)
@@ -234,7 +231,7 @@ class Engine:
             UserError: there is no test data, or several sets of it; or see `predict_batches`.
         """
         of_loader = only_test_set(self.loaders) if isinstance(loader, str) else loader
-        return predict_batches(self.run, self.batches, self.progress, self.calls, self.evaluator, of_loader)
+        return predict_batches(self.run, self.batches, self.evaluator, of_loader)
 
     # What hooks read, and what they ask for. docs/reference/hooks.md describes these names. -------------------------
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 
@@ -47,11 +46,10 @@ class LossCheck:
 
     Args:
         run: the parts of the run.
-        progress: of the run.
     """
 
-    def __init__(self, run: Run, progress: Progress) -> None:
-        self._run, self._progress = run, progress
+    def __init__(self, run: Run) -> None:
+        self._run, self._progress = run, run.progress
         self._has_warned = self._diverged = False
         self._kept: list[tuple[int, int, int, str, Tensor]] = []
         self._open: list[tuple[int, int, int, str, Tensor]] = []

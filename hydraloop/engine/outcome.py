@@ -12,15 +12,11 @@ from time import perf_counter
 from typing import Any, Literal
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.seeding import with_states
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.evaluation.sanity_step import check_validation
 from hydraloop.engine.loaders import end_workers
-from hydraloop.engine.loss_check import LossCheck
-from hydraloop.engine.progress import Progress
-from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.report.summary import Report
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
@@ -37,19 +33,14 @@ log = logging.getLogger(__name__)
 
 
 class Outcome:
-    """The error, the status and the result of a run, and the lock of its directory.
+    """The error, the status and the result of a run.
 
     Args:
         run: the parts of the run.
         batches: their workers end with the run.
-        progress: of the run.
-        calls: on_exception and the closing mount points are called.
-        messages: the metric that the hooks monitor.
         requests: why the run stops.
         evaluator: the metrics.
-        checkpoints: what was saved.
-        loss_check: whether the run has diverged.
-        lock: of the run directory, to be held while the run trains; None: the caller holds it, or needs none.
+        checkpoints: what was saved, and whether the run has diverged.
         generators: the states of the run's random generators. None: it draws from the process's generators.
     """
 
@@ -57,21 +48,16 @@ class Outcome:
         self,
         run: Run,
         batches: Batches,
-        progress: Progress,
-        calls: CallTable,
-        messages: Messages,
         requests: Requests,
         evaluator: Evaluator,
         checkpoints: Checkpoints,
-        loss_check: LossCheck,
-        lock: RunLock | None,
         generators: dict[str, Any] | None,
     ) -> None:
-        self._run, self._batches, self._progress, self._calls = run, batches, progress, calls
-        self._messages, self._requests, self._evaluator = messages, requests, evaluator
-        self._checkpoints, self._loss_check = checkpoints, loss_check
-        self.report = Report(run, batches, progress, calls, messages, evaluator, checkpoints)
-        self._lock, self._generators = lock, generators
+        self._run, self._batches, self._progress, self._calls = run, batches, run.progress, run.calls
+        self._messages, self._requests, self._evaluator = run.messages, requests, evaluator
+        self._checkpoints, self._loss_check = checkpoints, checkpoints.loss_check
+        self.report = Report(run, batches, evaluator, checkpoints)
+        self._generators = generators
         self._began_at = 0.0
         self.error: BaseException | None = None
         """The error that ends the run, set before on_exception; None without an error."""
@@ -84,10 +70,13 @@ class Outcome:
         return perf_counter() - self._began_at
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, lock: RunLock | None) -> Iterator[None]:
         """Hold the lock of the run directory in the body. Until it is acquired, no file is written and no hook called.
 
         The directory is created if it does not exist.
+
+        Args:
+            lock: None: the caller holds it, or needs none.
 
         Raises:
             OSError: the directory cannot be created.
@@ -95,19 +84,19 @@ class Outcome:
                 `PeerError`.
         """
         _ = self._run.optimizer
-        if self._lock is None:
+        if lock is None:
             self._run.run_dir.mkdir(parents=True, exist_ok=True)
             yield
             return
         try:
-            self._lock.acquire()
+            lock.acquire()
         except UserError as error:
             self._run.ranks.abandon(error)
             raise
         try:
             yield
         finally:
-            self._lock.release()
+            lock.release()
 
     def _begin(self, *, records_code: bool) -> None:
         """Begin a use of the engine: forget how an earlier one has ended."""

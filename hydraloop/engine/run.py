@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn, optim
 
+from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.optimizers.optimizer_set import parts
 from hydraloop.engine.optimizers.parameter_groups import Group, describe
+from hydraloop.engine.progress import Progress
+from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 
@@ -47,6 +50,12 @@ class Run:
     """The ranks that train together: `rank`, `world_size`, `is_main`, and communication between ranks."""
     precision: Precision
     """The precision (fp32, tf32, bf16 or fp16): autocast and the scaling of the loss."""
+    progress: Progress
+    """How far the run is."""
+    messages: Messages
+    """What hooks tell each other."""
+    calls: CallTable
+    """The hooks by mount point, in order."""
 
     @property
     def model(self) -> nn.Module:

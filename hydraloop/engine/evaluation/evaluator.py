@@ -15,14 +15,12 @@ from typing import Any
 import torch
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoint.weights import weights_of
 from hydraloop.engine.device.seeding import seeded
 from hydraloop.engine.evaluation.module_modes import in_eval_mode
 from hydraloop.engine.hook import Call, Mode
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Loader, sets_of, share_of
-from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.pictures import heatmap
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
@@ -43,16 +41,12 @@ class Evaluator:
     Args:
         run: the parts of the run.
         batches: its loaders.
-        progress: of the run.
-        calls: the mount points of validation and test are called.
         requests: of the run; a preemption ends an evaluation.
         records: matrices among the metrics are logged as pictures.
     """
 
-    def __init__(
-        self, run: Run, batches: Batches, progress: Progress, calls: CallTable, requests: Requests, records: Records
-    ) -> None:
-        self._run, self._batches, self._progress, self._calls = run, batches, progress, calls
+    def __init__(self, run: Run, batches: Batches, requests: Requests, records: Records) -> None:
+        self._run, self._batches, self._progress, self._calls = run, batches, run.progress, run.calls
         self._requests, self._records = requests, records
         self._interval = Every(run.settings.val_interval, run.settings.val_begin)
         self._evaluate_batch = run.precision.forward(run.task.evaluate)

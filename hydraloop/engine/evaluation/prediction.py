@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.device.seeding import seeded, with_states
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable, equal_buffers
 from hydraloop.engine.evaluation.module_modes import in_eval_mode
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.loaders import Loader, Loaders, sets_of, share_of
-from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 
@@ -38,9 +36,7 @@ def only_test_set(loaders: Loaders) -> Loader:
 
 
 @torch.no_grad()
-def predict_batches(
-    run: Run, batches: Batches, progress: Progress, calls: CallTable, evaluator: Evaluator, loader: Loader | None
-) -> Iterator[Any]:
+def predict_batches(run: Run, batches: Batches, evaluator: Evaluator, loader: Loader | None) -> Iterator[Any]:
     """Yield the predictions (`task.predict`) for all samples, in order and each once, on the CPU.
 
     The predictions are those of a test, or of a validation for a loader in `loaders.val`: in eval mode, with `ema` and
@@ -67,8 +63,8 @@ def predict_batches(
             remedy="Use distributed.nproc_per_node=1.",
         )
     mode, data_set = _place_of(loader, batches.loaders)
-    before_epoch = calls.before_val_epoch if mode == "val" else calls.before_test_epoch
-    with run.precision.active(), progress.in_mode(mode), evaluator.evaluating(), in_eval_mode(task):
+    before_epoch = run.calls.before_val_epoch if mode == "val" else run.calls.before_test_epoch
+    with run.precision.active(), run.progress.in_mode(mode), evaluator.evaluating(), in_eval_mode(task):
         before_epoch()  # ema and tta
         try:
             with equal_buffers(run), seeded(evaluator.seed_of(mode, data_set)) as outside:

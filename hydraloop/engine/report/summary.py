@@ -11,14 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.hook_order import COLUMNS, format_order
 from hydraloop.engine.optimizers.parameter_groups import Group
-from hydraloop.engine.progress import Progress
-from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.report.formats import duration, in_bytes, number, rate
 from hydraloop.engine.run import Run
 from hydraloop.run_files.environment import resume_command, shown
@@ -34,25 +31,13 @@ class Report:
     Args:
         run: the parts of the run.
         batches: its loaders.
-        progress: of the run.
-        calls: the order of the hooks, and their times.
-        messages: facts of hooks.
         evaluator: the metrics.
         checkpoints: what was saved.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        batches: Batches,
-        progress: Progress,
-        calls: CallTable,
-        messages: Messages,
-        evaluator: Evaluator,
-        checkpoints: Checkpoints,
-    ) -> None:
-        self._run, self._batches, self._progress, self._calls = run, batches, progress, calls
-        self._messages, self._evaluator, self._checkpoints = messages, evaluator, checkpoints
+    def __init__(self, run: Run, batches: Batches, evaluator: Evaluator, checkpoints: Checkpoints) -> None:
+        self._run, self._batches, self._progress, self._calls = run, batches, run.progress, run.calls
+        self._messages, self._evaluator, self._checkpoints = run.messages, evaluator, checkpoints
 
     # Before training. ------------------------------------------------------------------------------------------------
 

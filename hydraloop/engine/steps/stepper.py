@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, optim
 
 from hydraloop.engine.batches import Batches, Window
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.loaders import has_exact_sizes, share_of
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.run import Run
@@ -32,16 +31,15 @@ class Stepper:
     Args:
         run: the parts of the run.
         batches: of training.
-        calls: after_backward and before_optimizer_step are called.
         loss_check: gets the losses.
     """
 
     wraps: ClassVar[bool] = True
     """Whether DDP wraps the task to average its gradients."""
 
-    def __init__(self, run: Run, batches: Batches, calls: CallTable, loss_check: LossCheck) -> None:
+    def __init__(self, run: Run, batches: Batches, loss_check: LossCheck) -> None:
         self._task, self._ranks, self._precision = run.task, run.ranks, run.precision
-        self._calls, self._loss_check = calls, loss_check
+        self._calls, self._loss_check = run.calls, loss_check
         self.accumulate = run.settings.accumulate
         """Iterations in an optimizer step."""
         self._is_wrapped = self.wraps and run.trained_by is not None

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 from torch import nn, optim
 
 from hydraloop.engine.batches import Batches, Window
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loss_check import LossCheck
-from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.stepper import Outputs, Stepper
 from hydraloop.errors import UserError
@@ -46,10 +44,10 @@ class TaskStepper(Stepper):
 
     wraps = False
 
-    def __init__(self, run: Run, batches: Batches, progress: Progress, calls: CallTable, loss_check: LossCheck) -> None:
+    def __init__(self, run: Run, batches: Batches, loss_check: LossCheck) -> None:
         _check(run)
-        super().__init__(run, batches, calls, loss_check)
-        self._progress = progress
+        super().__init__(run, batches, loss_check)
+        self._progress = run.progress
         named = dict(run.task.named_parameters())
         self._steps = []
         for name in run.task.steps:
@@ -103,16 +101,16 @@ def without_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def make_stepper(run: Run, batches: Batches, progress: Progress, calls: CallTable, loss_check: LossCheck) -> Stepper:
+def make_stepper(run: Run, batches: Batches, loss_check: LossCheck) -> Stepper:
     """Return what trains the task of a run, with its steps if it has some.
 
     Raises:
         UserError: as in `TaskStepper`; or without steps, an optimizer has `every`.
     """
     if run.trained_by is None:
-        return Stepper(run, batches, calls, loss_check)
+        return Stepper(run, batches, loss_check)
     if getattr(run.task, "steps", ()):
-        return TaskStepper(run, batches, progress, calls, loss_check)
+        return TaskStepper(run, batches, loss_check)
     for name in run.optimizers:
         if run.settings.every.get(name, 1) != 1:
             raise UserError(
@@ -120,7 +118,7 @@ def make_stepper(run: Run, batches: Batches, progress: Progress, calls: CallTabl
                 key=".".join(filter(None, ("optimizer", name, "every"))),
                 remedy="Use 1, or name the steps in the task: steps = (…), as docs/how-to/optimizers.md shows.",
             )
-    return Stepper(run, batches, calls, loss_check)
+    return Stepper(run, batches, loss_check)
 
 
 def _check(run: Run) -> None:
