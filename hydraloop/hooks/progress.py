@@ -1,4 +1,4 @@
-"""ProgressHook: shows a progress bar in a terminal or a notebook."""
+"""ProgressHook: shows a progress bar in a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProgressHook(Hook):
     """Shows a progress bar of the training: epoch, iterations, rate, time left, the last loss and metric.
 
     Loss and metric are those of the last record, so the bar needs no host sync. Text printed through `sys.stdout` (as
-    hydraloop's `ConsoleHandler` does) appears above the bar, in whole lines. In a notebook, the bar is above the text.
+    hydraloop's `ConsoleHandler` does) appears above the bar, in whole lines.
 
     Priority LOWEST: it shows the results of the other hooks. On rank 0 only. An update takes about a millisecond; all
     other calls compare two clock readings. No state. Errors warn, because a bar must not end a run. Options:
@@ -43,12 +43,10 @@ class ProgressHook(Hook):
             raise UserError(f"{enabled!r} is not a valid value", key="enabled", remedy="Use auto, true or false.")
         check_above(0, refresh_per_second=refresh_per_second)
         self._enabled = enabled
-        if enabled is False or (enabled == "auto" and not sys.stdout.isatty() and not _in_notebook()):
+        if enabled is False or (enabled == "auto" and not sys.stdout.isatty()):
             self.idle_points = MOUNT_POINTS
         self._period = 1 / refresh_per_second
         self._bar: Bar | None = None
-        self._cell: Any = None
-        """The output of a notebook's cell that shows the bar."""
         self._due = float("inf")
         self._last: tuple[float, int] = (0.0, 0)
         self._rate = 0.0
@@ -67,12 +65,7 @@ class ProgressHook(Hook):
             "", total=engine.max_iters, completed=engine.progress.iteration, epoch="", rate="", eta="", info=""
         )
         self._bar = bar
-        if bar.console.is_jupyter:  # rich's own display in a notebook needs ipywidgets
-            from IPython.display import display
-
-            self._cell = display(bar, display_id=True)
-        else:
-            bar.start()
+        bar.start()
         self._due = 0.0
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
@@ -127,8 +120,6 @@ class ProgressHook(Hook):
             info="  ".join(f"{label} {value}" for label, value in self._shown.items()),
             refresh=True,
         )
-        if self._cell is not None:
-            self._cell.update(self._bar)
 
     def _stop(self, engine: Engine) -> None:
         bar, self._due = self._bar, float("inf")
@@ -136,17 +127,8 @@ class ProgressHook(Hook):
             try:
                 self._update(engine, "epoch")
             finally:
-                self._bar = self._cell = None
+                self._bar = None
                 bar.stop()
-
-
-def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, whose output is not a terminal."""
-    if "IPython" not in sys.modules:
-        return False
-    from rich.console import Console
-
-    return Console().is_jupyter
 
 
 def _new_bar(*, force: bool) -> Bar:

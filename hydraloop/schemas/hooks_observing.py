@@ -36,12 +36,12 @@ class LoggerHookConf(HookConf):
 
 @dataclass
 class ProgressHookConf(HookConf):
-    """Shows a progress bar in the terminal or the notebook."""
+    """Shows a progress bar in the terminal."""
 
     _target_: str = "hydraloop.hooks.ProgressHook"
     on_error: Optional[str] = "warn"
     enabled: Union[bool, str] = "auto"
-    """`auto`: only if standard output is a terminal or a notebook, so that files and pipes contain lines only. True:
+    """`auto`: only if standard output is a terminal, so that files, pipes and notebooks contain lines only. True:
     always. False: never."""
     refresh_per_second: float = 10
     """Maximum number of updates per second. 10 looks smooth and costs about 1 % of one core."""
