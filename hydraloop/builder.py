@@ -101,7 +101,7 @@ def assemble(
     task = build_task(cfg, parts.task)
     if cfg.init.checkpoint is not None and checkpoint is None:
         rules: Any = OmegaConf.to_container(cfg.init, resolve=True)
-        initialise(task.model, Path(rules.pop("checkpoint")), Rules(**rules))
+        initialise(task.model, Path(rules.pop("checkpoint")), Rules(**rules), distributed)
     channels_last = prepare_model(cfg, task, device, distributed)
     optimizer = build_optimizer(cfg, task.model, task, parts.optimizer) if trains else None
     settings = settings_from_config(cfg, checkpoint, parts, typed, channels_last=channels_last)

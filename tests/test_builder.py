@@ -3,9 +3,12 @@ from __future__ import annotations
 import copy
 import math
 import os
+import zipfile
+import zlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import EMAHook
 from hydraloop.plan import RunPlan
+from hydraloop.run_files import integrity
 from hydraloop.safety.instantiate import instantiate
 from tests.config.composed import REPOSITORY
 from tests.marks import slow
@@ -282,6 +286,42 @@ def test_load_from_and_init_have_taken_effect_when_build_returns(tmp_path: Path,
         assert {one[0] for one in built} == {first}
         assert len({one[1] for one in built}) == 1, "the same on all ranks"
         assert (built[0][1] == last) is not partly
+
+
+def bytes_verified(distributed: Distributed, run_dir: str, *overrides: str) -> int:
+    """How many bytes of checkpoints this rank compares with their checksums, before a validation."""
+    compared = []
+
+    def counted(content: bytes, start: int = 0) -> int:
+        compared.append(len(content))
+        return zlib.crc32(content, start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zipfile, "crc32", counted)
+        patch.setattr(integrity, "zlib", SimpleNamespace(crc32=counted))
+        cfg = composed("task.model.width=32", "engine.limit_val_batches=1", *overrides)
+        build(cfg, run_dir=Path(run_dir), distributed=distributed).validate()
+    return sum(compared)
+
+
+def checkpoint_of(distributed: Distributed, run_dir: str) -> str:
+    """The path of a checkpoint after two iterations."""
+    cfg = composed("task.model.width=32", "engine.max_iters=2", "engine.test=false")
+    engine = build(cfg, run_dir=Path(run_dir), distributed=distributed)
+    engine.train()
+    return str(engine.checkpoints.last_checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("option", "strategy"),
+    [("resume", "ddp"), *(slow(option, "fsdp2") for option in ("resume", "load_from", "init.checkpoint"))],
+)
+def test_ranks_share_the_verification_of_a_checkpoint(tmp_path: Path, option: str, strategy: str) -> None:
+    path = Path(on_ranks(2, checkpoint_of, str(tmp_path / "saved"), strategy=strategy)[0])
+    size = sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+    run_dir = str(tmp_path / ("saved" if option == "resume" else "run"))
+    told = on_ranks(2, bytes_verified, run_dir, f"{option}={path}", strategy=strategy)
+    assert 0.9 * size < sum(told) < 1.3 * size
 
 
 def test_rules_for_initial_weights_are_typed_without_a_plus(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ _SEALED = b"crc32:"
 file."""
 
 
-def damage(path: Path, rank: int = 0, ranks: int = 1) -> str | None:
+def damage(path: Path, rank: int = 0, ranks: int = 1, *, tensors: bool = True) -> str | None:
     """Return what is damaged in a checkpoint file, or None if it is intact. Reads the whole file, once for each change.
 
     Of several ranks, each reads its share of the file and verifies the checksums in it. The file is intact if no rank
-    has found damage.
+    has found damage. Without `tensors`, each verifies the plain values: of a `.pth` file, a few kilobytes.
 
     A `.pth` file is a zip archive, which has a CRC-32 of each member, and in hydraloop's files one of the table of its
     members (see `seal_archive`). hydraloop's safetensors files have one in their metadata (see `seal`), and a `.pth`
@@ -36,9 +36,9 @@ def damage(path: Path, rank: int = 0, ranks: int = 1) -> str | None:
     verified.
     """
     try:
-        found = _damage_of(path, rank, ranks, *_version_of(path))
+        found = _damage_of(path, rank, ranks, tensors, *_version_of(path))
         shards = None if found is not None or path.suffix == SAFETENSORS else shards_of(path)
-        return found if shards is None else _in_shards(shards, rank, ranks)
+        return found if shards is None else _in_shards(shards, rank, ranks, tensors)
     except OSError as error:
         return error.strerror or str(error)
 
@@ -51,6 +51,8 @@ def _version_of(path: Path) -> tuple[int, ...]:
     return (*version, time.monotonic_ns() if is_new else 0)
 
 
+_VALUES = "/data.pkl"
+"""Ends the name of the archive's member with all that is not the contents of a tensor."""
 SHARDS = ".shards-"
 """In the name of a folder of shards, after the stem of its `.pth`: `epoch_5.shards-0b1c2d3e`."""
 _SHARDS = re.compile(rb'\{"shards_in": "([^"/\\]+)", "files": (\{[^{}]*\})\}')
@@ -79,21 +81,21 @@ def _shards_of(path: Path, *_version: int) -> Shards | None:
 
     try:
         with zipfile.ZipFile(path) as archive:
-            name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+            name = next((name for name in archive.namelist() if name.endswith(_VALUES)), None)
             found = None if name is None else _SHARDS.search(archive.read(name))
     except zipfile.BadZipFile:
         return None
     return None if found is None else Shards(path.with_name(found[1].decode()), json.loads(found[2]))
 
 
-def _in_shards(shards: Shards, rank: int, ranks: int) -> str | None:
+def _in_shards(shards: Shards, rank: int, ranks: int, tensors: bool) -> str | None:
     there = {file.name for file in shards.folder.glob(f"*{SAFETENSORS}")}
     wrong = sorted(there ^ shards.files.keys())
     if wrong:
         return f"{shards.folder.name}/{wrong[0]} is {'not part of it' if wrong[0] in there else 'missing'}"
     for number, (name, (checksum, size)) in enumerate(shards.files.items()):
         file = shards.folder / name
-        mine = number % ranks == rank
+        mine = tensors and number % ranks == rank
         if file.stat().st_size != size or (mine and _crc32_of(file, *_version_of(file)) != checksum):
             return f"wrong size or checksum of {shards.folder.name}/{name}"
     return None
@@ -118,11 +120,11 @@ def _crc32_of(path: Path, *_version: int) -> int:
 
 
 @lru_cache(maxsize=128)
-def _damage_of(path: Path, rank: int, ranks: int, *_version: int) -> str | None:
+def _damage_of(path: Path, rank: int, ranks: int, tensors: bool, *_version: int) -> str | None:
     try:
         if path.suffix != SAFETENSORS:
-            return _in_zip(path, rank, ranks)
-        return _in_safetensors(path) if rank == 0 else None  # it has one checksum
+            return _in_zip(path, rank, ranks, tensors)
+        return _in_safetensors(path) if tensors and rank == 0 else None  # it has one checksum
     except Exception as error:  # damaged archives raise errors of about ten types
         return str(error) or type(error).__name__
 
@@ -165,7 +167,7 @@ def seal_archive(path: Path) -> None:
         file.write(len(comment).to_bytes(2, "little") + comment)
 
 
-def _in_zip(path: Path, rank: int, ranks: int) -> str | None:
+def _in_zip(path: Path, rank: int, ranks: int, tensors: bool) -> str | None:
     import zipfile
 
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
@@ -181,7 +183,9 @@ def _in_zip(path: Path, rank: int, ranks: int) -> str | None:
         if all(not member.CRC for member in members):
             return None  # torch.serialization.set_crc32_options(False)
         for member in members:
-            if member.header_offset * ranks // archive.start_dir != rank:  # a share is a part of the file
+            # A share is a part of the file.
+            mine = member.header_offset * ranks // archive.start_dir == rank
+            if not (mine if tensors else member.filename.endswith(_VALUES)):
                 continue
             try:
                 with archive.open(member) as content:

@@ -32,7 +32,7 @@ import shlex
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,8 +115,8 @@ def load(
     *,
     key: str = "resume",
     mmap: bool = False,
-    verify: bool = True,
     ranks: Distributed = _ALONE,
+    whole: bool = False,
     only: Collection[str] | None = None,
 ) -> Checkpoint:
     """Load a checkpoint to the CPU, tensors and plain values only, and verify its checksums in a second thread.
@@ -126,11 +126,12 @@ def load(
     Args:
         key: the option that named the file, for the error.
         mmap: read tensors from the file only when they are used.
-        verify: False: do not read the whole file to verify it. Any error may then be raised for a damaged file.
         ranks: all ranks, each of which loads the file. Each verifies its share of it, and all raise the error of one.
             With a `mesh`, tensors in shards become DTensors, of which this rank reads its part; without one, they are
             gathered to whole tensors. By default, this process verifies the whole file.
-        only: of a checkpoint in shards, the entries whose tensors are read; None: all.
+        whole: whether tensors in shards become whole tensors also with a mesh.
+        only: of a checkpoint in shards, the entries whose tensors are read; None: all. Empty: no tensor of the
+            checkpoint is used, so its tensors are not verified.
 
     Raises:
         UserError: the file does not exist, is incomplete or damaged, needs pickle, or is not a checkpoint.
@@ -143,29 +144,34 @@ def load(
             remedy=missing_path(path, f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.", key),
         )
     if path.suffix == SAFETENSORS:
-        with _verified(path, key, ranks):
+        with _verified(path, key, ranks, tensors=only != ()):
             return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
         raise _not_complete(path, key)
-    with _verified(path, key, ranks) if verify else nullcontext():
+    with _verified(path, key, ranks, tensors=only != ()):
         checkpoint = _load_zip(path, key, mmap)
         if isinstance(checkpoint.get("shards"), str) and (found := shards_of(path)) is not None:
             del checkpoint["shards"]
-            shards.read(checkpoint, found.folder, ranks.mesh, only)
+            shards.read(checkpoint, found.folder, None if whole else ranks.mesh, only)
         return checkpoint
 
 
 @contextmanager
-def _verified(path: Path, key: str, ranks: Distributed) -> Iterator[None]:
-    """Verify a file while it is loaded in the body. If it is damaged, that is the error, also if loading has failed."""
+def _verified(path: Path, key: str, ranks: Distributed, *, tensors: bool) -> Iterator[None]:
+    """Verify a file while it is loaded in the body. If it is damaged, that is the error, also if loading has failed.
+
+    Args:
+        tensors: whether its tensors are verified. They are in any case if loading has failed.
+    """
     failed: Exception | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="hydraloop-verify") as thread:
-        found = thread.submit(damage, path, ranks.rank, ranks.world_size)
+        found = thread.submit(damage, path, ranks.rank, ranks.world_size, tensors=tensors)
         try:
             yield
         except Exception as error:
             failed = error
-    damages = [what for what in ranks.gather(found.result()) if what is not None]
+    mine = damage(path) if failed is not None and not tensors else found.result()
+    damages = [what for what in ranks.gather(mine) if what is not None]
     if damages:
         raise UserError(f"{path} is damaged: {damages[0]}", key=key, remedy=_another(path, key)) from failed
     if failed is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydraloop.engine.checkpoint.format import load
+from hydraloop.errors import UserError
 from hydraloop.run_files.checkpoint_files import candidates
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Saved(NamedTuple):
 def history(folders: Sequence[Path]) -> list[Saved]:
     """Return the run's checkpoints, the newest first, without those of a part that the run has given up.
 
-    Their files are not verified.
+    Their tensors are not verified.
     """
     found = list(_read(candidates(*folders)))
     newest = found[0].iteration if found else 0
@@ -42,8 +43,8 @@ def history(folders: Sequence[Path]) -> list[Saved]:
 def _read(paths: Sequence[Path]) -> Iterator[Saved]:
     for path in paths:
         try:
-            saved = load(path, mmap=True, verify=False, only=())
+            saved = load(path, mmap=True, only=())
             if saved.keys() >= _NEEDED:
                 yield Saved(saved["progress"]["iteration"], path, saved["meta"])
-        except Exception as error:  # damaged files raise errors of about ten types
-            log.debug("%s cannot be read: %s", path, error)
+        except UserError as error:
+            log.warning("%s", error.problem)

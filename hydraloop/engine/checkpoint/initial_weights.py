@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation_weights, load
 from hydraloop.engine.checkpoint.names import matching
 from hydraloop.engine.checkpoint.weights import load_weights
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
 
+_ALONE = Distributed()
 _STATE_DICTS = ("state_dict", "model", "model_state_dict")
 """Entries that contain the weights; the first one counts."""
 _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -39,7 +41,7 @@ def load_from(run: Run) -> Checkpoint | None:
     path, key = run.settings.load_from, "load_from"
     if path is None or run.settings.resume is not None:
         return None
-    checkpoint = load(path, key=key, mmap=True, only=EVALUATED)
+    checkpoint = load(path, key=key, mmap=True, ranks=run.ranks, whole=True, only=EVALUATED)
     tied = _tied(run.model)
     state = _weights(checkpoint, tied.keys(), path, key, run.settings.weights)
     load_weights(run, {**_for_tied(state, tied), **state}, key)
@@ -56,14 +58,17 @@ class Rules:
     mismatched: str = "error"
 
 
-def initialise(model: nn.Module, path: Path, rules: Rules) -> None:
+def initialise(model: nn.Module, path: Path, rules: Rules, ranks: Distributed = _ALONE) -> None:
     """Load the entries of a file that have a name of the model, and log a table of what was taken and what was not.
+
+    Called on every rank.
 
     Raises:
         UserError: no entry has a name of the model, one that does has another shape, or a rule concerns no entry.
     """
     own, tied = model.state_dict(), _tied(model)
-    state = _weights(load(path, key="init.checkpoint"), own.keys(), path, "init.checkpoint")
+    loaded = load(path, key="init.checkpoint", ranks=ranks, whole=True)
+    state = _weights(loaded, own.keys(), path, "init.checkpoint")
     if rules.prefix is not None:
         prefix = rules.prefix if rules.prefix.endswith(".") else f"{rules.prefix}."
         state = _of_part(state, prefix, own.keys(), path)
