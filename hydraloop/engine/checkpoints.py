@@ -56,6 +56,8 @@ class Checkpoints:
         self._position = DataPosition(batches, run.progress, run.ranks, run.seed)
         self._saver = Saver(run.ranks, failed)
         self._loaded_from = load_from(run)
+        self._generators: dict[str, Any] | None = None
+        """The saved states of this rank's random generators, until `restore_generators`."""
         self.loaded = False
         """Whether `resume` has been done, and after_load_checkpoint called, which happens once for each engine."""
         self.resumed_from: Path | None = None
@@ -224,32 +226,35 @@ class Checkpoints:
 
     # Loading. --------------------------------------------------------------------------------------------------------
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self) -> None:
         """Load the checkpoint of `resume`, once for each engine. Then, also after `load_from`, call
-        after_load_checkpoint.
-
-        Returns:
-            The saved states of the random generators, which are not restored; None if nothing is resumed.
+        after_load_checkpoint. The random generators keep their states until `restore_generators`.
 
         Raises:
             UserError: the file does not fit the run; names the entry.
         """
         settings, progress = self._run.settings, self._progress
         if self.loaded:
-            return None
+            return
         self.loaded = True
         if settings.resume is not None:
-            rng = self.restore(settings.resume)
+            self._generators = self.restore(settings.resume)
             log.info("resumed from %s, iteration %d", settings.resume, progress.iteration)
             if progress.is_complete:
                 option = "max_epochs" if settings.max_iters is None else "max_iters"
                 text = "all %d iterations are done; to train longer, set engine.%s higher"
                 log.info(text, progress.iteration, option)
-            return rng
-        if self._loaded_from is not None:
+        elif self._loaded_from is not None:
             checkpoint, self._loaded_from = self._loaded_from, None
             self._calls.after_load_checkpoint(checkpoint)
-        return None
+
+    def restore_generators(self) -> None:
+        """Restore the saved states of the random generators, once: where training begins.
+
+        Evaluations before it draw from others.
+        """
+        states, self._generators = self._generators, None
+        seeding.set_rng_state(states)
 
     def load_for_evaluation(self, checkpoint: Checkpoint, key: str) -> None:
         """Take the weights, averaged or raw, and the task's own state from a loaded file; nothing is resumed later.

@@ -15,7 +15,6 @@ from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.precision import Precision
-from hydraloop.engine.device.seeding import set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.evaluation.module_modes import begin_training
@@ -134,14 +133,14 @@ class Engine:
         calls, requests, outcome, checkpoints = self.calls, self.requests, self.outcome, self.checkpoints
         with preemptible(requests, lambda: outcome.error is not None), outcome.locked(self._lock), outcome.around_run():
             self.batches.check_trainable(self.distributed)
-            rng = checkpoints.load()  # after_load_checkpoint
+            checkpoints.load()  # after_load_checkpoint
             begin_training(self.task, self.distributed)
             self.stepper.start()
             requests.start_clock()
             calls.at_position()
             with outcome.closing("after_train"):
                 calls.before_train()
-                set_rng_state(rng)  # last, so that no start-up code draws from the generators
+                checkpoints.restore_generators()  # last, so that no start-up code draws from the generators
                 requests.act()
                 self._train_epochs()
                 checkpoints.settle()

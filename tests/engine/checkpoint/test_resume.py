@@ -233,6 +233,18 @@ def test_a_finished_run_resumed_from_its_last_iteration_has_ended_its_last_epoch
     assert resumed.evaluator.test_metrics == straight.evaluator.test_metrics
 
 
+@pytest.mark.parametrize("evaluation", ["validate", "test"])
+def test_an_evaluation_before_training_changes_nothing(tmp_path: Path, evaluation: str) -> None:
+    for name in ("straight", "resumed"):
+        (tmp_path / name).mkdir()
+    _engine(tmp_path / "straight", 1).train()
+    resumed = _engine(tmp_path / "resumed", 2, resume=tmp_path / "straight" / "checkpoints" / "epoch_2.pth")
+    getattr(resumed, evaluation)()
+    resumed.train()
+    last = _last(tmp_path / "straight", "epoch_4.pth")
+    assert list(differences(_last(tmp_path / "resumed", "epoch_4.pth"), last)) == []
+
+
 @pytest.mark.parametrize("part", ["rng", "optimizer", "hooks"])
 def test_a_part_that_is_not_restored_shows(tmp_path: Path, part: str) -> None:
     """The comparison above can fail: what is not restored would show."""
