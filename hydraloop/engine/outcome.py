@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +21,9 @@ from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.loss_weighting import sparse_error
 from hydraloop.errors import UserError, interrupt
-from hydraloop.run_files.attempts import typed_overrides
-from hydraloop.run_files.checkpoint_files import newest_intact
-from hydraloop.run_files.environment import command, resume_command, versions
+from hydraloop.run_files.environment import versions
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import PREEMPTED, Objective, Result, Status, describe, signal_of
-from hydraloop.run_files.run_directory import checkpoint_folders
 
 log = logging.getLogger(__name__)
 
@@ -220,19 +216,13 @@ class Outcome:
             KeyboardInterrupt: a signal has preempted the run; on every rank, as without preemption.
             UserError: on every rank.
         """
-        run_dir, saves = self._run.run_dir, self._checkpoints
-        by, unwritten = self._requests.preempted_by, saves.unwritten
-        if self._progress.iteration <= saves.saved_iteration or (by is None and unwritten is None):
+        by, unwritten = self._requests.preempted_by, self._checkpoints.unwritten
+        if self._progress.iteration <= self._checkpoints.saved_iteration or (by is None and unwritten is None):
             return
-        why, remedy = "the run has no checkpoint hook", "Add the hook `checkpoint`"
+        why, remedy = "the run has no checkpoint hook", "Add the hook `checkpoint`, and train again."
         if unwritten is not None:
-            why, remedy = f"{unwritten} could not be written, and no later file was", "Make space"
+            why, remedy = f"{unwritten} could not be written", "Make space, and train again from the last checkpoint."
         why += ": the end of training is lost"
-        if newest_intact(*checkpoint_folders(run_dir)) is None:
-            again = shlex.join([*command(), *typed_overrides(run_dir)])
-            remedy += f", then start the run again in another directory, because it has no checkpoint: {again}"
-        else:
-            remedy += f", then train the rest again: {shlex.join(resume_command(run_dir))}"
         if by is not None and by in signal.Signals.__members__:
             if self._run.ranks.is_main:
                 log.warning("%s\n  %s", why, remedy)

@@ -236,7 +236,7 @@ def test_a_run_is_not_preempted_if_its_end_cannot_be_written(
     with pytest.raises(KeyboardInterrupt):
         engine.train()
     assert [result(tmp_path)[key] for key in ("error", "reason")] == ["interrupted by Ctrl-C (SIGINT)", None]
-    assert f"{lost}.pth could not be written, and no later file was: the end of training is lost" in caplog.text
+    assert f"{lost}.pth could not be written: the end of training is lost" in caplog.text
 
 
 # Several ranks. ------------------------------------------------------------------------------------------------------
