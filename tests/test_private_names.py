@@ -15,7 +15,10 @@ import hydra._internal.config_loader_impl as loading
 import pytest
 import torch
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra.core.utils import JobReturn
+from hydra.plugins.config_source import ConfigSource
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
@@ -38,7 +41,18 @@ from hydraloop.schemas import root
 
 FOLDER = Path(hydraloop.__file__).parent
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.py"))}
-DOCUMENTED = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_", "_exit", "_getframe", "_fields", "_sync"}
+DOCUMENTED = {
+    "_target_",
+    "_partial_",
+    "_args_",
+    "_convert_",
+    "_recursive_",
+    "_exit",
+    "_getframe",
+    "_fields",
+    "_replace",
+    "_sync",
+}
 """Keys of Hydra, names of the standard library, and the suffix of trackers' folders: not private."""
 _PRIVATE = re.compile(r"_(?!_)\w+")
 
@@ -62,6 +76,12 @@ def _hydras_callbacks() -> None:
 
 def _hydras_plugins() -> None:
     assert all(get_class(target) for target in hydra_versions.HARMLESS if "hydra." in target)
+
+
+def _hydras_packages() -> None:
+    assert ConfigSource._get_header_dict("# @package _global_\na: 1\n") == {"package": "_global_"}
+    sources = (FileConfigSource, ImportlibResourcesConfigSource)
+    assert all("_get_header_dict(" in inspect.getsource(source.load_config) for source in sources)
 
 
 def _hydras_overrides() -> None:
@@ -197,6 +217,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
         "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     ],
     _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config"],
+    _hydras_packages: ["_get_header_dict"],
     _open_root: ["_metadata"],
     _native_functions: ["torch._C._nn"],
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],

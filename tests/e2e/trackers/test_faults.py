@@ -213,7 +213,6 @@ def test_a_disk_that_is_full_for_a_while_loses_no_record(project: Project, disk:
     assert done.text.count("metrics.jsonl cannot be written: OSError: [Errno 28] No space left on device") == 1
     assert done.text.count("train.log cannot be written") == 1
     assert done.text.count("hook pictures failed at") == 1
-    assert re.search(r"pictures: 7\d more errors of this kind: OSError: \[Errno 28\] No space left", done.text)
     assert "lacks" not in done.text
     assert len(lines_about(done)) < 80, done.text
 
