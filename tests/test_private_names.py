@@ -81,7 +81,7 @@ def _hydras_plugins() -> None:
 def _hydras_packages() -> None:
     assert ConfigSource._get_header_dict("# @package _global_\na: 1\n") == {"package": "_global_"}
     sources = (FileConfigSource, ImportlibResourcesConfigSource)
-    assert all("_get_header_dict(" in inspect.getsource(source.load_config) for source in sources)
+    assert all("_get_header_dict(" in inspect.getsource(source) for source in sources)
 
 
 def _hydras_overrides() -> None:
@@ -131,7 +131,6 @@ def _tensors_version() -> None:
 def _schedulers() -> None:
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = lr_scheduler.StepLR(optimizer, 3)
-    assert scheduler.state_dict()["_last_lr"] == scheduler.get_last_lr()
     with pytest.warns(UserWarning, match="before `optimizer.step"):
         scheduler.step()
     again: Any = SGD(optimizer.param_groups, lr=1.0)
@@ -223,7 +222,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],
     _loaders_workers: ["_iterator", "_shutdown_workers", "_workers"],
     _tensors_version: ["_version"],
-    _schedulers: ["_last_lr", "_opt_called"],
+    _schedulers: ["_opt_called"],
     _norms: ["_NormBase"],
     _modules: ["_modules", "_orig_mod", "_compiled_call_impl"],
     _spectral_norms: ["_SpectralNorm", "_forward_pre_hooks"],
