@@ -15,9 +15,8 @@ from hydraloop.engine.checkpoint.data_position import DataPosition
 from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.initial_weights import load_from
-from hydraloop.engine.checkpoint.saver import Saver
+from hydraloop.engine.checkpoint.saver import Saver, broken_weights, stand_alone, write_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation, load_named, load_own_state, load_weights, own_state
-from hydraloop.engine.checkpoint.writing import broken_weights, stand_alone, write_file
 from hydraloop.engine.device import seeding
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.evaluation.evaluator import Evaluator

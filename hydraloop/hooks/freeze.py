@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from hydraloop.engine.checkpoint.names import matching
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
+from hydraloop.engine.parameter_patterns import matching
 from hydraloop.errors import UserError
 from hydraloop.option_checks import check_at_least
 

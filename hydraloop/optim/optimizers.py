@@ -13,10 +13,10 @@ from torch import Tensor, nn, optim
 
 from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
+from hydraloop.engine.parameter_patterns import Places, matched, places_of
 from hydraloop.errors import UserError
 from hydraloop.optim.layer_decay import lr_scales
 from hydraloop.optim.parameter_groups import check_settings, grouped
-from hydraloop.optim.parameter_patterns import Places, matched, places_of
 from hydraloop.safety.instantiate import instantiate, instantiate_callable, refused, require_target
 from hydraloop.schemas.optimizer import _Optimizer, check_own_options, nodes
 

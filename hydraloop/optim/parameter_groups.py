@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from hydraloop.engine.parameter_patterns import Places, matched
 from hydraloop.errors import UserError, suggestion
-from hydraloop.optim.parameter_patterns import Places, matched
 
 _HIGHEST = {"lr": math.inf, "lr_scale": math.inf, "weight_decay": math.inf, "momentum": 1.0, "betas": 1.0}
 """Values that are at least 0, and the highest one."""

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from measure import parser, row, spread, table
 
-from hydraloop.engine.checkpoint.saver import Saver
-from hydraloop.engine.checkpoint.writing import broken_weights, write_file
+from hydraloop.engine.checkpoint.saver import Saver, broken_weights, write_file
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.hooks.checkpoint.hook import CheckpointHook

@@ -12,9 +12,9 @@ from torch import nn, optim
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.optimizers.optimizer_set import OptimizerSet, parts
 from hydraloop.engine.optimizers.parameter_groups import describe
+from hydraloop.engine.parameter_patterns import matched, places_of
 from hydraloop.errors import UserError
 from hydraloop.optim.optimizers import build_optimizer
-from hydraloop.optim.parameter_patterns import matched, places_of
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.ranks import on_ranks
 

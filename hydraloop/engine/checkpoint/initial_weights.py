@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation_weights, load
-from hydraloop.engine.checkpoint.names import matching
 from hydraloop.engine.checkpoint.weights import load_weights
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.parameter_patterns import matching
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 

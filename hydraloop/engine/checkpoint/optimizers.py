@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hydraloop.engine.checkpoint.format import Checkpoint
-from hydraloop.engine.checkpoint.nested import with_replaced
+from hydraloop.engine.checkpoint.shards import with_replaced
 from hydraloop.engine.checkpoint.weights import differs
 from hydraloop.engine.distributed.fsdp import as_sharded, local, sharded_like
 from hydraloop.engine.run import Run

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hydraloop.engine.checkpoint.nested import with_replaced
 from hydraloop.engine.distributed.fsdp import is_sharded
 from hydraloop.run_files import atomic
 from hydraloop.run_files.integrity import SHARDS, Shards, crc32_of
@@ -28,6 +28,25 @@ if TYPE_CHECKING:
 Parts = dict[str, tuple[Tensor, torch.Size]]
 """By name: this rank's part of a tensor, and the shape of the whole tensor."""
 _STAND_IN = "__shard__"
+
+
+def with_replaced(value: Any, replace: Callable[[Any, str], Any], path: str = "") -> Any:
+    """Return a copy of the containers, in which other values are replaced; what is replaced is not searched.
+
+    Args:
+        replace: called with each value and its path (`optimizer/state/0`); returns the same value to keep it.
+    """
+    new = replace(value, path)
+    if new is not value:
+        return new
+    if isinstance(value, dict):
+        items = copy(value)  # with the attributes of an OrderedDict: `_metadata` of a state dict
+        for name, item in value.items():
+            items[name] = with_replaced(item, replace, f"{path}/{name}" if path else str(name))
+        return items
+    if type(value) in (list, tuple):
+        return type(value)(with_replaced(item, replace, f"{path}/{number}") for number, item in enumerate(value))
+    return value
 
 
 def split(checkpoint: Any, parts: Parts) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hydraloop
 from hydraloop import build
-from hydraloop.engine.checkpoint.nested import with_replaced
+from hydraloop.engine.checkpoint.shards import with_replaced
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import local, whole
 from hydraloop.engine.engine import Engine
