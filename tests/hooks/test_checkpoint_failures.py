@@ -85,7 +85,7 @@ def test_a_regular_file_that_could_not_be_written_is_none_of_those_kept(
 def test_a_run_whose_last_checkpoint_could_not_be_written_has_failed(tmp_path: Path) -> None:
     path = in_the_way(tmp_path, "epoch_3.pth")
     engine = engine_of(tmp_path, {"checkpoint": CheckpointHook()})
-    with pytest.raises(UserError, match=r"epoch_3\.pth could not be written, and no later") as caught:
+    with pytest.raises(UserError, match=r"epoch_3\.pth could not be written: the end of training is lost") as caught:
         engine.train()
     assert str(path) in caught.value.problem
     assert engine.outcome.result is not None
