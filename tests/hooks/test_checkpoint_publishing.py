@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint import publishing
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.checkpoint.publishing import ENTRIES
 from hydraloop.hooks.ema.hook import EMAHook
@@ -57,12 +55,6 @@ def test_the_weights_are_those_of_the_pth_and_meta_is_in_the_header(tmp_path: Pa
     assert same(net.state_dict(), weights)
 
 
-def test_without_the_weights_there_is_no_such_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        assert not published(tmp_path, "meta").exists()
-    assert "safetensors" not in caplog.text
-
-
 def test_who_can_read_the_pth_can_read_it(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -70,16 +62,6 @@ def test_who_can_read_the_pth_can_read_it(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == path.with_suffix(".pth").stat().st_mode & 0o777 == 0o640
-
-
-def test_nothing_unfinished_is_left(tmp_path: Path) -> None:
-    folder = published(tmp_path, "state_dict").parent
-    assert {path.name for path in folder.iterdir()} == {
-        "epoch_1.pth",
-        "epoch_1_published.pth",
-        "epoch_1_published.safetensors",
-        "last_checkpoint",
-    }
 
 
 class Tangled(nn.Module):
@@ -226,13 +208,6 @@ def test_a_run_cannot_be_resumed_from_it(tmp_path: Path, keys: tuple[str, ...], 
         assert ("is a published file" in error.problem) is told
 
 
-def test_a_published_file_names_only_files_that_exist(tmp_path: Path) -> None:
-    path = published(tmp_path / "one", *ENTRIES).with_suffix(".pth")
-    (tmp_path / "one" / "checkpoints" / "epoch_1.pth").unlink()
-    error = _refused(tmp_path, path, load_from=None, resume=path, max_epochs=2)
-    assert error.remedy == f"To start a new run from its weights, use load_from={path}."
-
-
 # Which are there. ----------------------------------------------------------------------------------------------------
 
 
@@ -255,23 +230,3 @@ def test_published_files_go_with_the_checkpoint_they_were_made_of(tmp_path: Path
     assert names(tmp_path) == {"mine_published.pth"} | {
         f"{stem}_published.{suffix}" for stem in ("epoch_2", "best_acc_epoch_2") for suffix in ("pth", "safetensors")
     }
-
-
-def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = published(tmp_path, "state_dict", net=nn.Linear(3, 2)).with_name("epoch_1.pth")
-    checkpoint = load(source)
-    checkpoint["state_dict"] = {"weight": torch.zeros(100_000)}
-    torch.save(checkpoint, source)
-    write, limit = publishing.write, resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def write_and_fill(path: Path, content: dict[str, Any]) -> None:
-        write(path, content)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limit[1]))
-
-    monkeypatch.setattr(publishing, "write", write_and_fill)
-    try:
-        with pytest.raises(OSError, match=r"epoch_1_published\.safetensors.*large"):
-            publishing.publish(source, ["state_dict"], "raw")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert not list(source.parent.glob(".*"))

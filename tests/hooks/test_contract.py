@@ -89,12 +89,6 @@ def test_every_hook_has_an_option_and_every_option_a_hook() -> None:
 
 
 @each_option
-def test_the_schema_is_stored_at_the_path_of_its_overrides(option: Option) -> None:
-    assert option.package == f"{option.group}.{option.name}"
-    assert option.schema.__module__.startswith("hydraloop.schemas.")
-
-
-@each_option
 def test_a_dry_run_knows_order_and_mount_points_without_torch(option: Option) -> None:
     facts, hook = hydraloop.hooks.CLASSES[option.hook.__name__], option.hook
     assert facts["module"] == hook.__module__
@@ -104,11 +98,6 @@ def test_a_dry_run_knows_order_and_mount_points_without_torch(option: Option) ->
     plain = option.schema()
     assert plain.priority is None
     assert plain.on_error == hook.on_error
-
-
-@each_option
-def test_what_it_runs_after_exists(option: Option) -> None:
-    assert set(option.hook.runs_after) <= {other.name for other in OPTIONS}
 
 
 @each_hook

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import MOUNT_POINTS, Hook
+from hydraloop.engine.hook import Hook
 from hydraloop.hooks.empty_cache import EmptyCacheHook
 from tests.helpers import Recorder
 from tests.hooks.tiny_runs import engine_of
@@ -60,11 +60,6 @@ def test_before_each_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_after_each_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = _trace(monkeypatch, tmp_path, after_iter=True, after_epoch=False)
     assert _called_after(trace) == ["after_train_iter"] * 2 + ["after_val_iter"] * 2 + ["after_test_iter"] * 2
-
-
-def test_what_is_off_costs_nothing(tmp_path: Path) -> None:
-    calls = engine_of(tmp_path, {"empty_cache": EmptyCacheHook(after_epoch=False), "sampler_seed": None}).calls
-    assert [point for point in MOUNT_POINTS if calls.one_by_one(point)] == ["before_run"]
 
 
 def test_on_a_cpu_it_says_once_that_there_is_nothing_to_do(

@@ -123,9 +123,7 @@ T, F = True, False
         (1, "", {"iters": 6}, [T, T, T, F, F, F]),  # inside an epoch
         (1, "", {}, [T] * 6),
         (2, "ddp", {"iters": 3}, [T, T, F, F, F, F]),
-        slow(2, "ddp", {}, [T] * 6),
         (2, "fsdp2", {"iters": 3}, [T, T, F, F, F, F]),
-        slow(2, "fsdp2", {}, [T] * 6),
     ],
 )
 def test_modules_are_frozen_for_their_time(
@@ -143,9 +141,6 @@ def test_modules_are_frozen_for_their_time(
         ("ddp", {"epochs": 1}, "fp32"),
         ("fsdp2", {"iters": 6}, "fp32"),
         ("fsdp2", {"epochs": 1}, "bf16"),
-        slow("ddp", {"epochs": 1}, "bf16"),
-        slow("ddp", {"iters": 6}, "fp32"),
-        slow("fsdp2", {"epochs": 1}, "fp32"),
     ],
 )
 def test_two_ranks_train_as_one_process_does(
@@ -204,16 +199,6 @@ def test_a_norm_that_was_in_eval_mode_stays_in_it(tmp_path: Path) -> None:
     engine_of(tmp_path, {"freeze": FreezeHook(modules=["0", "1"], epochs=1)}, net=net).train()
     assert not net[1].training
     assert net[0].training
-
-
-def test_training_twice_continues_the_frozen_time(tmp_path: Path) -> None:
-    watcher = Watcher()
-    hooks = {"freeze": FreezeHook(modules=["0", "1"], epochs=2), "watcher": watcher}
-    engine = engine_of(tmp_path, hooks, max_epochs=1, val=False)
-    engine.train()
-    engine.progress.max_iters, engine.progress.max_epochs = 12, 3
-    engine.train()
-    assert unchanged(watcher.states) == [T] * 8 + [F] * 4
 
 
 # Tied weights, and several of these hooks. ---------------------------------------------------------------------------
@@ -291,7 +276,6 @@ def test_a_pattern_that_does_not_fit_is_one_message(tmp_path: Path, modules: lis
     [
         (["0"], {"0.weight", "0.bias"}),
         (["re:[01]"], {"0.weight", "0.bias", "1.weight", "1.bias"}),
-        (["*.bias"], {"0.bias", "1.bias", "3.bias"}),
         (["0.*", "3.weight"], {"0.weight", "0.bias", "3.weight"}),
     ],
 )
@@ -303,12 +287,3 @@ def test_patterns_name_modules_or_parameters(
     engine_of(tmp_path, {"freeze": FreezeHook(modules=modules)}, net=net).train()
     assert {name for name, parameter in net.named_parameters() if not parameter.requires_grad} == expected
     assert f"hooks.freeze: froze {len(expected)} parameters" in caplog.text
-
-
-def test_wrapping_again_inside_a_window_is_refused(tmp_path: Path) -> None:
-    class Mine(Hook):
-        def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-            engine.stepper.rewrap()
-
-    with pytest.raises(RuntimeError, match="between two accumulation windows"):
-        engine_of(tmp_path, {"mine": Mine()}, accumulate=2).train()

@@ -82,16 +82,6 @@ def test_a_method_is_emptied_and_an_inherited_one_overridden(mutants: Any) -> No
 
 
 @pytest.mark.slow
-def test_tests_that_notice_kill_the_mutant(mutants: Any, tmp_path: Path) -> None:
-    path = repository(tmp_path, NOTICES)
-    outcome = mutants.run(path, target(mutants), ("before_train",))
-    assert not outcome.passed
-    assert mutants.row(outcome).endswith("killed by test_both |")
-    assert (path / "hydraloop/hooks/mine.py").read_text(encoding="utf-8") == HOOK, "the copy is restored"
-    assert mutants.run(path, target(mutants), ()).passed
-
-
-@pytest.mark.slow
 def test_tests_that_do_not_notice_let_it_survive(mutants: Any, tmp_path: Path) -> None:
     outcome = mutants.run(repository(tmp_path, DOES_NOT), target(mutants), ("after_train",))
     assert outcome.passed

@@ -91,21 +91,3 @@ def test_sync_uses_the_server_of_the_run_and_not_of_the_environment(
     assert command(["sync", str(folder / "run")]) == 1, "not sent to the database in this folder"
     assert "0 of 4 records there; not all: " in (said := capsys.readouterr().out)
     assert "127.0.0.1:9" in said
-
-
-@pytest.mark.slow
-def test_a_validation_without_training(folder: Path) -> None:
-    made(folder / "run", flush_timeout=60.0).validate()
-    cursor = Cursor.load(folder / "run", "mlflow")
-    assert cursor is not None
-    assert "val/loss" in client().get_run(cursor.memory["run_id"]).data.metrics
-
-
-@pytest.mark.slow  # some seconds; a tracker's error before the first iteration is in tests/tracking/test_hook.py
-def test_an_invalid_address_ends_the_run_with_on_error_raise(folder: Path) -> None:
-    engine = made(folder / "run", tracking_uri="foo://server", flush_timeout=60.0)
-    engine.calls._policies["mlflow"].on_error = "raise"
-    with pytest.raises(UserError, match="foo") as raised:
-        engine.train()
-    assert raised.value.key == "hooks.mlflow"
-    assert engine.progress.iteration == 0

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-import hydraloop
 from hydraloop.data import build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -21,7 +20,6 @@ from hydraloop.errors import UserError
 from hydraloop.examples import Augmented
 from hydraloop.hooks.mode_switch import ModeSwitchHook
 from hydraloop.tasks.task import Task
-from tests.config.composed import REPOSITORY
 from tests.hooks import tiny_runs
 
 
@@ -133,23 +131,6 @@ def test_exactly_the_last_epochs_are_switched_for_each_loader(workers: int, pers
     assert seen.extra == {1: {False}, 2: {False}, 3: {True}, 4: {True}}
 
 
-def test_persistent_workers_are_started_anew_once(tmp_path: Path) -> None:
-    class Workers(Hook):
-        """The process ids of the workers in each epoch."""
-
-        def __init__(self) -> None:
-            self.of_epoch: list[list[int]] = []
-
-        def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-            if batch_idx == 0:
-                self.of_epoch.append([worker.pid for worker in engine.loaders.train._torch._iterator._workers])  # type: ignore
-
-    workers = Workers()
-    engine_of(tmp_path, 2, workers=1, persistent=True, hooks={"workers": workers})[0].train()
-    first, second, third, fourth = workers.of_epoch
-    assert first == second != third == fourth
-
-
 def test_a_run_resumed_in_the_last_epochs_is_switched_also_inside_an_epoch(tmp_path: Path) -> None:
     engine_of(tmp_path / "one", 2, hooks={"saving": Saving()})[0].train()
     for iteration, expected in ((3, {2: ON, 3: OFF, 4: OFF}), (5, {3: OFF, 4: OFF})):
@@ -196,29 +177,6 @@ def test_wrappers_are_searched_and_the_model_replaces_a_task_without_the_method(
     assert [one.strong for one in inside] == [False, False]
     assert data.datasets[1].dataset.strong is False  # type: ignore[attr-defined]
     assert model.told == [True]
-
-
-@pytest.mark.slow
-def test_the_augmented_digits_are_the_plain_ones_in_the_last_epochs(tmp_path: Path) -> None:
-    """From the command line to the pixels, with persistent workers."""
-    overrides = ["data=digits_augmented", "hooks=[mode_switch]", "hooks.mode_switch.num_last_epochs=1"]
-    loader = ["data.loader.num_workers=2", "data.loader.persistent_workers=true", "data.loader.batch_size=256"]
-    engine = hydraloop.build(
-        hydraloop.compose([*overrides, *loader, "engine.max_epochs=3", "engine.device=cpu"], folder=REPOSITORY),
-        run_dir=tmp_path,
-    )
-    plain = {image.numpy().tobytes() for image in engine.loaders.train.dataset.dataset.inputs}  # type: ignore[union-attr]
-    seen: dict[int, int] = {}
-
-    def count(model: nn.Module, inputs: tuple[Tensor]) -> None:
-        """Number of images of an epoch that equal those in the data set."""
-        if model.training:
-            same = sum(image.numpy().tobytes() in plain for image in inputs[0])
-            seen[engine.progress.epoch] = seen.get(engine.progress.epoch, 0) + same
-
-    engine.model.register_forward_pre_hook(count)
-    engine.train()
-    assert seen == {0: 0, 1: 0, 2: 1259}
 
 
 def test_without_a_method_to_call_it_is_refused_before_the_first_iteration(tmp_path: Path) -> None:

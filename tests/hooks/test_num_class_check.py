@@ -168,11 +168,6 @@ def test_of_a_wrapper_with_classes_of_its_own_those_count(tmp_path: Path) -> Non
     engine_of(tmp_path, Head(2), coarse)[0].train()
 
 
-def test_classes_without_a_length_are_not_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine_of(tmp_path, Head(2), data(3), data(TWO), data(TWO))[0].train()
-    assert warnings(caplog) == ["hooks.num_class_check: not checked: the data set of data.train has no classes"]
-
-
 @pytest.mark.parametrize("number", [None, True, "2", 2.0])
 def test_a_model_without_a_number_is_one_warning(number: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine_of(tmp_path, Head(number), data(TWO), data(THREE))[0].train()

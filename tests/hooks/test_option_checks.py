@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import nan
 from typing import Any
 
 import pytest
@@ -19,19 +19,16 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("CheckpointHook", {"save_begin": -1}, "save_begin", "0 or more"),
     ("CheckpointHook", {"max_keep_ckpts": 0}, "max_keep_ckpts", "1 or more"),
     ("CheckpointHook", {"rule": "bigger"}, "rule", "greater"),
-    ("CheckpointHook", {**TWO_NAMES, "rule": ["less", "bigger"]}, "rule", "greater"),
     ("CheckpointHook", {**TWO_NAMES, "rule": ["less"] * 3}, "rule", "one rule for each"),
     ("CheckpointHook", {"published_keys": ["weights"]}, "published_keys", "[meta,state_dict]"),
     ("CheckpointHook", {"published_keys": ["optimizer"], "save_optimizer": False}, "published_keys", ""),
     ("CheckpointHook", NO_LAST, "published_keys", "save_last=true"),
-    ("CheckpointHook", {**NO_LAST, "save_best": []}, "published_keys", "save_last=true"),
     ("EarlyStoppingHook", {"patience": -1}, "patience", "0 or more"),
     ("EarlyStoppingHook", {"min_delta": nan}, "min_delta", "0 or more"),
     ("EarlyStoppingHook", {"rule": "bigger"}, "rule", "greater"),
     ("EMAHook", {"ema_type": "exponental"}, "ema_type", "Did you mean exponential"),
     ("EMAHook", {"ema_type": None}, "ema_type", "Known: "),
     ("EMAHook", {"momentum": 0.0}, "momentum", "0.0002, not 0.9998"),
-    ("EMAHook", {"momentum": 1.0}, "momentum", "0.0002, not 0.9998"),
     ("EMAHook", {"interval": 0}, "interval", "1 or more"),
     ("EMAHook", {"begin_iter": -1}, "begin_iter", "0 or more"),
     ("EMAHook", {"begin_epoch": -1}, "begin_epoch", "0 or more"),
@@ -47,7 +44,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("FreezeHook", {"iters": -1}, "iters", "1 or more"),
     ("FreezeHook", {"epochs": 1, "iters": 1}, "epochs", "one of them to null"),
     ("GradClipHook", {"max_norm": 0.0}, "max_norm", "above 0, or null"),
-    ("GradClipHook", {"max_norm": nan}, "max_norm", "above 0, or null"),
     ("GradClipHook", {"norm_type": 0.0}, "norm_type", "above 0"),
     ("GradClipHook", {"clip_value": 0.0}, "clip_value", "above 0, or null"),
     ("GradClipHook", {"max_norm": 1.0, "clip_value": 1.0}, "clip_value", "to null"),
@@ -68,10 +64,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("SyncRandomSizeHook", {"divisor": 0}, "divisor", "1 or more"),
     ("SyncRandomSizeHook", {"min_ratio": nan}, "min_ratio", "above 0"),
     ("SyncRandomSizeHook", {"max_ratio": 0.6}, "max_ratio", "1.3"),
-    ("SyncRandomSizeHook", {"max_ratio": inf}, "max_ratio", "1.3"),
     ("TestTimeAugmentationHook", {"transforms": ["identity", "hflipp"]}, "transforms", "Did you mean hflip"),
     ("TestTimeAugmentationHook", {"transforms": []}, "transforms", "[identity,hflip]"),
-    ("TestTimeAugmentationHook", {"transforms": [3]}, "transforms", "_target_"),
     ("TestTimeAugmentationHook", {"merge": "probability"}, "merge", "Did you mean probabilities"),
     ("TestTimeAugmentationHook", {"shift": 0}, "shift", "1 or more"),
     ("VisualizationHook", {"num_images": 0}, "num_images", "1 or more"),

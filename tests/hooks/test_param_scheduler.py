@@ -122,26 +122,6 @@ def test_what_a_hook_changes_stays_until_the_value_changes(tmp_path: Path) -> No
     assert lrs.used == [1, 7, 7, 7, 0.5, 0.5]
 
 
-def test_plateau_follows_the_validation(tmp_path: Path) -> None:
-    plateau = Plateau(mode="max", patience=0, factor=0.5)
-    metrics = {"acc": Scripted([0.5, 0.4, 0.6, 0.6])}
-    lrs = run(tmp_path, plateau, schedule={"monitor": "acc", "by_epoch": True}, metrics=metrics, max_epochs=4)
-    assert lrs.epochs == [1, 1, 0.5, 0.5]
-
-
-def test_a_validation_without_training_steps_nothing(tmp_path: Path) -> None:
-    net = model()
-    optimizer = optim.SGD(net.parameters(), lr=1.0)
-    plateau = Plateau(mode="max", patience=0, factor=0.5)
-    schedules = {"plateau": Schedule("plateau", plateau, optimizer, monitor="acc")}
-    hooks = {"param_scheduler": ParamSchedulerHook()}
-    metrics = {"acc": Scripted([0.5, 0.4, 0.3])}
-    engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules, metrics=metrics)
-    for _ in range(3):
-        engine.validate()
-    assert optimizer.param_groups[0]["lr"] == 1.0
-
-
 def test_nor_does_a_validation_after_the_training(tmp_path: Path) -> None:
     net = model()
     optimizer = optim.SGD(net.parameters(), lr=1.0)
@@ -223,13 +203,3 @@ def test_the_lr_is_summarised_after_training(tmp_path: Path, tensor: bool) -> No
     engine = engine_of(tmp_path, hooks, net=net, optimizer=optimizer, schedules=schedules)
     engine.train()
     assert "\nlr          0.1 at iteration 0, 0.1 at iteration 12, between 0.1 and 0.7\n" in summary(engine)
-
-
-def test_an_lr_that_came_back_is_not_summarised_as_the_same_throughout(tmp_path: Path) -> None:
-    net = model()
-    optimizer = optim.SGD(net.parameters(), lr=0.5)
-    there_and_back = functools.partial(LambdaLR, lr_lambda=lambda n: 0.1 if 2 <= n <= 6 else 1.0)
-    schedules = {"own": TorchSchedule("own", there_and_back, optimizer)}
-    engine = engine_of(tmp_path, {}, net=net, optimizer=optimizer, schedules=schedules, max_epochs=2)
-    engine.train()
-    assert "\nlr          0.5 at iteration 0, 0.5 at iteration 8, between 0.05 and 0.5\n" in summary(engine)

@@ -136,13 +136,6 @@ def test_shapes_stacks_and_flops_are_recorded_when_asked(tmp_path: Path) -> None
     assert any("Input Dims" in event.get("args", {}) for event in content["traceEvents"])
 
 
-def test_a_callable_gets_the_profile(tmp_path: Path) -> None:
-    got: list[Any] = []
-    _run(tmp_path, ProfilerHook(on_trace_ready=[got.append, "log_trace"]))
-    assert [type(trace).__name__ for trace in got] == ["profile"]
-    assert not (tmp_path / "tf_tracing_logs").exists()
-
-
 def test_a_target_in_the_config_gets_the_profile(tmp_path: Path) -> None:
     handler = f"{{_target_: torch.profiler.tensorboard_trace_handler, dir_name: {tmp_path / 'mine'}}}"
     lines = [
@@ -164,13 +157,6 @@ def test_the_profiler_stops_when_training_fails(tmp_path: Path) -> None:
     assert "ProfilerStep#2" in _steps(trace)
 
 
-def test_a_cut_off_warm_up_leaves_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(RuntimeError, match="on purpose"):
-        _run(tmp_path, ProfilerHook(), fail_at=1)
-    assert not _recording()
-    assert "there is no trace" in caplog.text
-
-
 def test_a_run_shorter_than_the_schedule_leaves_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _run(tmp_path, ProfilerHook(by_epoch=False))
     assert "there is no trace" in caplog.text
@@ -186,16 +172,6 @@ def test_an_error_in_a_handler_does_not_end_training(tmp_path: Path, caplog: pyt
     assert watcher.recording == [1, 3]
     assert not _recording()
     assert caplog.text.count("OSError: disk full") >= 2
-
-
-def test_an_interrupted_handler_leaves_no_profiler(tmp_path: Path) -> None:
-    def interrupted(trace: Any) -> None:
-        raise KeyboardInterrupt
-
-    schedule = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
-    with pytest.raises(KeyboardInterrupt):
-        _run(tmp_path, ProfilerHook(schedule=schedule, on_trace_ready=interrupted))
-    assert not _recording()
 
 
 def on_rank(distributed: Distributed, run_dir: str) -> None:

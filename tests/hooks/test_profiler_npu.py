@@ -75,12 +75,6 @@ def test_by_default_three_iterations_analysed(
     assert "MindStudio Insight" in caplog.text
 
 
-def test_a_chrome_trace_without_the_analysis(npu: None, tmp_path: Path) -> None:
-    _engine(tmp_path, _hook(on_trace_ready=None, json_trace_path="trace.json", schedule=None))[0].train()
-    assert _steps(tmp_path / "trace.json") == [f"ProfilerStep#{step}" for step in range(8)]
-    assert not (_folder(tmp_path) / "ASCEND_PROFILER_OUTPUT").exists()
-
-
 def test_on_an_npu_its_kernels_are_recorded(npu: None, tmp_path: Path) -> None:
     engine, _ = _engine(tmp_path, _hook(), val=False)
     object.__setattr__(engine.run, "device", torch.device("meta"))  # any other than the CPU, which still computes

@@ -258,27 +258,3 @@ def test_only_a_terminal_has_colours(
     logger.warning("careful")
     coloured = "plain\n\x1b[32mval 1/2\x1b[0m\nmore\n\x1b[33mwarning: careful\x1b[0m\n"
     assert stdout.getvalue() == (coloured if colours else "plain\nval 1/2\nmore\nwarning: careful\n")
-
-
-NOTEBOOK = f"""
-import torch, hydraloop
-data = [(torch.randn(4, 2), torch.zeros(4, dtype=torch.long))] * 4
-engine = hydraloop.build(
-    hydraloop.compose(["engine.max_epochs=2", "engine.threads=1"], folder={str(ROOT / "tests")!r}),
-    task=torch.nn.Linear(2, 2), loaders={{"train": data}}, run_dir="run",
-)
-engine.train()
-"""
-
-
-@pytest.mark.nightly
-def test_in_the_kernel_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbformat, nbclient = (pytest.importorskip(name, exc_type=ImportError) for name in ("nbformat", "nbclient"))
-    pytest.importorskip("ipykernel", exc_type=ImportError)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(NOTEBOOK)])
-    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = notebook.cells[0].outputs
-    assert {output.output_type for output in outputs} == {"stream"}
-    printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert "status      finished" in printed

@@ -67,13 +67,6 @@ def test_the_sampler_of_a_batch_sampler_gets_the_epoch(tmp_path: Path) -> None:
     assert seen == plain
 
 
-def test_hydraloops_loader_shuffles_by_seed_and_epoch(tmp_path: Path) -> None:
-    seen = orders(tmp_path, build_loader(data(), shuffle=True, seed=1, batch_size=2))
-    again = orders(tmp_path, build_loader(data(), shuffle=True, seed=1, batch_size=2))
-    assert seen == again
-    assert len({tuple(order) for order in seen.values()}) == 3
-
-
 def test_a_resumed_run_continues_with_its_order(tmp_path: Path) -> None:
     def loader() -> Any:
         return build_loader(data(), shuffle=True, seed=1, batch_size=2)

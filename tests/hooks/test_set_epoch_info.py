@@ -10,18 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
-import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.examples import Augmented
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from hydraloop.hooks.set_epoch_info import SetEpochInfoHook
 from hydraloop.tasks.task import Task
-from tests.config.composed import REPOSITORY
 from tests.data.streams import stream_loader
 from tests.hooks import tiny_runs
 
@@ -122,12 +119,6 @@ def test_a_stream_gets_the_number_of_its_pass(tmp_path: Path) -> None:
     assert seen.inputs == {0: {0.0}, 1: {0.0}, 2: {1.0}}, "a pass has two batches"
 
 
-def test_a_wrapped_data_set_gets_the_epoch(tmp_path: Path) -> None:
-    _, seen = engine_and_seen = engine_of(tmp_path, Subset(Subset(Data(), range(8)), range(4)))
-    engine_and_seen[0].train()
-    assert seen.inputs == {0: {0.0}, 1: {1.0}, 2: {2.0}}
-
-
 def test_a_run_resumed_inside_an_epoch_tells_that_epoch_again(tmp_path: Path) -> None:
     engine_of(tmp_path / "one", Data(), task=TaskTold)[0].train()
     engine, seen = engine_of(
@@ -142,21 +133,3 @@ def test_objects_without_the_method_are_one_warning(tmp_path: Path, caplog: pyte
     plain = InMemoryDataset(torch.zeros(8, 1), torch.zeros(8, 1))
     engine_of(tmp_path, plain)[0].train()
     assert warnings(caplog) == ["hooks.set_epoch_info does nothing: there is no set_epoch(epoch) in Task or Linear"]
-
-
-def test_the_augmentation_of_the_digits_grows(tmp_path: Path) -> None:
-    overrides = ["data=digits_augmented", "data.train.ramp_epochs=4", "engine.max_epochs=3"]
-    engine = hydraloop.build(
-        hydraloop.compose([*overrides, "engine.device=cpu", "data.loader.batch_size=512"], folder=REPOSITORY),
-        run_dir=tmp_path,
-    )
-    data, strengths = engine.loaders.train.dataset, []  # type: ignore[union-attr]
-    assert isinstance(data, Augmented)
-
-    def look(model: nn.Module, inputs: tuple[Tensor]) -> None:
-        if model.training:
-            strengths.append(data.strength)
-
-    engine.model.register_forward_pre_hook(look)
-    engine.train()
-    assert strengths == [0.25] * 3 + [0.5] * 3 + [0.75] * 3

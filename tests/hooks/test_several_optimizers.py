@@ -12,9 +12,6 @@ import pytest
 import torch
 from torch import nn, optim
 
-import hydraloop
-from hydraloop import build
-from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -29,7 +26,6 @@ from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.optim import Exponential, Schedule
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks.task import Task
-from tests.config.composed import REPOSITORY
 from tests.helpers import at, logged, summary
 from tests.hooks.tiny_runs import batches, bits, engine_of, model, same
 
@@ -196,16 +192,6 @@ def test_a_run_with_steps_and_schedules_resumes_to_the_same_bits(tmp_path: Path)
     assert "lr          first 0.1 at iteration 0, 0.00156 at iteration 6, between 0.00156 and 0.1\n" in summary(whole)
 
 
-def test_the_norm_of_a_step_that_fp16_skips_is_not_recorded(tmp_path: Path) -> None:
-    hooks = hooks_of_a_record(grad_clip=GradClipHook(max_norm=0.1))
-    precision = FP16(torch.device("cpu"), init_scale=256.0)
-    with_steps(tmp_path, hooks, factors={2: math.inf}, precision=precision).train()
-    recorded = [[name for name in record if name.endswith("grad_norm")] for record in logged(tmp_path / FILENAME)]
-    both = ["first/grad_norm", "last/grad_norm"]
-    assert recorded == [both, both[:1], both, both, both, both]
-    assert precision.skipped == 1
-
-
 def test_an_invalid_loss_names_its_step_and_stops_before_it(tmp_path: Path) -> None:
     engine = with_steps(tmp_path, {"check": CheckInvalidLossHook(interval=1)}, factors={3: math.nan})
     with pytest.raises(InvalidLossError, match="the loss of the step last is nan at iteration 3\n") as caught:
@@ -252,19 +238,3 @@ def test_several_optimizers_share_one_norm(tmp_path: Path) -> None:
     records = trained(tmp_path, net, two(net), hooks={"norms": norms, "grad_clip": GradClipHook(max_norm=0.1)})
     assert [record["grad_norm"] for record in records] == pytest.approx([norm for _, _, norm in norms.seen])
     assert min(norm for _, _, norm in norms.seen) > 0.1
-
-
-def test_several_optimizers_by_config_alone(tmp_path: Path) -> None:
-    lines = ["~optimizer", "+optimizer@optimizer.hidden=muon", "+optimizer@optimizer.rest=adamw"]
-    lines += ["optimizer.hidden.match='@matrix'", "optimizer.hidden.lr=0.02", "optimizer.rest.lr=0.5"]
-    lines += ["+scheduler@scheduler.rest=exponential", "scheduler.rest.optimizer=rest", "scheduler.rest.by_epoch=false"]
-    lines += ["scheduler.rest.gamma=0.5", "scheduler.cosine.optimizer=hidden", "default_hooks.logger.interval=1"]
-    lines += ["engine.device=cpu", "engine.max_iters=4", "engine.test=false", "precision=bf16", "engine.accumulate=2"]
-    engine = build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
-    assert "hidden Muon, rest AdamW, 2 groups" in engine.outcome.report.start()
-    engine.train()
-    records = [record for record in logged(tmp_path / FILENAME) if record["mode"] == "train"]
-    assert [lrs(record) for record in records] == [
-        {"lr": pytest.approx(lr), "lr/rest": rest}
-        for lr, rest in ((0.02, 0.5), (0.02, 0.5), (0.01, 0.25), (0.01, 0.25))
-    ]

@@ -185,31 +185,6 @@ def test_one_process_has_nothing_to_do(hook: str, tmp_path: Path) -> None:
         assert all(torch.equal(buffers[name], last[point][name]) for name in buffers)
 
 
-def collectives(distributed: Distributed, run_dir: str) -> list[int]:
-    """Number of collectives for averaging three layers: after an iteration, again, and after another iteration."""
-    net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.InstanceNorm1d(1))
-    engine = EngineWithNeededHooks(
-        task=Regression(net, nn.MSELoss()),
-        loaders=Loaders(),
-        hooks={"sync_norm": (hook := SyncBuffersHook(norm_only=True))},
-        settings=Settings(device="cpu"),
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    )
-    hosts = distributed._hosts  # type: ignore[attr-defined]  # only a process group has it
-    counts = []
-    for iteration in (1, 1, 2):
-        before = hosts._get_sequence_number_for_group()
-        engine.progress.iteration = iteration
-        hook.before_val(engine)
-        counts.append(int(hosts._get_sequence_number_for_group() - before))
-    return counts
-
-
-def test_one_all_reduce_for_all_layers_and_none_while_nothing_has_changed(tmp_path: Path) -> None:
-    assert on_ranks(2, collectives, str(tmp_path)) == [[1, 0, 1], [1, 0, 1]]
-
-
 # Resume. -------------------------------------------------------------------------------------------------------------
 
 

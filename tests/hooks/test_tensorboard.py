@@ -76,12 +76,6 @@ def test_an_interval_sends_every_nth_iteration_and_all_evaluations(tmp_path: Pat
     assert told == f"8 of 12 records sent, 4 left out by interval, tensorboard --logdir {tmp_path}/tensorboard"
 
 
-def test_a_validation_without_training_is_sent(tmp_path: Path) -> None:
-    metrics = engine_with(tmp_path, TensorBoardLoggerHook()).validate()
-    (event,) = read(tmp_path).Scalars("val/loss")
-    assert (event.step, event.value) == (0, pytest.approx(metrics["loss"]))
-
-
 def test_a_file_at_the_path_of_the_folder_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tensorboard").write_text("mine")
     engine = engine_with(tmp_path, TensorBoardLoggerHook())
@@ -89,13 +83,6 @@ def test_a_file_at_the_path_of_the_folder_is_one_warning(tmp_path: Path, caplog:
     warnings = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
     assert [f"{tmp_path}/tensorboard is not a folder: move it away" in warning for warning in warnings] == [True]
     assert "0 of " in engine.messages.read("tracked")["tensorboard"]
-
-
-def test_whoever_insists_on_it_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TensorBoardLoggerHook, "on_error", "raise")
-    (tmp_path / "tensorboard").write_text("mine")
-    with pytest.raises(UserError, match="is not a folder: move it away"):
-        engine_with(tmp_path, TensorBoardLoggerHook()).train()
 
 
 class Counting(TensorBoardLoggerHook):
@@ -162,16 +149,6 @@ def test_a_step_that_failed_announces_nothing_later(tmp_path: Path) -> None:
         engine_with(tmp_path, hook, more={"fails": failing("before_optimizer_step", priority=100)}).train()
     engine_with(tmp_path / "again", hook, train=batches(1), task=None).train()
     assert [iteration for iteration, _ in announced(tmp_path / "again")] == [1]
-
-
-def test_without_histograms_it_is_not_called_in_an_iteration(tmp_path: Path) -> None:
-    counts = []
-    for hook in (TensorBoardLoggerHook(), TensorBoardLoggerHook(histograms=5)):
-        calls = engine_with(tmp_path, hook).calls
-        counts.append([len(calls.one_by_one(point)) for point in ("before_optimizer_step", "after_train_iter")])
-    without, with_histograms = counts
-    assert with_histograms == [number + 1 for number in without]
-    assert TensorBoardLoggerHook(histograms=5).idle_points == ()
 
 
 @pytest.mark.parametrize(

@@ -10,22 +10,11 @@ import torch
 from torch import nn
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.tasks import Regression
+from tests.hooks.test_tensorboard import Counting
 from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
-
-
-class Counting(TensorBoardLoggerHook):
-    """Without the follower."""
-
-    def before_run(self, engine: Engine) -> None:
-        """Start nothing."""
-
-    def _begin(self, engine: Engine) -> None:
-        self._begun = True
 
 
 def train(distributed: Distributed, run_dir: str) -> None:

@@ -230,14 +230,6 @@ def test_data_time_is_the_loader_and_the_copy_and_nothing_else(
     assert (timing.data_share > in_hooks) == waiting
 
 
-def test_before_the_first_iteration_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = _run(tmp_path, monkeypatch)
-    engine.hooks["timer"] = fresh = IterTimerHook()
-    fresh.before_run(engine)
-    assert engine.messages.read("eta") is None
-    assert engine.messages.read("timing") is None
-
-
 def test_quantiles() -> None:
     durations = Durations()
     assert (durations.mean, durations.quantile(0.5)) == (0.0, 0.0)

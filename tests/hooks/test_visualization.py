@@ -22,7 +22,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.hooks import visualization
 from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.hooks.visualization import Tile, VisualizationHook, _tile, grid
+from hydraloop.hooks.visualization import Tile, VisualizationHook, grid
 from hydraloop.tasks import Classification, Regression, Task
 from tests.helpers import HostSyncs, failing, logged
 from tests.hooks.tiny_runs import engine_of
@@ -144,19 +144,6 @@ def test_right_and_wrong_are_seen_and_the_pixels_are_the_images(tmp_path: Path) 
     assert _colours(inside.crop((64, 0, 128, 128))) == {(0, 0, 0)}
 
 
-def test_label_and_prediction_are_written_below_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Tile] = []
-    monkeypatch.setattr(
-        "hydraloop.hooks.visualization.grid", lambda tiles, *rest, **more: _kept(drawn, tiles, *rest, **more)
-    )
-    _engine(tmp_path, VisualizationHook(), _data(3, wrong=1)).validate()
-    assert [(tile.label, tile.prediction, tile.right) for tile in drawn] == [
-        ("right", "left", False), ("right", "right", True), ("left", "left", True)
-    ]  # fmt: skip
-    _engine(tmp_path, VisualizationHook(), Subset(Subset(_data(4), [1, 2]), [0])).validate()
-    assert (drawn[-1].label, drawn[-1].prediction) == ("right", "right"), "the data set below a subset has the names"
-
-
 class Coarse(Dataset[Any]):
     """Wraps a data set, with different labels and another scale."""
 
@@ -224,17 +211,6 @@ def test_texts_change_the_picture() -> None:
     assert len({one, drawn("4", "5", False), drawn("3", "6", False), drawn("3", "5", False, "u")}) == 4
 
 
-def test_a_name_too_long_for_its_tile_is_shortened() -> None:
-    pixels = torch.zeros(1, 8, 8, dtype=torch.uint8)
-    tiles = [Tile(pixels, "a" * 200, "b" * 200, True)]
-    assert grid(tiles, "t", size=128).size[0] == WIDTH
-    assert visualization._cut("short", 100) == "short"
-    assert visualization._cut("a" * 200, 100).endswith("a…")
-    long_title = grid(tiles, "t" * 100, size=128)
-    assert long_title.width > WIDTH
-    assert (20, 20, 20) in _colours(long_title.crop((WIDTH, 0, long_title.width, 29)))
-
-
 def test_with_ema_the_predictions_are_the_averages(tmp_path: Path) -> None:
     model = Left()
 
@@ -269,7 +245,6 @@ def _drawn(run_dir: Path, count: int, **options: Any) -> int:
     [
         ({}, 32),
         ({"num_images": 3}, 3),
-        ({"num_images": 6}, 6),
         ({"interval": 5}, 8),
         ({"interval": 3, "per_batch": 1}, 3),
         ({"per_batch": 1, "num_images": 7}, 7),
@@ -280,15 +255,6 @@ def test_which_images(options: dict[str, int], drawn: int, tmp_path: Path) -> No
 
 
 def test_the_size_of_an_image(tmp_path: Path) -> None:
-    pixels = torch.zeros(3, 40, 80, dtype=torch.uint8)
-
-    def size(limit: int) -> tuple[int, int]:
-        image = visualization._scaled(pixels, limit)
-        return image.size
-
-    assert size(200) == (160, 80), "the largest whole number"
-    assert size(80) == (80, 40)
-    assert size(60) == (60, 30)
     _engine(tmp_path, VisualizationHook(size=256)).validate()
     assert _open(tmp_path).width == 4 * (256 + 18)
 
@@ -307,11 +273,7 @@ def test_the_datas_mean_and_deviation_are_undone(channels: int, tmp_path: Path) 
 # Other tasks, other data. --------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Tile] = []
-    monkeypatch.setattr(
-        "hydraloop.hooks.visualization.grid", lambda tiles, *rest, **more: _kept(drawn, tiles, *rest, **more)
-    )
+def test_numbers_are_captions(drawn: list[Tile], tmp_path: Path) -> None:
     targets = torch.tensor([[152.0], [0.5]])
     data = InMemoryDataset(_images(2), targets)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
@@ -333,20 +295,6 @@ def _five() -> nn.Module:
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     return model
-
-
-def test_what_is_the_same_in_another_shape_and_maps_of_classes() -> None:
-    image, one = torch.zeros(1, 8, 8, dtype=torch.uint8), torch.tensor(1)
-
-    def tile(label: Tensor, prediction: Tensor) -> tuple[str | None, bool | None]:
-        drawn = _tile(image, label, prediction, ["zero", "one"])
-        return drawn.prediction, drawn.right
-
-    assert tile(torch.tensor([1]), one) == ("one", True)
-    assert tile(torch.tensor([True]), one) == ("one", True)
-    assert tile(one, torch.tensor([0, 1])) == ("0, 1", None)
-    assert tile(torch.ones(5, 6, dtype=torch.int64), torch.ones(5, 6, dtype=torch.int64)) == ("5x6", None)
-    assert tile(one, torch.tensor(7)) == ("7", False), "a class without a name"
 
 
 class Silent(Task):

@@ -33,17 +33,6 @@ def test_a_mistake_names_its_option(options: dict[str, Any], key: str) -> None:
     assert caught.value.remedy
 
 
-def test_all_options_are_passed_to_the_follower() -> None:
-    """Unchanged."""
-    given: dict[str, Any] = {
-        "mode": "offline", "project": "p", "entity": "e", "group": "g", "job_type": "j", "tags": ["t"],
-        "notes": "n", "name": "n", "pictures": False, "log_code": True, "checkpoints": "all",
-        "system_metrics": False, "flush_timeout": 0.0, "background": True, "interval": 7,
-    }  # fmt: skip
-    assert WandbLoggerHook(**given)._options == given
-    assert WandbLoggerHook()._options["mode"] == "auto"
-
-
 def test_a_second_one_is_refused(tmp_path: Path) -> None:
     """It would make the same W&B run."""
     engine = make_engine(
@@ -143,20 +132,3 @@ def test_the_first_run_of_a_process_is_the_agents(tmp_path: Path, monkeypatch: p
     assert [*tmp_path.glob("first/wandb/offline-run-*-agents1/run-agents1.wandb")]
     assert not [*tmp_path.glob("second/wandb/*agents1")]
     assert [*tmp_path.glob("second/wandb/offline-run-*/*.wandb")]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_nobodys_settings")
-def test_a_validation_without_training_is_sent(tmp_path: Path) -> None:
-    """Its record begins the run."""
-    _engine(tmp_path, WandbLoggerHook(flush_timeout=60.0)).validate()
-    assert _steps(tmp_path) == "[0]"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_nobodys_settings")
-def test_online_without_a_key_is_an_error_with_on_error_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first iteration."""
-    monkeypatch.setattr(WandbLoggerHook, "on_error", "raise")
-    with pytest.raises(UserError, match="wandb login"):
-        _engine(tmp_path, WandbLoggerHook(mode="online", flush_timeout=30.0)).train()
