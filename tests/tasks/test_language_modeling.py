@@ -159,23 +159,6 @@ def test_a_batch_without_targets_does_not_spoil_the_rest() -> None:
     assert made.compute_metrics() == before
 
 
-def test_ranks_of_unequal_size_add_up() -> None:
-    sums: list[Tensor] = []
-    parts = [batch(3), batch(1, seed=1)]
-    for part in parts:
-        rank = task(bits_per_byte=BitsPerByte())
-        rank.reset_metrics()
-        rank.evaluate(part)
-        rank.compute_metrics(lambda own: sums.append(own.clone()) or own)  # type: ignore[func-returns-value]
-    together = task(bits_per_byte=BitsPerByte())
-    together.reset_metrics()
-    for part in parts:
-        together.evaluate(part)
-    reduced = task(bits_per_byte=BitsPerByte())
-    reduced.reset_metrics()
-    assert reduced.compute_metrics(lambda own: sums[0] + sums[1]) == pytest.approx(together.compute_metrics())
-
-
 def test_an_untrained_model_has_eight_bits() -> None:
     metric = BitsPerByte()
     metric.update(torch.zeros(2, 3, 256), torch.zeros(2, 3, dtype=torch.int64))
@@ -199,17 +182,6 @@ def test_metrics_of_this_task(metric: SumMetric) -> None:
 def test_higher_is_better() -> None:
     made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
     assert [made.higher_is_better(name) for name in made.metric_names] == [False, True, False]
-
-
-@pytest.mark.slow  # some seconds, of a rare case
-def test_perplexity_of_torchmetrics_agrees() -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    made = task(perplexity=torchmetrics.text.Perplexity(ignore_index=-100), bits=BitsPerByte())
-    made.reset_metrics()
-    made.evaluate(batch(ignored=[(0, 0)]))
-    made.evaluate(batch(2, seed=1))
-    metrics = made.compute_metrics()
-    assert metrics["perplexity"] == pytest.approx(2 ** metrics["bits"], rel=1e-5)
 
 
 def test_no_iteration_waits_for_the_device() -> None:

@@ -58,41 +58,6 @@ def test_accuracy_refuses_a_top_k_below_1() -> None:
         Accuracy(0)
 
 
-def test_against_torchmetrics() -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    generator = torch.Generator().manual_seed(0)
-    logits, classes = torch.randn(50, 7, generator=generator), torch.randint(7, (50,), generator=generator)
-    values = torch.randn(50, generator=generator) * 80 + 150
-    guesses = values + torch.randn(50, generator=generator) * 30
-    pairs: list[tuple[SumMetric, object, Tensor, Tensor]] = [
-        (
-            Accuracy(k),
-            torchmetrics.Accuracy(task="multiclass", num_classes=7, top_k=k, average="micro"),
-            logits,
-            classes,
-        )
-        for k in (1, 3)
-    ]
-    pairs += [
-        (MeanAbsoluteError(), torchmetrics.MeanAbsoluteError(), guesses, values),
-    ]
-    for own, theirs, preds, target in pairs:
-        assert own.higher_is_better == theirs.higher_is_better  # type: ignore[attr-defined]
-        for chunk in (slice(0, 20), slice(20, 50)):
-            own.update(preds[chunk], target[chunk])
-            theirs.update(preds[chunk], target[chunk])  # type: ignore[attr-defined]
-        assert own.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-5), own  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError()])
-def test_the_value_is_the_same_for_sums_and_means_over_ranks(metric: SumMetric) -> None:
-    if isinstance(metric, Accuracy):
-        metric.update(LOGITS, CLASSES)
-    else:
-        metric.update(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([1.0, 3.0, 4.0]))
-    assert metric.value(metric.sums * 4).item() == pytest.approx(metric.value(metric.sums).item())
-
-
 @pytest.mark.parametrize("metric", [Accuracy(), MeanAbsoluteError()])
 def test_the_value_without_samples_is_nan(metric: SumMetric) -> None:
     assert math.isnan(metric.compute().item())

@@ -31,16 +31,6 @@ class OneMethod(Task):
         return {"loss": error.mean(), "largest": batch["y"].max(), "outputs": outputs, "targets": batch["y"]}
 
 
-class TwoMethods(OneMethod):
-    """The same, with its own `evaluate`."""
-
-    def evaluate(self, batch: Any) -> dict[str, Any]:
-        outputs = self.model(batch["x"])
-        loss = (outputs - batch["y"]).square().mean()
-        self.update_metrics(loss, outputs, batch["y"], self.num_samples(batch))
-        return {"loss": loss}
-
-
 class Pairs(Task):
     """The loss is a sum and a number of terms; only batches with a large input have the scalar `large`."""
 
@@ -88,18 +78,6 @@ def test_one_method_trains_validates_and_tests_with_the_same_names(tmp_path: Pat
     )
     assert task.metric_names == ("mae", "loss", "largest")
     assert [task.higher_is_better(name) for name in task.metric_names] == [False, False, None]
-
-
-def test_a_task_of_two_methods_still_works() -> None:
-    results = []
-    for kind in (OneMethod, TwoMethods):
-        task = kind(Constant(), metrics={"mae": MeanAbsoluteError()})
-        engine = EngineWithNeededHooks(
-            task=task, loaders=Loaders(None, [batch_of(1, 3), batch_of(6)]), settings=Settings(device="cpu")
-        )
-        results.append(engine.validate())
-    assert results[0].pop("largest") == 4
-    assert results[0] == results[1]
 
 
 def validate_pairs(distributed: Distributed, samples: int) -> list[dict[str, float]]:

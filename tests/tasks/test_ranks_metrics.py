@@ -10,7 +10,6 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
-from hydraloop.errors import UserError
 from hydraloop.tasks import Classification
 from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
@@ -46,9 +45,3 @@ def test_the_number_of_ranks_does_not_change_the_value(samples: int, world_size:
     alone = validate(Distributed(), samples)
     for metrics in on_ranks(world_size, validate, samples):
         assert metrics == pytest.approx(alone, nan_ok=True)
-
-
-def test_an_evaluation_with_fewer_samples_than_ranks_is_refused() -> None:
-    data = InMemoryDataset(torch.randn(2, 3), torch.arange(2))
-    with pytest.raises(UserError, match="2 samples cannot be shared by 3 processes"):
-        build_loader(data, shuffle=False, batch_size=2, rank=2, world_size=3)

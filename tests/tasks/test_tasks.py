@@ -63,12 +63,10 @@ def test_metrics_come_in_order_and_the_loss_is_weighted_by_samples() -> None:
         (torch.zeros(3, 2), torch.zeros(4)),
         {"image": torch.zeros(3, 2)},
         (["a", "b", "c"], torch.zeros(3)),
-        (("a", "b", "c"), [], torch.zeros(3)),
         {"names": ["a", "b", "c"], "id": 7, "image": torch.zeros(3)},
         {"temperature": torch.tensor(0.5), "image": torch.zeros(3)},
         UserDict({"image": torch.zeros(3, 2)}),
         pack_sequence([torch.ones(4, 2), torch.ones(2, 2), torch.ones(1, 2)]),
-        (pack_sequence([torch.ones(4, 2), torch.ones(2, 2), torch.ones(1, 2)]), torch.zeros(3)),
     ],
     ids=str,
 )
@@ -105,23 +103,6 @@ def test_reset_removes_all_batches() -> None:
     assert task.compute_metrics()["accuracy"] == 1.0
 
 
-def test_all_sums_are_reduced_at_once_and_ranks_are_weighted_by_their_samples() -> None:
-    parts = [slice(0, 1), slice(1, 3)]
-    ranks = []
-    for part in parts:
-        task = classification(accuracy=Accuracy())
-        task.reset_metrics()
-        task.evaluate((LOGITS[part], CLASSES[part]))
-        sent: list[Tensor] = []
-        task.compute_metrics(lambda sums, sent=sent: sent.append(sums.clone()) or sums)  # type: ignore[misc, func-returns-value]
-        assert len(sent) == 1
-        ranks.append((task, sent[0]))
-    total = ranks[0][1] + ranks[1][1]
-    metrics = ranks[0][0].compute_metrics(lambda sums: total)
-    assert metrics["accuracy"] == pytest.approx(2 / 3)
-    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(LOGITS, CLASSES).item())
-
-
 def test_metrics_of_torchmetrics_work_together_with_ours() -> None:
     torchmetrics = pytest.importorskip("torchmetrics")
     own = torchmetrics.Accuracy(task="multiclass", num_classes=2)
@@ -142,8 +123,6 @@ def test_metrics_follow_the_model() -> None:
     metric = task.metrics["accuracy"]
     assert isinstance(metric, Accuracy)
     assert metric.sums.device.type == "meta"
-    with task.uncounted():
-        assert task._averages.zeros.device.type == "meta"
 
 
 def test_the_state_dict_contains_only_the_model() -> None:
