@@ -114,19 +114,15 @@ def test_frozen_parameters_are_in_no_group() -> None:
         ([{"match": "conv1", "lr": 1}], r"groups\[0\].match: 'conv1' matches only frozen parameters"),
         ([{"match": "bn1", "weight_decai": 0}], r"groups\[0\].weight_decai: .*AdamW.*\n  Did you mean weight_decay"),
         ([{"match": "bn1", "weight_decay": "none"}], r"groups\[0\].weight_decay: 'none' is not a number"),
-        ([{"match": "bn1", "weight_decay": None}], r"groups\[0\].weight_decay: None is not a number"),
         ([{"match": "bn1", "lr": -1}], r"groups\[0\].lr: cannot be -1"),
-        ([{"match": "bn1", "lr_scale": -0.5}], r"groups\[0\].lr_scale: cannot be -0.5"),
         ([{"match": "bn1", "lr_scale": [1, 2]}], r"groups\[0\].lr_scale: \[1, 2\] is not a number"),
         ([{"match": "bn1", "betas": 0.9}], r"groups\[0\].betas: 0.9 is not 2 numbers"),
         ([{"match": "bn1", "amsgrad": 3}], r"groups\[0\].amsgrad: 3 is not true or false"),
-        ([{"match": "bn1", "eps": True}], r"groups\[0\].eps: True is not a number"),
         (
             [{"match": r"re:bn\.[0-", "lr": 1}],
             r"groups\[0\].match: 're:bn\\.\[0-' is not a regular expression: .*\n  A",
         ),
         ([{"match": "bn1"}], r"groups\[0\]: needs a pattern, match, and a value"),
-        ([{"weight_decay": 0}], r"groups\[0\]: needs a pattern"),
         (["bn1"], r"groups\[0\]: needs a pattern"),
     ],
 )
@@ -184,7 +180,6 @@ def test_muon_alone_asks_for_a_second_optimizer() -> None:
     ("options", "remedy"),
     [
         ({"lr": -1.0}, r"Invalid learning rate: -1.0\n  Change optimizer.lr.$"),
-        ({"weight_decay": -3}, r"Invalid weight_decay value: -3\n  Change optimizer.weight_decay.$"),
         ({"betas": [1.5, 0.9]}, r"1.5\n  Change optimizer.lr, optimizer.weight_decay, optimizer.betas.$"),
         (
             {"fused": True, "differentiable": True},

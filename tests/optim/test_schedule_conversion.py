@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
-from torch.optim import SGD, AdamW, Optimizer
 
 from hydraloop.errors import UserError
 from hydraloop.optim import Exponential, MultiStep, Plateau
-from tests.optim.scheduled import EPOCHS, LRS, STEPS, STEPS_PER_EPOCH, of, option, run, two_groups
+from tests.optim.scheduled import STEPS, STEPS_PER_EPOCH, of, option, run, two_groups
 
 N = STEPS_PER_EPOCH
 CONVERTED: dict[str, Any] = {"by_epoch": True, "convert_to_iter_based": True}
-
-
-@pytest.mark.parametrize("kind", [SGD, AdamW])
-def test_it_is_the_same_curve_in_finer_steps(kind: type[Optimizer]) -> None:
-    optimizer = two_groups(kind)
-    schedule = option("cosine", optimizer, **CONVERTED)
-    assert not schedule.by_epoch
-    for n, lrs in enumerate(run(optimizer, [schedule], STEPS - 1)):
-        assert lrs == pytest.approx([lr * (1 + math.cos(math.pi * n / N / EPOCHS)) / 2 for lr in LRS]), n
 
 
 def test_begin_and_end_are_epochs_too() -> None:
@@ -33,19 +22,6 @@ def test_begin_and_end_are_epochs_too() -> None:
     assert seen[: 2 * N + 1] == [1.0] * (2 * N + 1)
     assert seen[2 * N + 1] == 0.5  # gamma is of each optimizer step, as in MMEngine
     assert seen[4 * N :] == [0.5 ** (2 * N - 1)] * (STEPS - 4 * N + 1)
-
-
-def test_without_it_nothing_changes_within_an_epoch() -> None:
-    optimizer = two_groups()
-    seen = run(optimizer, [option("cosine", optimizer, by_epoch=True)])
-    assert all(len({lrs[0] for lrs in seen[epoch * N : (epoch + 1) * N]}) == 1 for epoch in range(EPOCHS))
-
-
-def test_lengths_are_converted() -> None:
-    optimizer = two_groups()
-    schedule = of("steps", MultiStep([3, 6], gamma=0.5), optimizer, **CONVERTED)
-    seen = run(optimizer, [schedule])
-    assert [seen[3 * N - 1][0], seen[3 * N][0], seen[6 * N][0]] == [1.0, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("changes", [{}, {"by_epoch": True}])

@@ -11,14 +11,11 @@ from hydraloop.optim import Exponential, Function, Plateau
 from hydraloop.schemas.scheduler import OPTIONS
 from tests.optim.scheduled import of, option, run, two_groups
 
-NAN = float("nan")
-
 
 @pytest.mark.parametrize(
     ("name", "changes", "field", "text"),
     [
         ("cosine", {"begin": 5, "end": 3}, "begin", "not before end=3"),
-        ("cosine", {"begin": 3, "end": 3}, "begin", "Use a begin below 3"),
         ("cosine", {"begin": -1}, "begin", "Use a whole number from 0"),
         ("cosine", {"T_max": 0}, "T_max", "Use 1 or more."),
         ("cosine", {"eta_min": -1.0}, "eta_min", "Use 0 or more."),
@@ -28,14 +25,10 @@ NAN = float("nan")
         ("linear", {"start_factor": 0.0}, "start_factor", "above 0"),
         ("linear", {"end_factor": -1.5}, "end_factor", "0 or more"),
         ("linear", {"total_iters": -5}, "total_iters", "1 or more"),
-        ("momentum", {"start_factor": -0.5}, "start_factor", "above 0"),
         ("multistep", {"milestones": [7, 3]}, "milestones", "Use [3, 7]."),
-        ("multistep", {"milestones": [3, 3]}, "milestones", "[3]"),
         ("multistep", {"milestones": [0, 3]}, "milestones", "1 or more"),
         ("multistep", {"gamma": 0.0}, "gamma", "above 0"),
-        ("multistep", {"gamma": NAN}, "gamma", "above 0"),
         ("poly", {"power": 0.0}, "power", "above 0"),
-        ("poly", {"power": -1.0}, "power", "above 0"),
         ("plateau", {"patience": -1}, "patience", "0 or more"),
         ("plateau", {"cooldown": -1}, "cooldown", "0 or more"),
 ("plateau", {"factor": -0.1}, "factor", "above 0"),
@@ -46,13 +39,11 @@ NAN = float("nan")
         ("warmup_cosine", {"warmup_iters": -1}, "warmup_iters", "0 or more"),
         ("warmup_cosine", {"warmup_iters": 60}, "warmup_iters", "nothing of the schedule's 60 optimizer steps"),
         ("warmup_cosine", {"warmup_iters": 12, "by_epoch": True}, "warmup_iters", "12 epochs"),
-        ("warmup_cosine", {"warmup_iters": 30, "begin": 20, "end": 50}, "warmup_iters", "30 optimizer steps"),
         ("warmup_cosine", {"min_lr_ratio": -1.1}, "min_lr_ratio", "0 or more"),
         ("warmup_cosine", {"start_factor": 0.0}, "start_factor", "above 0"),
         ("yolox", {"min_lr_ratio": -0.1}, "min_lr_ratio", "0 or more"),
         ("yolox", {"warmup_ratio": 0.0}, "warmup_ratio", "above 0"),
         ("yolox", {"num_last_epochs": -1}, "num_last_epochs", "0 or more"),
-        ("yolox", {"num_last_epochs": 15}, "num_last_epochs", "num_last_epochs=null"),
         ("yolox", {"warmup_iters": 13}, "warmup_iters", "warmup_iters=null"),
         ("yolox", {"warmup_iters": 5, "num_last_epochs": 7}, "num_last_epochs", "nothing of the schedule's 12 epochs"),
         ("yolox", {"by_epoch": False}, "convert_to_iter_based", "by_epoch=true"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.optim import SGD, AdamW, Optimizer
 
-from hydraloop.optim import Constant, Cosine, Exponential, Function, Linear
+from hydraloop.optim import Constant, Cosine, Exponential, Function
 from hydraloop.schemas.scheduler import OPTIONS
 from tests.optim.scheduled import LRS, STEPS, STEPS_PER_EPOCH, of, option, run, two_groups
 
@@ -94,15 +94,6 @@ def test_schedules_are_applied_in_the_order_of_begin_then_of_the_config(reverse:
     assert found == pytest.approx(0.75 * 0.5 if reverse else 0.5)
 
 
-def test_an_epoch_and_a_step_begin_in_the_order_of_the_steps() -> None:
-    optimizer = two_groups()
-    schedules = [
-        of("epoch", Constant(), optimizer, begin=3, by_epoch=True),
-        of("step", Constant(), optimizer, begin=14),
-    ]
-    assert [schedule.order for schedule in schedules] == [3 * N, 14]
-
-
 def test_a_custom_function_is_a_schedule() -> None:
     class Sawtooth(Function):
         def value(self, k: int, length: int, value: float, initial: float) -> float:
@@ -119,16 +110,6 @@ def test_ours_stay_at_the_lowest_value(name: str) -> None:
     optimizer = two_groups()
     schedule = option(name, optimizer, total_iters=4, by_epoch=False, convert_to_iter_based=False, min_lr_ratio=0.0)
     assert run(optimizer, [schedule], 9)[4:] == [[0.0, 0.0]] * 6
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_a_warm_up_and_a_cosine_join_without_a_gap(reverse: bool) -> None:
-    optimizer = two_groups()
-    schedules = [of("up", Linear(0.5), optimizer, end=6), of("down", Cosine(), optimizer, begin=6)]
-    seen = [lrs[0] for lrs in run(optimizer, schedules[::-1] if reverse else schedules, STEPS - 1)]
-    down = STEPS - 6
-    expected = [0.5 + 0.1 * n for n in range(6)] + [0.5 + 0.5 * math.cos(math.pi * n / down) for n in range(down)]
-    assert seen == pytest.approx(expected)
 
 
 def test_nothing_happens_before_begin_and_after_end() -> None:
