@@ -119,13 +119,6 @@ def test_the_strength_grows_with_the_epochs() -> None:
     assert plain.strength == 1.0
 
 
-def test_a_smaller_strength_moves_less() -> None:
-    data = Augmented(stacked(64), shift=2, angle=0, cutout=0, ramp_epochs=100)
-    data.set_epoch(0)
-    batch, _ = data.__getitems__(list(range(64)))
-    assert (batch - images(64)).abs().max() < 0.1
-
-
 def test_it_has_the_classes_of_the_other_data_set() -> None:
     assert Augmented(stacked()).classes == ("a", "b")
     assert Augmented(OneByOne()).classes is None
@@ -146,31 +139,3 @@ def test_a_negative_number_is_refused(option: str) -> None:
 def test_samples_that_are_not_images_are_refused(inputs: Tensor, got: str) -> None:
     with pytest.raises(UserError, match=rf"^data.train: InMemoryDataset has samples .*{got}"):
         Augmented(InMemoryDataset(inputs, torch.zeros(4))).__getitems__([0, 1, 2, 3])
-
-
-@pytest.mark.parametrize(
-    ("sample", "got"),
-    [
-        ({"image": images(1)[0]}, "a dict"),
-        ("cat", "a str"),
-        ((), "a tuple"),
-        (("cat", 1), "a tuple that begins with a str"),
-        (images(1)[0], "a Tensor"),
-    ],
-)
-def test_samples_that_do_not_begin_with_a_tensor_are_refused(sample: Any, got: str) -> None:
-    class Other(Dataset[Any]):
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> Any:
-            return sample
-
-    class Stacked(Other):
-        def __getitems__(self, indices: list[int]) -> Any:
-            return sample
-
-    text = rf"^data.train: (Other|Stacked) has samples that are not \(image, \.\.\.\): {got}\n"
-    for fetch in (lambda: Augmented(Other())[0], lambda: Augmented(Stacked()).__getitems__([0, 1])):
-        with pytest.raises(UserError, match=text):
-            fetch()

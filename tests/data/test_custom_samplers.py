@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
 
-from hydraloop.data import EpochSampler, build_loader
+from hydraloop.data import build_loader
 from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import share_of
@@ -142,15 +142,6 @@ def test_a_filler_has_two_samples_of_the_last_group() -> None:
 def test_what_has_no_order_is_refused_when_built(options: Any, text: str) -> None:
     with pytest.raises(UserError, match=text):
         build_loader(Words(), shuffle=True, **options)
-
-
-def test_the_default_orders_are_those_of_earlier_versions() -> None:
-    sampler = EpochSampler(range(10), shuffle=True, seed=5, batch_size=10)
-    assert [sampler.request(0, epoch).indices for epoch in (0, 1, 7)] == [
-        [3, 2, 5, 6, 9, 7, 1, 8, 0, 4],
-        [3, 1, 5, 8, 4, 2, 7, 6, 9, 0],
-        [3, 6, 5, 9, 1, 0, 7, 2, 4, 8],
-    ]
 
 
 def _drawn_on(distributed: Distributed, which: str, name: str) -> list[list[int]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,12 +22,6 @@ def test_digits_are_scikit_learns() -> None:
     order = torch.cat([stratified_split(torch.tensor(expected.target), split) for split in SPLITS])
     assert torch.equal(labels, torch.tensor(expected.target)[order])
     assert torch.allclose(pixels.flatten(1), torch.tensor(expected.data, dtype=torch.float32)[order], atol=1e-4)
-
-
-def test_diabetes_targets_are_scikit_learns() -> None:
-    sklearn = pytest.importorskip("sklearn.datasets")
-    expected = sorted(sklearn.load_diabetes().target.tolist())
-    assert sorted(torch.cat([Diabetes(split).targets for split in SPLITS]).flatten().tolist()) == expected
 
 
 def test_shapes_and_types() -> None:
@@ -61,11 +53,6 @@ def test_parts_are_disjoint_complete_and_stratified(seed: int) -> None:
     for split, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
         counts = labels[parts[split]].bincount().tolist()
         assert all(abs(count - share * 179.7) <= 1.5 for count in counts), (split, counts)
-
-
-def test_the_parts_of_diabetes_are_alike() -> None:
-    means = [Diabetes(split).targets.mean().item() for split in SPLITS]
-    assert max(means) - min(means) < 8
 
 
 def test_the_split_depends_only_on_its_seed() -> None:
@@ -105,14 +92,3 @@ def test_an_unknown_split_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match="train, val, test") as caught:
         Digits("valid")
     assert caught.value.key == "split"
-
-
-@pytest.mark.slow
-def test_loading_imports_no_sklearn() -> None:
-    code = (
-        "import sys\n"
-        "from hydraloop.examples import Diabetes, Digits\n"
-        "Digits('train'), Diabetes('train')\n"
-        "assert 'sklearn' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -96,7 +96,6 @@ MISTAKES = {
     "data.val_loader.btch_size=3": ("data.val_loader.btch_size", "Did you mean"),
     "data.train_loader.batch_size=many": ("data.train_loader.batch_size", "many"),
     "data.test_loader.batch_size=0": ("data.test_loader.batch_size", "Use 1 or more"),
-    "data.loader.steps_per_epoch=3": ("data.loader.steps_per_epoch", "has indices"),
     "data.loader.multiprocessing_context=thread": ("data.loader.multiprocessing_context", "spawn"),
     "data.loader.pin_memory=atuo": ("data.loader.pin_memory", "auto"),
     "data.loader.sampler={_target_: torch.utils.data.SequentialSampler}": ("data.loader.sampler", "_partial_=true"),

@@ -80,18 +80,6 @@ def test_which_files_of_a_folder_are_read(folder: Make) -> None:
     assert sorted(path for split in SPLITS for path in files_of(root, split)) == sorted(kept)
 
 
-def test_the_part_of_a_file_depends_only_on_its_path(folder: Make) -> None:
-    names = list(numbered(60))
-    root = folder(dict.fromkeys(names, b"x"))
-    before = {split: files_of(root, split) for split in SPLITS}
-    other = folder({f"other/{name}": b"y" for name in [*names[:30], "package/new.py"]})
-    after = {split: files_of(other / "other", split) for split in SPLITS}
-    for split in SPLITS:
-        assert [path for path in before[split] if path in names[:30]] == [
-            path for path in after[split] if path in names[:30]
-        ]
-
-
 def test_files_follow_each_other_with_a_separator_after_each(folder: Make) -> None:
     root = folder(numbered(30))
     files = files_of(root, "train")
@@ -122,18 +110,6 @@ def test_targets_are_the_next_tokens() -> None:
     assert data.blocks.dtype == torch.uint8
 
 
-def test_whole_batches_are_stacked_samples() -> None:
-    data = PythonSources("val", 16)
-    tokens, targets = data.__getitems__([5, 0, 9])
-    for row, index in enumerate([5, 0, 9]):
-        assert torch.equal(tokens[row], data[index][0])
-        assert torch.equal(targets[row], data[index][1])
-    assert tokens.is_contiguous()
-    assert targets.is_contiguous()
-    tokens.zero_()
-    assert data[5][0].any(), "a batch is a copy"
-
-
 # Mistakes. -----------------------------------------------------------------------------------------------------------
 
 
@@ -151,16 +127,3 @@ def test_mistakes_are_named(options: dict[str, object], key: str, said: str) -> 
     with pytest.raises(UserError, match=said) as caught:
         PythonSources(**options)  # type: ignore[arg-type]
     assert caught.value.key == key
-
-
-def test_a_folder_without_sources(folder: Make) -> None:
-    with pytest.raises(UserError, match=r"has no \.py files"):
-        PythonSources("train", root=str(folder({"a.txt": b"x"})))
-
-
-def test_python_without_its_sources_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": "/usr/lib/python311.zip"})
-    with pytest.raises(UserError, match=r"python311\.zip is not a folder") as caught:
-        PythonSources("train")
-    assert caught.value.remedy is not None
-    assert "without" in caught.value.remedy

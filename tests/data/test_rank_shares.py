@@ -115,22 +115,6 @@ def loaders(samples: int, world_size: int, **options: Any) -> list[GlobalBatchLo
     ]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_loaders_have_the_length_the_shares_and_the_position_of_their_samplers(drop_last: bool) -> None:
-    options = {"shuffle": True, "batch_size": 4, "drop_last": drop_last}
-    ranks = loaders(26, 3, **options)
-    global_batches = [targets.tolist() for _, targets in loaders(26, 1, **{**options, "batch_size": 12})[0]]
-    of_ranks = [[targets.tolist() for _, targets in rank] for rank in ranks]
-    assert [len(rank) for rank in ranks] == [len(global_batches)] * 3 == [2 if drop_last else 3] * 3
-    for batch_idx, expected in enumerate(global_batches):
-        parts = [batches[batch_idx] for batches in of_ranks]
-        shares = [rank.samples_at(batch_idx) for rank in ranks]
-        assert [total for _, total in shares] == [len(expected)] * 3
-        assert list(chain(*(part[:own] for part, (own, _) in zip(parts, shares, strict=True)))) == expected
-    for rank, batches in zip(ranks, of_ranks, strict=True):
-        assert [targets.tolist() for _, targets in rank.begin(1, 1)] == batches[1:]
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_fewer_samples_than_processes_are_refused(shuffle: bool) -> None:
     with pytest.raises(UserError, match="3 samples cannot be shared by 4 processes") as caught:

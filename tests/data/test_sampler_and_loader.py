@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 import torch
 from torch import Tensor
@@ -76,32 +74,6 @@ def test_mixed_seeds_differ_for_close_numbers() -> None:
     assert mix_seed(2**40) != mix_seed(0), "the high bits of a seed count"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_iterating_leaves_the_global_random_state_alone(workers: int) -> None:
-    loader = build_loader(numbers(), shuffle=True, batch_size=4, num_workers=workers, persistent_workers=False)
-    before = torch.get_rng_state()
-    assert len(list(loader)) == 3
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("seed_before", [1, 2])
-def test_the_batches_depend_only_on_seed_and_epoch(seed_before: int) -> None:
-    torch.manual_seed(seed_before)
-    loader = build_loader(numbers(), shuffle=True, seed=3, batch_size=4)
-    loader.set_epoch(2)
-    flat = torch.cat([targets for _, targets in loader]).tolist()
-    assert flat == order(EpochSampler(range(10), shuffle=True, seed=3), 2)
-
-
-def test_a_loader_begins_inside_an_epoch() -> None:
-    loader = build_loader(numbers(), shuffle=True, batch_size=4)
-    loader.set_epoch(1)
-    whole = [targets.tolist() for _, targets in loader]
-    assert [targets.tolist() for _, targets in loader.begin(1, 0)] == whole[1:]
-    assert [targets.tolist() for _, targets in loader] == whole
-    assert len(loader) == 3
-
-
 def test_samples_are_stacked_and_stacked_batches_stay() -> None:
     plain = build_loader(Noisy(), shuffle=False, batch_size=3)
     assert [batch.shape[0] for batch in plain] == [3, 3, 2]
@@ -111,40 +83,16 @@ def test_samples_are_stacked_and_stacked_batches_stay() -> None:
     assert list(listed) == [3, 3, 2]
 
 
-def test_drop_last() -> None:
-    assert len(list(build_loader(numbers(), shuffle=True, batch_size=4, drop_last=True))) == 2
-
-
 def test_auto_pins_for_cuda_only() -> None:
     assert build_loader(numbers(), shuffle=False, device=torch.device("cuda"))._torch.pin_memory is True
     assert build_loader(numbers(), shuffle=False, device=torch.device("cpu"))._torch.pin_memory is False
     assert build_loader(numbers(), shuffle=False)._torch.pin_memory is False
 
 
-def test_worker_options_have_no_effect_without_workers() -> None:
-    loader = build_loader(numbers(), shuffle=False, persistent_workers=True, prefetch_factor=4, timeout=5.0)
-    of_torch = loader._torch
-    assert (of_torch.persistent_workers, of_torch.prefetch_factor, of_torch.timeout) == (False, None, 0.0)
-
-
-def test_persistent_workers_use_a_new_order_in_each_epoch() -> None:
-    loader = build_loader(numbers(), shuffle=True, batch_size=5, num_workers=1)
-    iterated = []
-    for epoch in (0, 1):
-        loader.set_epoch(epoch)
-        iterated.append([number for _, targets in islice(loader, 2) for number in targets.tolist()])
-    assert iterated == [order(EpochSampler(range(10), shuffle=True), epoch) for epoch in (0, 1)]
-
-
 def test_an_empty_data_set_names_its_key() -> None:
     with pytest.raises(UserError, match="empty") as caught:
         build_loader(numbers(0), shuffle=True, key="data.train")
     assert caught.value.key == "data.train"
-
-
-def test_drop_last_must_not_drop_everything() -> None:
-    with pytest.raises(UserError, match="batch_size=10"):
-        build_loader(numbers(), shuffle=True, batch_size=11, drop_last=True)
 
 
 # The samples of a batch in any epoch. --------------------------------------------------------------------------------
