@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
@@ -98,33 +97,6 @@ def test_every_parameter_has_a_gradient() -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
-def test_initial_weights_are_gpt_2s() -> None:
-    torch.manual_seed(0)
-    model = GPT(layers=8)
-    assert model.token_embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        for inner in (block.attention.query_key_value, block.expand):
-            assert inner.weight.std().item() == pytest.approx(0.02, rel=0.05)
-        for residual in (block.attention.project, block.contract):
-            assert residual.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
-    loss = functional.cross_entropy(model(tokens(4, 64, 256)).flatten(0, 1), tokens(4, 64, 256, seed=1).flatten())
-    assert loss.item() == pytest.approx(math.log(256), abs=0.1), "no token is preferred at the start"
-
-
-def test_dropout_is_for_training_only() -> None:
-    model, given = tiny(dropout=0.5), tokens()
-    assert not torch.equal(model(given), model(given))
-    model.eval()
-    assert torch.equal(model(given), model(given))
-
-
-def test_dropout_reaches_the_attention_weights() -> None:
-    attention = tiny(dropout=0.5).blocks[0].attention  # type: ignore[union-attr]
-    features = torch.randn(1, 6, 16)
-    assert not torch.equal(attention(features), attention(features))
-
-
 @pytest.mark.parametrize(
     ("sizes", "key"),
     [({"layers": 0}, "layers"), ({"vocab_size": 0}, "vocab_size"), ({"width": 18}, "width"), ({"heads": -1}, "heads")],
@@ -192,63 +164,7 @@ def test_the_same_generator_gives_the_same_text_and_the_global_one_is_not_used()
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_generating_restores_modes_and_gradients() -> None:
-    model = tiny()
-    model.blocks[0].eval()
-    model.generate(tokens(1, 2), 2)
-    assert model.training
-    assert not model.blocks[0].training
-    assert model.blocks[1].training
-    assert model(tokens()).requires_grad
-
-
 # Ways to run it. -----------------------------------------------------------------------------------------------------
-
-
-def loss_and_gradients(model: GPT) -> tuple[Tensor, list[Tensor]]:
-    model.zero_grad()
-    loss = functional.cross_entropy(model(tokens()).flatten(0, 1).float(), tokens(seed=1).flatten())
-    loss.backward()
-    return loss.detach(), [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
-def test_bf16_autocast_is_close_to_fp32_and_keeps_fp32_weights() -> None:
-    model = tiny()
-    loss, gradients = loss_and_gradients(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model(tokens()).dtype == torch.bfloat16
-        low, low_gradients = loss_and_gradients(model)
-    assert low.item() == pytest.approx(loss.item(), rel=0.01)
-    for one, other in zip(gradients, low_gradients, strict=True):
-        assert other.dtype == torch.float32
-        assert functional.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.99
-
-
-def test_checkpointed_blocks_have_the_same_gradients() -> None:
-    model = tiny()
-    loss, gradients = loss_and_gradients(model)
-    for block in model.blocks:
-        plain = block.forward
-        block.forward = lambda features, plain=plain: checkpoint(plain, features, use_reentrant=False)
-    again, again_gradients = loss_and_gradients(model)
-    assert torch.equal(again, loss)
-    for one, other in zip(gradients, again_gradients, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_it_is_one_graph_for_the_compiler() -> None:
-    model = tiny(dropout=0.1)
-    graphs: list[int] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
-        graphs.append(len(inputs))
-        return graph
-
-    expected = model.eval()(tokens())
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    torch.testing.assert_close(compiled(tokens()), expected)
-    assert len(graphs) == 1
-    torch._dynamo.reset()
 
 
 def losses_on_a_rank(distributed: Distributed) -> list[float]:
@@ -277,20 +193,3 @@ def test_ranks_train_the_tied_weights_as_one_process_does(options: dict[str, Any
     for rank in on_ranks(2, losses_on_a_rank, **options):
         assert rank == pytest.approx(alone, abs=1e-5)
     assert alone[2] < alone[0] - 0.05
-
-
-@pytest.mark.slow
-def test_it_learns_a_pattern() -> None:
-    """Copying the token of six positions ago needs attention."""
-    model = tiny(layers=2, width=32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    generator = torch.Generator().manual_seed(0)
-    loss = torch.zeros(())
-    for _ in range(150):
-        half = torch.randint(17, (32, 6), generator=generator)
-        given = torch.cat([half, half], dim=1)
-        loss = functional.cross_entropy(model(given)[:, 5:-1].flatten(0, 1), given[:, 6:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.5 < math.log(17)

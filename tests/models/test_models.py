@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from hydraloop.examples import Digits
 from hydraloop.models import MLP, SmallCNN
 
 
@@ -37,28 +36,3 @@ def test_mlp_scales_its_output() -> None:
 def test_every_parameter_has_a_gradient(model: nn.Module, inputs: torch.Tensor) -> None:
     model(inputs).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("model", [SmallCNN(1, 10, dropout=0.5), MLP(64, 10, 0.0, 1.0, dropout=0.5)])
-def test_dropout_is_for_training_only(model: nn.Module) -> None:
-    inputs = torch.randn(4, 1, 8, 8) if isinstance(model, SmallCNN) else torch.randn(4, 64)
-    model.train()
-    assert not torch.equal(model(inputs), model(inputs))
-    model.eval()
-    assert torch.equal(model(inputs), model(inputs))
-
-
-def test_small_cnn_learns_the_digits() -> None:
-    torch.manual_seed(0)
-    digits = Digits("train")
-    model = SmallCNN(1, 10)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
-    for step in range(40):
-        chosen = slice(step * 30, (step + 1) * 30)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(digits.inputs[chosen]), digits.targets[chosen]).backward()
-        optimizer.step()
-    model.eval()
-    val = Digits("val")
-    accuracy = (model(val.inputs).argmax(1) == val.targets).float().mean().item()
-    assert accuracy > 0.9
