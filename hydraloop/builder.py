@@ -16,7 +16,7 @@ from hydraloop.engine.checkpoint.data_position import move_position
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.device.precision import make_precision
-from hydraloop.engine.device.seeding import mix_seed, rng_state, seed_everything, use_deterministic_kernels, use_threads
+from hydraloop.engine.device.seeding import seed_everything, use_deterministic_kernels, use_threads
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -112,8 +112,6 @@ def assemble(
     schedules = {} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders, position)
     if optimizer is not None and loaders.train is not None:
         _add_missing(hooks, slots, scheduled=bool(schedules))
-    if not distributed.is_main:
-        seed_everything(mix_seed(cfg.seed, distributed.rank))  # the same model on all ranks, but not the same dropout
     return Engine(
         task=task,
         optimizer=optimizer,
@@ -128,7 +126,6 @@ def assemble(
         distributed=distributed,
         precision=precision,
         lock=lock,
-        generators=rng_state(),
     )
 
 

@@ -15,6 +15,7 @@ from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.precision import Precision
+from hydraloop.engine.device.seeding import mix_seed, seed_everything
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.evaluation.module_modes import begin_training
@@ -68,10 +69,9 @@ class Engine:
         slots: the hooks' places (`hook_order.Slot`); by default from the classes, all given ones custom.
         on_error: by name; by default from the classes.
         lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
-        generators: the states of the run's random generators; None: it draws from the process's generators.
         settings: the options; None: the defaults.
         run_dir: for this run's files; `train` creates it.
-        seed: of the run; the caller seeds the generators.
+        seed: of the run. `train` seeds the global generators by it; the caller seeds them for the initial weights.
         distributed: the ranks; None: a single process.
         precision: None: fp32.
 
@@ -90,7 +90,6 @@ class Engine:
         slots: Sequence[Slot] | None = None,
         on_error: Mapping[str, OnError] | None = None,
         lock: RunLock | None = None,
-        generators: dict[str, Any] | None = None,
         settings: Settings | None = None,
         run_dir: Path = Path("."),
         seed: int = 0,
@@ -119,7 +118,7 @@ class Engine:
         self.evaluator = Evaluator(run, batches, self.requests, self.records)
         self.checkpoints = Checkpoints(run, batches, self.evaluator, self.loss_check, self.requests.save_failed)
         self.stepper = make_stepper(run, batches, self.loss_check)
-        self.outcome = Outcome(run, batches, self.requests, self.evaluator, self.checkpoints, generators)
+        self.outcome = Outcome(run, batches, self.requests, self.evaluator, self.checkpoints)
         self._lock = lock
         run.task.engine = self
 
@@ -131,6 +130,7 @@ class Engine:
             BaseException: raised by a hook, the task or the data; re-raised after the closing hooks.
         """
         calls, requests, outcome, checkpoints = self.calls, self.requests, self.outcome, self.checkpoints
+        seed_everything(mix_seed(self.run.seed, self.distributed.rank, self.progress.iteration))
         with preemptible(requests, lambda: outcome.error is not None), outcome.locked(self._lock), outcome.around_run():
             self.batches.check_trainable(self.distributed)
             checkpoints.load()  # after_load_checkpoint

@@ -8,11 +8,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.checkpoints import Checkpoints
-from hydraloop.engine.device.seeding import with_states
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.evaluation.sanity_step import check_validation
 from hydraloop.engine.loaders import end_workers
@@ -37,7 +36,6 @@ class Outcome:
         requests: why the run stops.
         evaluator: the metrics.
         checkpoints: what was saved, and whether the run has diverged.
-        generators: the states of the run's random generators. None: it draws from the process's generators.
     """
 
     def __init__(
@@ -47,13 +45,11 @@ class Outcome:
         requests: Requests,
         evaluator: Evaluator,
         checkpoints: Checkpoints,
-        generators: dict[str, Any] | None,
     ) -> None:
         self._run, self._batches, self._progress, self._calls = run, batches, run.progress, run.calls
         self._messages, self._requests, self._evaluator = run.messages, requests, evaluator
         self._checkpoints, self._loss_check = checkpoints, checkpoints.loss_check
         self.report = Report(run, batches, evaluator, checkpoints)
-        self._generators = generators
         self._began_at = 0.0
         self.error: BaseException | None = None
         """The error that ends the run, set before on_exception; None without an error."""
@@ -117,7 +113,7 @@ class Outcome:
         run = self._run
         self._begin(records_code=trains)
         try:
-            with self._own_generators(), run.precision.active(), self.closing("after_run"):
+            with run.precision.active(), self.closing("after_run"):
                 try:
                     with self._failing():  # on_exception is called before `result.json` is written
                         check_validation(run, self._batches.loaders, self._evaluator)
@@ -193,19 +189,6 @@ class Outcome:
             except BaseException as another:  # as in `closing`
                 log.error("in on_exception: %s", describe(another), exc_info=another)
         return error
-
-    @contextmanager
-    def _own_generators(self) -> Iterator[None]:
-        """In the body, draw from the engine's random generators; the caller's have their states back at the end."""
-        if self._generators is None:
-            yield
-            return
-        states, self._generators = self._generators, None  # in use, if a hook evaluates in the body
-        try:
-            with with_states(states):
-                yield
-        finally:
-            self._generators = states
 
     # The result. -----------------------------------------------------------------------------------------------------
 

@@ -225,7 +225,7 @@ def test_a_run_directory_is_a_path_or_a_text(tmp_path: Path) -> None:
 # Random numbers. -------------------------------------------------------------------------------------------------
 
 
-def test_two_engines_that_are_built_before_either_trains_do_not_share_random_numbers(tmp_path: Path) -> None:
+def test_an_engine_trains_as_alone_if_another_one_is_built_and_trained_before_it(tmp_path: Path) -> None:
     lines = (("seed=1",), ("seed=2", "hooks=[ema]"))
     alone = []
     for index, line in enumerate(lines):
@@ -236,14 +236,10 @@ def test_two_engines_that_are_built_before_either_trains_do_not_share_random_num
         hydraloop.build(composed(*line), run_dir=tmp_path / f"both{index}", hooks={"noise": _Noise()})
         for index, line in enumerate(lines)
     ]
-    torch.manual_seed(77)
-    expected = torch.rand(3)
-    torch.manual_seed(77)
     for engine, before in zip(reversed(engines), reversed(alone), strict=True):
         engine.validate()
         engine.train()
         assert same(weights(engine), before)
-    assert torch.equal(torch.rand(3), expected), "the caller's generator is untouched"
 
 
 class _Noise(hydraloop.Hook):

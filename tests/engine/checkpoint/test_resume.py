@@ -83,7 +83,7 @@ def _train_loader(data: Any, order: str) -> Any:
 def _engine(
     run_dir: Path, seed: int, *, accumulate: int = 1, by_epoch: bool = False, order: str = "shuffled", **settings: Any
 ) -> Engine:
-    """A run whose data are the same for any `seed`; the generators and the initial weights are not."""
+    """A run whose data and draws are the same for any `seed`; the initial weights are not."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, 5, generator=generator)
     data = InMemoryDataset(inputs, (inputs[:, :3] + torch.randn(SAMPLES, 3, generator=generator)).argmax(1))
@@ -254,7 +254,7 @@ def test_a_part_that_is_not_restored_shows(tmp_path: Path, part: str) -> None:
     _engine(tmp_path / "other", 2).train()
     cut = tmp_path / "straight" / "checkpoints" / "epoch_2.pth"
     checkpoint = torch.load(cut, weights_only=True)
-    checkpoint[part] = torch.load(tmp_path / "other" / "checkpoints" / "epoch_2.pth", weights_only=True)[part]
+    checkpoint[part] = torch.load(tmp_path / "other" / "checkpoints" / "epoch_1.pth", weights_only=True)[part]
     torch.save(checkpoint, tmp_path / "mixed.pth")
     _engine(tmp_path / "resumed", 3, resume=tmp_path / "mixed.pth").train()
     assert list(differences(_last(tmp_path / "resumed", "epoch_4.pth"), _last(tmp_path / "straight", "epoch_4.pth")))

@@ -113,7 +113,7 @@ def _engine(
     recorder: Recorder | None = None,
     **settings: Any,
 ) -> Engine:
-    """A run whose data are the same for any `seed`; the generators and the initial weights are not."""
+    """A run whose data and draws are the same for any `seed`; the initial weights are not."""
     seed_everything(seed)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
     points = Points().points

@@ -343,7 +343,7 @@ def cannot_write(distributed: Distributed, run_dir: str) -> tuple[int, str]:
 
 
 def test_a_checkpoint_that_cannot_be_written_is_one_outcome_on_all_ranks(tmp_path: Path) -> None:
-    problem = f"{tmp_path / 'checkpoints' / 'epoch_3.pth'} could not be written, and no later file was"
+    problem = f"{tmp_path / 'checkpoints' / 'epoch_3.pth'} could not be written: the end of training is lost"
     for epochs, found in on_ranks(2, cannot_write, str(tmp_path)):
         assert epochs == 3, "training continues"
         assert found.startswith(problem)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hydraloop.data import build_loader
-from hydraloop.engine.device.seeding import rng_state
+from hydraloop.engine.device.seeding import mix_seed, rng_state, seed_everything
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
@@ -80,7 +80,9 @@ def test_it_calls_no_hook_leaves_no_process_and_changes_no_state(tmp_path: Path)
     task.model.eval()
     engine = make_engine(tmp_path, {"recorder": recorder, "look": at("before_run", look)}, task=task)
     engine.batches.use(Loaders(batches(2), loader))
-    modes, before = [module.training for module in task.modules()], rng_state()
+    modes = [module.training for module in task.modules()]
+    seed_everything(mix_seed(0, 0, 0))  # as at the start of training: the seed, the rank, the iteration
+    before = rng_state()
     engine.train()
     after = rng_state()
     assert found["state"].pop("torch").equal(before["torch"])
