@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.overrides import TorchFunctionMode
 
 from hydraloop.engine.device.batch_transfer import has_streams, mover, tensors_of
@@ -18,56 +16,9 @@ META = torch.device("meta")
 """A device that every torch has, whose tensors have no memory. Batches can be moved to it."""
 
 
-class MovesItself:
-    """A batch of a class that nobody here knows, as those of PyTorch Geometric or torchvision's ImageList.
-
-    Args:
-        options: names of the options that its `to` takes.
-    """
-
-    def __init__(self, tensor: Tensor, *options: str) -> None:
-        self.tensor, self.options = tensor, options
-
-    def to(self, device: torch.device, **options: Any) -> MovesItself:
-        if not options.keys() <= set(self.options):
-            raise TypeError(f"to() got an unexpected keyword argument {options}")
-        return MovesItself(self.tensor.to(device, **options), *self.options)
-
-
 def test_on_the_cpu_a_batch_is_left_as_it_is() -> None:
     given = {"image": torch.zeros(2), "other": (torch.ones(2), None)}
     assert mover(CPU)(given) is given
-
-
-@pytest.mark.parametrize(
-    "mapping",
-    [
-        OrderedDict(image=torch.zeros(2), name="a"),
-        defaultdict(list, image=torch.zeros(2), name="a"),
-    ],
-    ids=lambda mapping: type(mapping).__name__,
-)
-def test_a_mapping_keeps_its_class(mapping: Any) -> None:
-    moved = mover(META)(mapping)
-    assert type(moved) is type(mapping)
-    assert (moved["image"].device, moved["name"]) == (META, "a")
-    assert mapping["image"].device == CPU, "the batch of the loader stays as it is"
-    assert [tensor.device for tensor in tensors_of(moved)] == [META]
-
-
-def test_a_packed_sequence_stays_one() -> None:
-    packed = pack_sequence([torch.ones(1, 2), torch.ones(3, 2)], enforce_sorted=False)
-    moved = mover(META)([packed, torch.zeros(2)])[0]
-    assert isinstance(moved, PackedSequence)
-    assert (moved.data.device, moved.unsorted_indices.device) == (META, META)
-    assert moved.batch_sizes.device == CPU, "where torch wants them"
-
-
-@pytest.mark.parametrize("options", [(), ("non_blocking",)])
-def test_what_has_a_method_to_moves_itself(options: tuple[str, ...]) -> None:
-    moved = mover(META)({"graph": MovesItself(torch.zeros(2), *options)})["graph"]
-    assert isinstance(moved, MovesItself)
-    assert moved.tensor.device == META
 
 
 def test_a_tensor_alone_is_a_batch() -> None:
