@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.distributed import ddp
-from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import ProcessGroup
 from tests.ranks import on_ranks
 
@@ -61,17 +60,3 @@ def test_a_start_and_an_evaluation_need_few_broadcasts(limit: int, expected: tup
     for start, evaluation, values in on_ranks(2, made_equal, limit):
         assert values == values_of(all_kinds(0))
         assert (start, evaluation) == expected, "one for each type, and for each that is larger than a bucket"
-
-
-def test_buckets_keep_the_order_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ddp, "LIMIT", 16)
-    floats = [torch.full((count,), float(count)) for count in (1, 2, 3, 9, 1)]
-    integers = [torch.ones(2, dtype=torch.int64)]
-    found = [[len(tensor) for tensor in bucket] for bucket in ddp.buckets([*floats[:2], *integers, *floats[2:]])]
-    assert found == [[1, 2], [3], [9], [1], [2]]
-
-
-def test_a_single_process_has_nothing_to_do() -> None:
-    module = all_kinds(3)
-    Distributed().start_equal(module)
-    assert values_of(module) == values_of(all_kinds(3))

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hydraloop.data import build_loader
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -124,7 +123,7 @@ class Sees(Hook):
         self.samples += batch[0].tolist()
 
 
-@pytest.mark.parametrize("samples", [3, 4, 5, 7, 12])
+@pytest.mark.parametrize("samples", [3, 7])
 @pytest.mark.parametrize(("world_size", "strategy"), [(2, "ddp"), slow(3, "ddp"), (3, "fsdp2")])
 def test_evaluation_counts_every_sample_once(world_size: int, strategy: str, samples: int) -> None:
     expected, seen = evaluate(Distributed(), samples, "auto")
@@ -198,9 +197,6 @@ def assert_equal(found: Any, expected: Any, where: str = "") -> None:
         assert found == expected, where
 
 
-PARTS = ("state_dict", "optimizer", "hooks", "rng", "progress")
-
-
 @pytest.mark.parametrize("strategy", ["ddp", slow("fsdp2")])
 def test_a_resumed_run_is_the_same_to_the_last_bit(strategy: str, tmp_path: Path) -> None:
     on_ranks(2, train_and_save, str(tmp_path / "whole"), 4, strategy=strategy)
@@ -211,26 +207,6 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(strategy: str, tmp_path: Path
     for part in ("state_dict", "optimizer", "rng", "progress"):
         assert_equal(cut[part], whole[part], part)
     assert_equal(cut["hooks"]["ema"], whole["hooks"]["ema"])
-
-
-def test_a_checkpoint_of_shards_is_one_of_whole_tensors(tmp_path: Path) -> None:
-    for strategy in ("ddp", "fsdp2"):
-        on_ranks(2, train_and_save, str(tmp_path / strategy), 2, strategy=strategy)
-    ddp, fsdp2 = (load(tmp_path / name / "checkpoints" / "epoch_2.pth") for name in ("ddp", "fsdp2"))
-    for part in ("state_dict", "optimizer"):
-        assert shapes(fsdp2[part]) == shapes(ddp[part])
-    for name, value in ddp["state_dict"].items():
-        torch.testing.assert_close(fsdp2["state_dict"][name], value, rtol=0, atol=1e-6)
-    for index, entry in ddp["optimizer"]["state"].items():
-        for name, value in entry.items():
-            torch.testing.assert_close(fsdp2["optimizer"]["state"][index][name], value, rtol=0, atol=1e-6)
-
-
-def shapes(value: Any) -> Any:
-    """The structure of a nested value, with shapes in place of tensors."""
-    if isinstance(value, dict):
-        return {name: shapes(item) for name, item in value.items()}
-    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 @pytest.mark.parametrize(("first", "then"), [("ddp", "fsdp2"), ("fsdp2", "ddp"), ("fsdp2", "one"), ("one", "fsdp2")])
@@ -426,59 +402,3 @@ def test_parameters_that_are_not_used_in_each_iteration(tmp_path: Path) -> None:
     assert "Set distributed.find_unused_parameters=true" in str(caught.value)
     one, other = on_ranks(2, take_turns, str(tmp_path), find_unused_parameters=True)
     assert one == other
-
-
-class Block(nn.Module):
-    """What is gathered at a time, and compiled by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """`[N, 3]` to `[N, 3]`."""
-        outputs: Tensor = self.layer(inputs).tanh()
-        return outputs
-
-
-def compiled_in_shards(distributed: Distributed, run_dir: str) -> tuple[str, list[str], list[float], list[float]]:
-    """What a user gets who wants both: the model's name, its keys, the weights; and those of one process."""
-    from hydraloop.engine.device.model_preparation import class_name, compile_modules, modules_of
-
-    def run(ranks: Distributed, batch: tuple[Tensor, Tensor]) -> nn.Module:
-        torch.manual_seed(0)
-        model = nn.Sequential(Block(), Block(), nn.Linear(3, 1))
-        task = Regression(model, nn.MSELoss())
-        blocks = modules_of(model, ["Block"], key="key")
-        compile_modules(blocks, {"backend": "aot_eager"} if ranks.world_size > 1 else False)
-        ranks.prepare(model)
-        EngineWithNeededHooks(
-            task=task,
-            optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
-            loaders=Loaders([batch] * 3),
-            settings=Settings(device="cpu", max_epochs=1),
-            run_dir=Path(run_dir),
-            distributed=ranks,
-        ).train()
-        return model
-
-    inputs, targets = dataset(8).inputs, dataset(8).targets
-    half = slice(4 * distributed.rank, 4 * distributed.rank + 4)
-    model = run(distributed, (inputs[half], targets[half]))
-    alone = run(Distributed(), (inputs, targets))
-    weights = torch.cat([whole(value).flatten() for value in model.state_dict().values()]).tolist()
-    expected = torch.cat([value.flatten() for value in alone.state_dict().values()]).tolist()
-    return class_name(model), list(model.state_dict()), weights, expected
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
-def test_fsdp2_and_compile(tmp_path: Path) -> None:
-    from hydraloop.schemas.distributed import FSDPConf
-
-    for name, keys, weights, expected in on_ranks(
-        2, compiled_in_shards, str(tmp_path), strategy="fsdp2", fsdp=FSDPConf(wrap=["Block"])
-    ):
-        assert name == "Sequential"
-        assert keys[:2] == ["0.layer.weight", "0.layer.bias"]
-        assert weights == pytest.approx(expected, abs=1e-6)

@@ -41,7 +41,3 @@ def test_a_rank_that_hangs_is_noticed_sooner_after_the_first_iteration(strategy:
     assert 0.5 < waited < 2.5
     for _, said in on_ranks(2, late, train_timeout=None, **options):
         assert said == ""
-
-
-def test_a_single_process_waits_for_no_other() -> None:
-    Distributed().first_step_done()
