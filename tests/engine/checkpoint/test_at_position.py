@@ -18,10 +18,8 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import CheckpointHook, ModeSwitchHook, SetEpochInfoHook
 from hydraloop.tasks.task import Task
-from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, differences, make_engine
+from tests.helpers import EngineWithNeededHooks, at, batches, differences, make_engine
 from tests.hooks.tiny_runs import load
-
-PROGRESS = ("iteration", "epoch", "batch_in_epoch")
 
 
 def saving(name: str, nth: int) -> Hook:
@@ -30,34 +28,6 @@ def saving(name: str, nth: int) -> Hook:
 
 
 # When it is called. --------------------------------------------------------------------------------------------------
-
-
-def test_once_at_the_start_and_after_a_resume(tmp_path: Path) -> None:
-    """After after_load_checkpoint, with the position of the checkpoint; before_train follows only at the start."""
-    found: list[tuple[int, ...]] = []
-
-    def look(engine: Engine) -> None:
-        found.append(tuple(getattr(engine.progress, name) for name in PROGRESS))
-
-    def run(folder: str, *hooks: Hook, **settings: Any) -> tuple[list[str], list[tuple[int, ...]]]:
-        found.clear()
-        recorder = Recorder()
-        named = {"recorder": recorder, "look": at("at_position", look, nth=0)}
-        engine = make_engine(
-            tmp_path / folder,
-            {**named, **{f"mine_{index}": hook for index, hook in enumerate(hooks)}},
-            train=batches(3),
-            **{"max_epochs": 2, "resume_strict": False, **settings},
-        )
-        engine.train()
-        points = ("after_load_checkpoint", "at_position", "before_train")
-        return [point for point in recorder.trace if point in points], list(found)
-
-    start, loaded = ["at_position", "before_train"], ["after_load_checkpoint", "at_position"]
-    assert run("whole", saving("inside", 2)) == (start, [(0, 0, 0)])
-    inside = tmp_path / "whole" / "checkpoints" / "inside.pth"
-    assert run("resumed", resume=inside) == ([*loaded, "before_train"], [(2, 0, 2)])
-    assert run("weights", load_from=inside) == ([*loaded, "before_train"], [(0, 0, 0)])
 
 
 def draw(engine: Engine) -> None:

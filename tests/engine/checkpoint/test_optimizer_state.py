@@ -24,13 +24,9 @@ from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import (
     YOLOX,
     Cosine,
-    Exponential,
     Function,
     Length,
     Linear,
-    MultiStep,
-    Poly,
-    WarmupCosine,
     build_schedule,
 )
 from hydraloop.schemas.distributed import FSDPConf
@@ -96,17 +92,6 @@ def on_a_rank(distributed: Distributed, run_dir: str, resume: bool, *lines: str)
         for name, value in state.items()
         if value.shape == parameter.shape and local(value).stride() != local(parameter).stride()
     ]
-
-
-@pytest.mark.slow
-def test_a_sharded_checkpoint_of_a_channels_last_model_goes_on_in_one_process(tmp_path: Path) -> None:
-    lines = (*ADAMW, "engine.channels_last=true")
-    on_ranks(2, on_a_rank, str(tmp_path), False, *lines, strategy="fsdp2")
-    contiguous = resumed(tmp_path, *ADAMW, "engine.channels_last=false")
-    (tmp_path / "checkpoints" / "iter_4.pth").unlink()
-    channels_last = resumed(tmp_path, *lines)
-    for name, value in weights(channels_last).items():
-        torch.testing.assert_close(value, weights(contiguous)[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.slow
@@ -223,7 +208,7 @@ def text(value: Tensor) -> str:
     return f"{value.dtype} {local(value).device} {local(value).tolist()}"
 
 
-@pytest.mark.parametrize("kind", [Odd, OddInItsOwnWay, torch.optim.NAdam, all_kinds])
+@pytest.mark.parametrize("kind", [Odd, OddInItsOwnWay, all_kinds])
 def test_each_state_comes_back_in_its_own_type(kind: Callable[[Any], Any], tmp_path: Path) -> None:
     whole = of_engine(None, tmp_path, kind)
     assert of_engine(None, tmp_path, kind, tmp_path / "checkpoints" / "1.pth") == whole
@@ -257,14 +242,6 @@ def test_what_was_typed_stays_in_force_in_later_parts_of_the_run(tmp_path: Path)
 
 
 COSINE = ("scheduler=[cosine]", "scheduler.cosine.T_max=8")
-
-
-def test_a_finished_run_is_made_longer_with_another_lr(tmp_path: Path) -> None:
-    trained(tmp_path, "scheduler=[poly]", "optimizer.lr=1e-2")
-    engine = resumed(tmp_path, "scheduler=[poly]", "optimizer.lr=1e-4", iters=6)
-    assert engine.optimizer.param_groups[0]["lr"] == 0
-    engine = resumed(tmp_path, "scheduler=[poly]", "scheduler.poly.end=8", "optimizer.lr=1e-4", iters=5)
-    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4 * (1 - 5 / 7) ** 0.9)
 
 
 def test_betas_under_a_schedule(tmp_path: Path) -> None:
@@ -305,17 +282,10 @@ def scheduled(run_dir: Path, lr: float, iters: int, schedules: Sequence[Entry], 
     return seen
 
 
-EVERY_KIND: dict[str, list[Entry]] = {
-    "cosine": [(Cosine(eta_min=1e-4), {})],
-    "cosine of a part": [(Cosine(eta_min=1e-4), {"begin": 2, "end": 7})],
+SCHEDULES: dict[str, list[Entry]] = {
     "cosine by epoch": [(Cosine(eta_min=1e-4), {"by_epoch": True})],
     "warm-up before a cosine": [(Linear(0.3), {"end": 3}), (Cosine(eta_min=1e-4), {"begin": 3})],
-    "warmup_cosine": [(WarmupCosine(min_lr_ratio=0.1, warmup_iters=4), {})],
     "yolox": [(YOLOX(warmup_iters=3, num_last_epochs=2), {})],
-    "linear": [(Linear(0.3, total_iters=7), {})],
-    "poly": [(Poly(total_iters=12), {})],
-    "multistep": [(MultiStep([2, 7]), {})],
-    "exponential": [(Exponential(0.9), {})],
     "two that overlap": [(Linear(0.3, total_iters=6), {}), (Cosine(eta_min=1e-4), {})],
 }
 
@@ -329,11 +299,11 @@ EVERY_KIND: dict[str, list[Entry]] = {
         nightly(8, 1e-2),
     ],
 )
-@pytest.mark.parametrize("name", EVERY_KIND)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_a_typed_lr_goes_on_as_in_a_run_that_had_it_from_the_beginning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, cut: int, new: float
 ) -> None:
-    schedules = EVERY_KIND[name]
+    schedules = SCHEDULES[name]
     expected = scheduled(tmp_path / "whole", new, 10, schedules)
     scheduled(tmp_path, 1e-3, cut, schedules)
     typed = {"resume": tmp_path / "checkpoints" / "a.pth", "optimizer_overrides": frozenset({"lr"})}
@@ -351,7 +321,6 @@ AD_HOC = "+scheduler.s={{_target_: torch.optim.lr_scheduler.{}, _partial_: true,
     [
         AD_HOC.format("OneCycleLR", "max_lr: 0.01, total_steps: 10"),
         AD_HOC.format("CyclicLR", "base_lr: 0.001, max_lr: 0.01, cycle_momentum: false"),
-        AD_HOC.format("StepLR", "step_size: 1"),
     ],
 )
 def test_a_command_line_that_is_repeated_changes_nothing_under_a_scheduler_of_torch(

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -102,7 +101,6 @@ def test_the_order_of_the_optimizers_in_the_config_does_not_matter(tmp_path: Pat
     ("old", "new", "key"),
     [
         ({"": [NAMES[:2], NAMES[2:]]}, {"": [NAMES[:1], NAMES[1:]]}, "optimizer"),
-        ({"": [NAMES]}, {"": [NAMES[:3]]}, "optimizer"),
         ({"": [NAMES]}, {"": [(*NAMES[:2], NAMES[3], NAMES[2])]}, "optimizer"),
         (TWO, {"hidden": TWO["hidden"], "rest": [NAMES[1:]]}, "optimizer.rest"),
         (TWO, {"hidden": TWO["hidden"], "other": TWO["rest"]}, "optimizer.other"),
@@ -142,36 +140,6 @@ def test_a_typed_hyperparameter_is_that_of_its_optimizer(tmp_path: Path, schedul
     engine.train()
     name = "initial_lr" if scheduled else "lr"
     assert [group[name] for group in engine.optimizer.param_groups] == [0.01, 0.02, 0.02]
-
-
-# In shards. ----------------------------------------------------------------------------------------------------------
-
-
-def on_a_rank(distributed: Distributed, run_dir: str, resume: str | None) -> dict[str, Tensor]:
-    """Train one epoch, or the second one."""
-    options: dict[str, Any] = {} if resume is None else {"resume": Path(resume), "max_epochs": 2}
-    engine = engine_of(Path(run_dir), distributed=distributed, **options)
-    engine.train()
-    return {name: whole(value).cpu() for name, value in engine.model.state_dict().items()}
-
-
-def test_several_optimizers_in_shards_and_in_one_process_go_on_from_each_other(tmp_path: Path) -> None:
-    """Each rank has the same batches, so that the gradients are those of one process."""
-    for name in ("whole", "shards", "one"):
-        (tmp_path / name).mkdir()
-    whole = engine_of(tmp_path / "whole", max_epochs=2)
-    whole.train()
-    one = saved(tmp_path / "one")
-    shards = tmp_path / "shards" / "checkpoints" / "a.pth"
-    on_ranks(2, on_a_rank, str(tmp_path / "shards"), None, strategy="fsdp2")
-    assert (
-        torch.load(shards, weights_only=True)["meta"]["groups"] == torch.load(one, weights_only=True)["meta"]["groups"]
-    )
-    from_shards = engine_of(tmp_path, resume=shards, max_epochs=2)
-    from_shards.train()
-    for found in (from_shards.model.state_dict(), *on_ranks(2, on_a_rank, str(tmp_path), str(one), strategy="fsdp2")):
-        for name, value in whole.model.state_dict().items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
 # By config. ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.ready_loader import as_train_loader
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
@@ -271,70 +270,7 @@ def test_load_from_takes_weights_and_nothing_else(tmp_path: Path, weights: str) 
     assert list(differences(seen[0], averaged if weights == "averaged" else raw)) == []
 
 
-def test_load_from_takes_a_bare_state_dict(tmp_path: Path) -> None:
-    torch.save({"weight": torch.ones(1, 3), "bias": torch.ones(1)}, tmp_path / "bare.pth")
-    engine = make_engine(tmp_path, load_from=tmp_path / "bare.pth", val=batches(1))
-    engine.validate()
-    assert torch.equal(engine.model.weight, torch.ones(1, 3))  # type: ignore[arg-type]
-
-
 # Where a loader begins. ----------------------------------------------------------------------------------------------
-
-
-def test_any_loader_begins_at_a_position() -> None:
-    train = batches(5)
-    for first in (0, 2, 5):
-        begun = as_train_loader(train).begin(first, first)
-        assert [id(batch) for batch in begun] == [id(batch) for batch in train[first:]]
-
-
-class Counted:
-    """A train loader with a state: where its next batch is."""
-
-    def __init__(self) -> None:
-        self.at = 0
-        self.begun: list[tuple[int, int]] = []
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self) -> Iterator[Any]:
-        raise AssertionError("the engine uses begin()")
-
-    def begin(self, first: int, iteration: int) -> Iterator[Any]:
-        self.begun.append((first, iteration))
-        for _ in range(first, 4):
-            self.at += 10
-            yield batches(1, seed=self.at)[0]
-
-    def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
-        return {"at": self.at, "first": first, "iteration": iteration}
-
-    def load_state(self, state: dict[str, Any] | None, first: int, iteration: int) -> None:
-        if state is None or (state["first"], state["iteration"]) != (first, iteration):
-            raise UserError("cannot be read again", key="data.train", remedy="Start again.")
-        self.at = state["at"]
-
-
-def test_the_state_of_a_train_loader_is_saved_and_given_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def engine(**options: Any) -> Engine:
-        saving = at("after_train_iter", lambda engine: engine.request_checkpoint("b", agreed=True), nth=5)
-        return make_engine(tmp_path, {"saving": saving}, train=Counted(), max_epochs=3, **options)  # type: ignore[arg-type]
-
-    whole, path = engine(), tmp_path / "checkpoints" / "b.pth"
-    whole.train()
-    assert torch.load(path, weights_only=True)["data"] == [{"at": 50, "first": 1, "iteration": 5}]
-    resumed = engine(resume=path)
-    resumed.train()
-    assert resumed.loaders.train.begun == [(1, 5), (0, 8)]  # type: ignore[union-attr]
-    assert list(differences(resumed.model.state_dict(), whole.model.state_dict())) == []
-
-    _changed(path, lambda checkpoint: checkpoint.pop("data"))
-    with pytest.raises(UserError, match="cannot be read again"):
-        engine(resume=path).train()
-    with caplog.at_level(logging.WARNING):
-        engine(resume=path, resume_strict=False).train()
-    assert "cannot be read again; the batches differ from those of the saved run" in caplog.text
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux only")

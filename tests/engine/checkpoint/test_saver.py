@@ -18,7 +18,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from tests.hooks.tiny_runs import Stopper, engine_of, load
+from tests.hooks.tiny_runs import Stopper, engine_of
 
 Checkpoint = dict[str, Any]
 
@@ -82,15 +82,6 @@ def test_a_copy_keeps_ties_strides_and_containers() -> None:
     assert (found["number"], found._metadata) == (state["number"], {"": {"version": 2}})
     assert found["number"] is not state["number"]
     assert torch.equal(copied["sparse"].to_dense(), torch.eye(2))
-
-
-def test_buffers_are_used_again() -> None:
-    staging, weights = Staging(), [torch.rand(3), torch.rand(3), torch.rand(2)]
-    places = [{tensor.data_ptr() for tensor in (staging.copy({"w": weights}) or {})["w"]} for _ in range(3)]
-    assert places[0] == places[1] == places[2]
-    assert len(places[0]) == 3
-    staging.copy({"w": weights[:1]})
-    assert sum(buffer.nbytes for buffer in staging._buffers) == 12, "the others are freed"
 
 
 def test_tensors_share_few_allocations_but_no_storage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -178,17 +169,6 @@ class Freed(Hook):
             self.hook.free.set()
 
 
-def test_training_continues_while_the_file_is_written(tmp_path: Path) -> None:
-    hook = SlowWriter()
-    freed = Freed(hook, at=6)
-    engine = engine_of(tmp_path, {"freed": freed, "checkpoint": hook}, max_epochs=2)
-    engine.train()
-    assert freed.files == [], "the first epoch's file was not there in the second epoch"
-    state = load(tmp_path / "checkpoints" / "epoch_1.pth")["state_dict"]
-    assert all(map(torch.equal, state.values(), freed.weights))
-    assert engine.checkpoints.last_checkpoint == tmp_path / "checkpoints" / "epoch_2.pth"
-
-
 def test_an_error_of_the_thread_ends_the_run_at_the_next_iteration(tmp_path: Path) -> None:
     hook = SlowWriter(ValueError("on purpose"), by_epoch=False, interval=5)
     hook.free.set()
@@ -216,12 +196,3 @@ def test_a_run_that_fails_finishes_its_save_first(tmp_path: Path) -> None:
     assert {path.stem for path in (tmp_path / "checkpoints").glob("*.pth")} == {"epoch_1", "best_loss_epoch_1"}
     assert engine.best is not None
     assert Path(engine.best.checkpoint).stem == "best_loss_epoch_1"
-
-
-def test_a_synchronous_save_makes_no_copy(tmp_path: Path) -> None:
-    class NoThread(Hook):
-        def before_val_epoch(self, engine: Engine) -> None:
-            assert engine.checkpoints._saver._thread is None
-
-    engine_of(tmp_path, {"no_thread": NoThread(), "checkpoint": CheckpointHook(asynchronous=False)}).train()
-    assert len(list((tmp_path / "checkpoints").glob("*.pth"))) == 3

@@ -171,14 +171,3 @@ def test_another_length_of_the_queue_is_refused(tmp_path: Path) -> None:
     ) as caught:
         engine_of(tmp_path, Distilled(length=8), resume=tmp_path / "checkpoints" / "epoch_1.pth").train()
     assert caught.value.key == "task"
-
-
-def test_an_object_in_it_is_refused_before_it_is_written(tmp_path: Path) -> None:
-    class Odd(Distilled):
-        def get_extra_state(self) -> Any:
-            return Path("x")
-
-        def set_extra_state(self, state: Any) -> None: ...
-
-    with pytest.raises(TypeError, match=r"checkpoint\['task'\]\['_extra_state'\] is a pathlib"):
-        engine_of(tmp_path, Odd(), max_epochs=1).train()
