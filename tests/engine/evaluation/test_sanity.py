@@ -27,7 +27,7 @@ from hydraloop.tasks import Regression, Task
 from tests.engine.distributed.test_equality import dataset, network
 from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, differences, make_engine, tiny_task
 from tests.marks import slow
-from tests.ranks import RankError, on_ranks
+from tests.ranks import on_ranks
 
 
 class Lazy(Dataset[Any]):
@@ -239,26 +239,6 @@ def test_a_mistake_in_the_validation_ends_the_run_before_the_first_iteration(tmp
         assert engine.progress.iteration == trained
         assert engine.outcome.result is not None
         assert engine.outcome.result.status == "failed"
-        assert not engine.records._muted
-
-
-def fails_on_one_rank(distributed: Distributed, run_dir: str) -> None:
-    """Rank 1 has a validation batch that the model cannot take."""
-    width = 3 - distributed.rank
-    task = Regression(network(), nn.MSELoss())
-    EngineWithNeededHooks(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
-        loaders=Loaders(batches(2), [(torch.ones(4, width), torch.ones(4, 1))]),
-        settings=Settings(device="cpu"),
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    ).train()
-
-
-def test_a_mistake_on_one_rank_ends_all(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match="mat1 and mat2"):
-        on_ranks(2, fails_on_one_rank, str(tmp_path))
 
 
 def test_a_metric_that_needs_more_samples_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
