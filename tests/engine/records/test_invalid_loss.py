@@ -277,14 +277,6 @@ def test_a_run_may_be_told_to_save_them(tmp_path: Path, caplog: pytest.LogCaptur
     assert len([line for line in caplog.messages if "weights are NaN" in line]) == 1
 
 
-def test_fp16_leaves_the_weights_finite(tmp_path: Path) -> None:
-    scaled = FP16(torch.device("cpu"), init_scale=64.0)
-    bad = at("after_backward", spoil, nth=6)
-    found = hooks(bad=bad, checkpoint=CheckpointHook())
-    assert engine_of(tmp_path, found, net=masked(), precision=scaled).train().status == "finished"
-    assert (scaled.skipped, stems(tmp_path)) == (1, {"epoch_1", "epoch_2", "epoch_3"})
-
-
 def every_kind() -> dict[str, Tensor]:
     """Finite tensors of all types that a parameter may have."""
     found = {str(dtype): torch.full((300,), 200.0, dtype=dtype) for dtype in FLOATS}

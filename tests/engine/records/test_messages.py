@@ -72,23 +72,6 @@ def test_a_weighted_value_of_a_small_type_is_exact(value: torch.Tensor) -> None:
     assert messages.means() == {"mine": value.item()}
 
 
-def means_of_ranks(distributed: Distributed, own_name: bool) -> dict[str, float]:
-    """On two ranks, `a` is 1 and 2, `b` is 2 and 4; with `own_name`, rank 1 also has a `c` of 5."""
-    messages = Messages()
-    for value in (0.0, 2.0):
-        messages.add("a", value * (distributed.rank + 1))
-        messages.add("b", torch.tensor(value * 2 * (distributed.rank + 1)))
-    if own_name and distributed.rank == 1:
-        messages.add("c", 5.0)
-    return messages.means(distributed)
-
-
-@pytest.mark.parametrize("own_name", [False, True])
-def test_means_over_the_ranks_are_the_same_on_all(own_name: bool) -> None:
-    expected = {"a": 1.5, "b": 3.0} | ({"c": 5.0} if own_name else {})
-    assert on_ranks(2, means_of_ranks, own_name) == [expected, expected]
-
-
 def means_of_names(distributed: Distributed, records: list[list[list[str]]]) -> list[dict[str, float]]:
     """Add the names that this rank has, record by record. A value is the number in the name plus the rank."""
     messages, all_means = Messages(), []

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
@@ -89,20 +88,6 @@ def test_a_failed_evaluation_leaves_the_mode(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         engine.validate()
     assert engine.progress.mode == "train"
-
-
-def test_a_task_logs_with_its_engine(tmp_path: Path) -> None:
-    task, records = tiny_task(), Records()
-    forward = task.forward
-
-    def logging(batch: Any) -> dict[str, Tensor]:
-        outputs = forward(batch)
-        task.engine.log_record({"mine": outputs["loss"].detach()})
-        return outputs
-
-    task.forward = logging  # type: ignore[method-assign]
-    make_engine(tmp_path, {"records": records}, task=task).train()
-    assert [type(record["mine"]) for record in records.seen] == [float, float]
 
 
 @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "val/../../x", "a//b", "a/", "a\\b", "a\0", "val/."])

@@ -14,8 +14,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import hydraloop
-from hydraloop import build
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -30,7 +28,6 @@ from hydraloop.optim import Exponential, Schedule
 from hydraloop.run_files.environment import shown
 from hydraloop.run_files.result import Best
 from hydraloop.tasks.task import Task
-from tests.config.composed import REPOSITORY
 from tests.helpers import EngineWithNeededHooks, at, batches, failing, make_engine, summary
 
 
@@ -101,18 +98,6 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _by_point(text: str) -> dict[str, str]:
     """Return {mount point: its hooks} of the start."""
     return dict(line.split(maxsplit=1) for line in text.splitlines() if re.match("  [a-z]", line))
-
-
-def _default_start(run_dir: Path) -> str:
-    """Return the start of the default experiment."""
-    cfg = hydraloop.compose(["engine.device=cpu"], folder=REPOSITORY)
-    return build(cfg, run_dir=run_dir).outcome.report.start()
-
-
-def test_the_start_lists_the_hooks_at_each_mount_point(tmp_path: Path) -> None:
-    points = _by_point(_default_start(tmp_path))
-    assert points["after_train_epoch"] == "param_scheduler (70), checkpoint (90)"
-    assert points["on_log"] == "logger (60), param_scheduler (70), progress (100)"
 
 
 def test_the_training_in_iterations_may_end_within_an_epoch(tmp_path: Path) -> None:
@@ -269,26 +254,13 @@ def test_without_a_checkpoint_nothing_can_be_continued(tmp_path: Path) -> None:
     assert "continue" not in rows
 
 
-def test_the_most_expensive_hooks_are_listed(tmp_path: Path) -> None:
-    hooks: dict[str, Hook] = {f"hook_{index}": Hook() for index in range(9)}
-    engine = _engine(tmp_path, **hooks)
-    for index in range(9):
-        engine.calls.seconds[f"hook_{index}"][0] = 2.0**index
-    rows = _rows(summary(engine, 1022.0))
-    assert rows["time"] == "0:17:02: 50% in hooks"
-    assert rows["hooks"] == "hook_8 0:04:16, hook_7 0:02:08, hook_6 64.00s, …"
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         (0.12345, "0.1235"),
         (0.0, "0.0"),
-        (-12.5, "-12.50"),
-        (0.00123456, "0.001235"),
         (1234.5678, "1235"),
         (1.2345e-5, "1.234e-05"),
-        (3e7, "3.000e+07"),
         (float("nan"), "nan"),
         (float("-inf"), "-inf"),
         (7, "7"),
