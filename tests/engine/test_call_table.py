@@ -13,7 +13,7 @@ import torch
 import hydraloop
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.hook import MOUNT_POINTS, Hook
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.hook_order import Slot, slot_of
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
@@ -57,16 +57,6 @@ def test_the_order_is_the_same_at_every_mount_point_closing_ones_included(tmp_pa
         points = [entry.split(" ", 1)[1] for entry in trace[::3]]
         assert trace == [f"{name} {point}" for point in points for name in ("early", "default", "late")]
     assert points[-3:] == ["on_exception", "after_train", "after_run"]
-
-
-def test_the_table_has_overridden_methods_only() -> None:
-    hook = at("before_run", lambda engine: seen.append(engine), nth=0)
-    seen: list[object] = []
-    calls = CallTable("the engine", {"one": hook, "none": Hook()})
-    assert [point for point in MOUNT_POINTS if calls.one_by_one(point)] == ["before_run"]
-    for point in MOUNT_POINTS:
-        getattr(calls, point)()
-    assert seen == ["the engine"]
 
 
 def test_the_builder_checks_the_order_unless_told_not_to(tmp_path: Path) -> None:
@@ -173,21 +163,6 @@ def test_an_interrupt_is_never_swallowed(tmp_path: Path, on_error: str) -> None:
     engine = make_engine(tmp_path, {"mine": failing("before_run", KeyboardInterrupt(), on_error=on_error)})
     with pytest.raises(KeyboardInterrupt):
         engine.train()
-
-
-def test_on_error_of_the_config_overrides_the_class(tmp_path: Path) -> None:
-    hook = failing("before_run", on_error="raise")
-    made = make_engine(tmp_path)
-    engine = EngineWithNeededHooks(
-        task=made.task,
-        optimizer=made.optimizer,
-        loaders=made.loaders,
-        hooks={"mine": hook},
-        on_error={"mine": "warn"},
-        settings=made.settings,
-        run_dir=tmp_path,
-    )
-    assert engine.train().status == "finished"
 
 
 def test_rank_zero_only_hooks_are_left_out_on_other_ranks() -> None:

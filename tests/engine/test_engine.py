@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,23 +90,6 @@ def test_all_closing_hooks_are_called_even_if_one_raises(tmp_path: Path, caplog:
     assert logged == {OSError, ValueError, KeyError}, "the later ones are in the log with their tracebacks"
 
 
-def test_the_first_of_several_closing_errors_is_raised_and_the_others_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = Recorder()
-    hooks: dict[str, Hook] = {
-        "one": failing("after_train", ValueError("one")),
-        "two": failing("after_train", ValueError("two")),
-        "recorder": recorder,
-    }
-    engine = make_engine(tmp_path, hooks)
-    with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="one"):
-        engine.train()
-    assert str(engine.error) == "one"
-    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["two"]
-    assert recorder.trace[-3:] == ["on_exception", "after_train", "after_run"]
-
-
 def test_the_error_is_known_to_the_closing_hooks(tmp_path: Path) -> None:
     error = RuntimeError("on purpose")
     seen: list[BaseException | None] = []
@@ -123,26 +104,6 @@ def test_the_error_is_known_to_the_closing_hooks(tmp_path: Path) -> None:
         make_engine(tmp_path, hooks).train()
     assert seen == [error, error]
     assert dict(recorder.arguments)["on_exception"] == (error,)
-
-
-def test_nothing_of_a_tasks_traceback_is_lost(tmp_path: Path) -> None:
-    class Broken(Task):
-        def forward(self, batch: Any) -> dict[str, Tensor]:
-            return self._deep(batch)
-
-        def _deep(self, batch: Any) -> dict[str, Tensor]:
-            try:
-                return {}["cause"]  # type: ignore[no-any-return]
-            except KeyError as cause:
-                raise ArithmeticError("in the task") from cause
-
-    task = Broken(nn.Linear(3, 1), nn.MSELoss())
-    with pytest.raises(ArithmeticError, match="in the task") as caught:
-        make_engine(tmp_path, {"recorder": Recorder()}, task=task).train()
-    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert names[-2:] == ["forward", "_deep"]
-    assert "iterate" in names
-    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_an_interrupt_while_closing_does_not_keep_the_others_from_closing(tmp_path: Path) -> None:
@@ -182,29 +143,6 @@ def test_a_task_without_a_loss_is_a_clear_message(tmp_path: Path, cls: type[Task
     message = str(caught.value)
     assert f"{cls.__name__}.forward returned {got}" in message
     assert '{"loss": loss}' in message
-
-
-class Lying:
-    """A loader whose length is not the number of its batches."""
-
-    def __init__(self, length: int, yields: int) -> None:
-        self.length = length
-        self.yields = yields
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(batches(self.yields))
-
-
-@pytest.mark.parametrize(("length", "yields"), [(4, 2), (2, 4)])
-def test_a_loader_that_does_not_yield_its_length_is_a_clear_message(tmp_path: Path, length: int, yields: int) -> None:
-    engine = make_engine(tmp_path, train=Lying(length, yields), max_epochs=3)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=f"a length of {length} batches") as caught:
-        engine.train()
-    assert caught.value.key == "data.train"
-    assert "__len__" in str(caught.value)
 
 
 def test_a_run_directory_that_does_not_exist_is_created(tmp_path: Path) -> None:

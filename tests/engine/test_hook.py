@@ -36,17 +36,12 @@ def test_the_scale_is_mmengines() -> None:
 @pytest.mark.parametrize(
     ("given", "number"),
     [
-        (0, 0),
         (45, 45),
-        (100, 100),
         ("45", 45),
         (" 7 ", 7),
-        ("HIGH", 30),
         ("high", 30),
         ("Very_Low", 90),
         (" lowest ", 100),
-        ("HIGHER", 10),
-        ("lower", 90),
         (Priority.LOW, 70),
     ],
 )
@@ -84,15 +79,9 @@ def _method(self: Any, engine: Engine, *arguments: Any) -> None:
     ("name", "close"),
     [
         ("after_trian_iter", "after_train_iter"),
-        ("before_rum", "before_run"),
         ("after_train_iteration", "after_train_iter"),
         ("on_exeption", "on_exception"),
-        ("befor_train_epoch", "before_train_epoch"),
-        ("fater_train_iter", "after_train_iter"),
-        ("before_save_checkpoints", "before_save_checkpoint"),
         ("at_positon", "at_position"),
-        ("at_postion", "at_position"),
-        ("at_positions", "at_position"),
     ],
 )
 def test_a_misspelt_mount_point_is_refused_when_the_class_is_created(name: str, close: str) -> None:
@@ -253,10 +242,7 @@ class LastEpoch(Hook):
     ("settings", "last"),
     [
         ({"max_epochs": 3}, 3),
-        ({"max_epochs": 1}, 1),
-        ({"max_iters": 9}, 3),
         ({"max_iters": 7}, 3),
-        ({"max_iters": 2}, 1),
         ({"max_epochs": 3, "val_by_epoch": False, "val_interval": 2}, 3),
         ({"max_epochs": 3, "accumulate": 2}, 3),
     ],
@@ -281,6 +267,3 @@ def test_a_run_resumed_in_its_last_epoch_knows_it(tmp_path: Path) -> None:
     make_engine(tmp_path, {"last": hook}, train=batches(3), **settings).train()
     assert hook.no == set()
     assert "before epoch 2" in hook.yes
-
-
-# Signatures of mount points. ------------------------------------------------------------------------------------------

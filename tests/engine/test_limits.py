@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from hydraloop.data import build_loader
 from hydraloop.engine import requests as requests_module
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
@@ -20,9 +19,9 @@ from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings, seconds_of
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
+from hydraloop.hooks import CheckpointHook, EarlyStoppingHook
 from hydraloop.tasks import Regression
-from tests.engine.distributed.test_equality import assert_same, dataset, network
+from tests.engine.distributed.test_equality import network
 from tests.helpers import EngineWithNeededHooks, batches, differences, make_engine
 from tests.ranks import on_ranks
 
@@ -64,50 +63,6 @@ def test_a_limited_run_is_that_of_the_first_batches(tmp_path: Path) -> None:
     assert (limited.metrics, limited.evaluator.test_metrics) == (short.metrics, short.evaluator.test_metrics)
     assert limited.progress == short.progress
     assert ends.seen == [("train", 3), ("val", 2), ("train", 3), ("val", 2), ("test", 1)]
-
-
-def _limited(distributed: Distributed, batch_size: int, run_dir: str, resume: str | None) -> dict[str, Any]:
-    """Three epochs of the first 5 of 7 global batches, with accumulation, EMA and (in one process) a worker."""
-    task = Regression(network(), torch.nn.MSELoss())
-    part = {"rank": distributed.rank, "world_size": distributed.world_size, "batch_size": batch_size}
-    workers = {"num_workers": 1, "persistent_workers": True} if distributed.world_size == 1 else {}
-    train = build_loader(dataset(40), shuffle=True, seed=3, **part, **workers)
-    hooks: dict[str, Hook] = {"ema": EMAHook(), "checkpoint": CheckpointHook(interval=1, by_epoch=False)}
-    engine = EngineWithNeededHooks(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9),
-        loaders=Loaders(train, build_loader(dataset(), shuffle=False, **part)),
-        hooks=hooks,
-        settings=Settings(
-            device="cpu",
-            max_epochs=3,
-            accumulate=2,
-            limit_train_batches=0.72,
-            limit_val_batches=2,
-            resume=None if resume is None else Path(resume),
-        ),
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    )
-    result = engine.train()
-    return {
-        "weights": {name: value.detach().clone() for name, value in task.model.state_dict().items()},
-        "averages": {name: value.clone() for name, value in hooks["ema"].state_dict()["averaged"].items()},
-        "val": result.val_metrics,
-        "samples": engine.progress.samples,
-        "steps": engine.progress.optimizer_step,
-    }
-
-
-def test_two_ranks_take_the_same_limited_epochs_also_resumed_inside_one(tmp_path: Path) -> None:
-    for name in ("alone", "two", "resumed"):
-        (tmp_path / name).mkdir()
-    alone = _limited(Distributed(), 6, str(tmp_path / "alone"), None)
-    assert (alone["samples"], alone["steps"]) == (90, 9)
-    for found in on_ranks(2, _limited, 3, str(tmp_path / "two"), None):
-        assert_same(found, alone)
-    resumed = _limited(Distributed(), 6, str(tmp_path / "resumed"), str(tmp_path / "alone/checkpoints/iter_7.pth"))
-    assert list(differences(resumed, alone)) == []
 
 
 # Time. ---------------------------------------------------------------------------------------------------------------
@@ -236,11 +191,3 @@ def test_the_time_of_one_rank_stops_all(tmp_path: Path) -> None:
     assert one == other
     assert one["status"] == "stopped"
     assert 10 <= one["iteration"] < 40, "inside the first epoch"
-
-
-def test_the_time_is_that_of_each_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count(100.0)
-    monkeypatch.setattr(requests_module, "perf_counter", lambda: next(clock))
-    engine = make_engine(tmp_path, max_time=1000)
-    assert engine.train().status == "finished"
-    assert engine.requests._deadline == 1100

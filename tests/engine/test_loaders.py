@@ -22,7 +22,7 @@ from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.data.stream_loader import StreamLoader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders, end_workers, keeps_workers
+from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from tests.data.streams import stream_loader
 from tests.helpers import EngineWithNeededHooks, at, failing, tiny_task
@@ -62,14 +62,6 @@ def test_they_outlive_an_epoch_and_end_with_the_run(tmp_path: Path) -> None:
     assert len(seen[0]) == 3
     assert seen[2] == seen[3]
     assert not seen[0] & seen[2]
-
-
-def test_a_loader_without_them_is_left_alone() -> None:
-    data = torch.zeros(4, 1)
-    assert keeps_workers(DataLoader(data, num_workers=1, persistent_workers=True))
-    for other in (DataLoader(data, num_workers=1), loader(persistent=False), loader(workers=0), [1, 2], None):
-        assert not keeps_workers(other)
-        end_workers(other)
 
 
 class Points:

@@ -137,8 +137,3 @@ def test_a_config_says_what_is_missing(
     lines = [message for message in caplog.messages if "default_hooks" in message]
     assert len(lines) == len(said)
     assert all(part in line for part, line in zip(said, lines, strict=True))
-
-
-def test_schedules_that_would_not_be_applied_are_refused_from_python(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="would not be applied"):
-        hydraloop.build(hydraloop.compose(["default_hooks.param_scheduler=null"], folder=REPOSITORY), run_dir=tmp_path)

@@ -187,16 +187,6 @@ def test_an_exception_in_a_phase(tmp_path: Path, point: str, until: list[str]) -
     assert _trace(tmp_path, {"failing": failing(point)}, raises=RuntimeError) == until
 
 
-def test_an_exception_of_the_task_in_validation(tmp_path: Path) -> None:
-    misshapen = [(batches(1)[0][0][:, :2], batches(1)[0][1])]
-    assert _trace(tmp_path, val=misshapen, raises=RuntimeError) == ["on_exception", "after_run"], "in the sanity step"
-    assert _trace(tmp_path, val=misshapen, raises=RuntimeError, sanity_val_steps=0) == [
-        *START, *EPOCH,
-        "before_val", "before_val_epoch", "before_val_iter 0",
-        "on_exception", "after_train", "after_run",
-    ]  # fmt: skip
-
-
 def test_a_checkpoint_asked_for_at_an_epochs_last_batch_is_written_when_the_epoch_is_done(tmp_path: Path) -> None:
     asking = at("after_train_iter", lambda engine: engine.request_checkpoint("a"), nth=2)
     trace = _trace(tmp_path, {"asking": asking}, max_epochs=1, test=None)

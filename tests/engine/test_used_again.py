@@ -10,41 +10,9 @@ import torch
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckpointHook, EMAHook, ParamSchedulerHook
-from hydraloop.optim import Cosine, Function, MultiStep, Schedule
-from tests.helpers import EngineWithNeededHooks, at, batches, failing, make_engine, tiny_task
-
-
-def _scheduled(
-    run_dir: Path, function: Function, *, save_optimizer: bool = True, seen: Hook | None = None, **settings: Any
-) -> Engine:
-    task = tiny_task()
-    optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
-    hooks = {"param_scheduler": ParamSchedulerHook(), "checkpoint": CheckpointHook(save_optimizer=save_optimizer)}
-    return EngineWithNeededHooks(
-        task=task,
-        optimizer=optimizer,
-        loaders=Loaders(batches(5), batches(2)),
-        hooks={**hooks, "seen": seen},
-        schedules={"it": Schedule("it", function, optimizer)},
-        settings=Settings(device="cpu", **settings),
-        run_dir=run_dir,
-    )
-
-
-def _lr(engine: Engine) -> float:
-    lr: float = engine.optimizer.param_groups[0]["lr"]
-    return lr
-
-
-def test_a_schedule_steps_once_after_a_validation_on_its_own(tmp_path: Path) -> None:
-    engine = _scheduled(tmp_path, MultiStep([5, 10], gamma=0.5), max_epochs=2)
-    engine.validate()
-    engine.train()
-    assert _lr(engine) == 0.25
+from hydraloop.hooks import CheckpointHook, EMAHook
+from tests.helpers import at, batches, failing, make_engine
 
 
 def test_the_average_is_still_there_for_a_test_after_training(tmp_path: Path) -> None:
@@ -74,55 +42,12 @@ def test_a_second_use_forgets_the_error_of_the_first(tmp_path: Path) -> None:
     assert engine.error is None
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_second_use_forgets_gradients_that_made_no_step(tmp_path: Path, accumulate: int) -> None:
-    def spoil(engine: Engine) -> None:
-        for parameter in engine.model.parameters():
-            parameter.grad = torch.full_like(parameter, float("nan"))
-        raise RuntimeError("on purpose")
-
-    engine = make_engine(tmp_path, {"spoil": at("after_backward", spoil)}, max_epochs=2, accumulate=accumulate)
-    with pytest.raises(RuntimeError, match="on purpose"):
-        engine.train()
-    engine.train()
-    assert all(parameter.isfinite().all() for parameter in engine.model.parameters())
-
-
 def test_a_second_use_forgets_that_the_first_was_stopped(tmp_path: Path) -> None:
     stop = at("after_train_iter", lambda engine: engine.request_stop("told to"))
     engine = make_engine(tmp_path, {"stop": stop}, max_epochs=3)
     assert (engine.train().status, engine.progress.iteration) == ("stopped", 1)
     result = engine.train()
     assert (result.status, result.reason, engine.progress.iteration) == ("finished", None, 6)
-
-
-def test_a_longer_run_continues_on_its_own_schedule(tmp_path: Path) -> None:
-    (tmp_path / "long").mkdir()
-    _scheduled(tmp_path, Cosine(T_max=10), max_epochs=2).train()
-    long = _scheduled(tmp_path / "long", Cosine(T_max=20), max_epochs=4)
-    seen: list[float] = []
-    resumed = _scheduled(
-        tmp_path / "long",
-        Cosine(T_max=20),
-        max_epochs=4,
-        resume=tmp_path / "checkpoints/epoch_2.pth",
-        seen=at("after_train_epoch", lambda engine: seen.append(_lr(engine)), nth=0),
-    )
-    resumed.train()
-    long.train()
-    assert seen[0] == pytest.approx(0.5 * (1 + torch.cos(torch.tensor(torch.pi * 15 / 20)).item()), abs=1e-6)
-    assert _lr(resumed) == pytest.approx(0, abs=1e-9)
-    assert _lr(long) == pytest.approx(0, abs=1e-9)
-
-
-def test_without_the_optimizers_state_the_lr_is_where_the_schedule_stands(tmp_path: Path) -> None:
-    _scheduled(tmp_path, Cosine(T_max=20), save_optimizer=False, max_epochs=3).train()
-    file = tmp_path / "checkpoints/epoch_3.pth"
-    seen: list[float] = []
-    look = at("before_train_epoch", lambda engine: seen.append(_lr(engine)))
-    engine = _scheduled(tmp_path, Cosine(T_max=20), seen=look, max_epochs=4, resume=file, resume_strict=False)
-    engine.train()
-    assert seen == [pytest.approx(0.5 * (1 + torch.cos(torch.tensor(torch.pi * 15 / 20)).item()), abs=1e-6)]
 
 
 def test_a_checkpoint_asked_for_after_the_test_is_written(tmp_path: Path) -> None:
