@@ -1,4 +1,4 @@
-"""The mount point at_position: when it is called, and that hooks there set the state of an uninterrupted run."""
+"""The mount point at_position: hooks there set the state of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ def saving(name: str, nth: int) -> Hook:
     return at("after_train_iter", lambda engine: engine.request_checkpoint(name, agreed=True), nth=nth)
 
 
-# When it is called. --------------------------------------------------------------------------------------------------
-
-
 def draw(engine: Engine) -> None:
     torch.rand(3)
     random.random()
@@ -55,9 +52,6 @@ def test_random_numbers_drawn_there_do_not_change_what_follows(tmp_path: Path) -
     whole = run("whole", saving("inside", 2))
     found = run("resumed", resume=tmp_path / "whole" / "checkpoints" / "inside.pth")
     assert list(differences(found, whole)) == []
-
-
-# What the hooks set there. --------------------------------------------------------------------------------------------
 
 
 class Data(Dataset[tuple[Tensor, Tensor]]):

@@ -36,15 +36,12 @@ def engine_of(
     groups: Mapping[str, Groups] = TWO,
     *hooks: Hook,
     lrs: Mapping[str, float] | None = None,
-    distributed: Distributed | None = None,
     scheduled: bool = False,
     **settings: Any,
 ) -> Engine:
     """An engine with AdamW, or with several: `hidden` is SGD, others AdamW. It saves `a.pth` at its end."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
-    if distributed is not None:
-        distributed.prepare(model)
     own = dict(model.named_parameters())
     made: dict[str, torch.optim.Optimizer] = {}
     for name, lists in groups.items():
@@ -65,7 +62,6 @@ def engine_of(
         schedules={"cosine": cosine} if scheduled else {},
         settings=Settings(**{"device": "cpu", "max_epochs": 1, **settings}),
         run_dir=run_dir,
-        distributed=distributed,
     )
 
 

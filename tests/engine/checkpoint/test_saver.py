@@ -154,18 +154,13 @@ class SlowWriter(CheckpointHook):
 
 
 class Freed(Hook):
-    """Notes the weights after the first epoch, and lets the thread write in a later iteration."""
+    """Lets the thread write in an iteration."""
 
     def __init__(self, hook: SlowWriter, at: int) -> None:
         self.hook, self.at = hook, at
-        self.weights: list[Tensor] = []
-        self.files: list[str] = []
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        if engine.progress.iteration == 4:
-            self.weights = [value.clone() for value in engine.model.state_dict().values()]
         if engine.progress.iteration == self.at:
-            self.files = [path.name for path in (engine.run_dir / "checkpoints").glob("*.pth")]
             self.hook.free.set()
 
 
