@@ -10,9 +10,29 @@ import torch
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckpointHook, EMAHook
-from tests.helpers import at, batches, failing, make_engine
+from hydraloop.hooks import CheckpointHook, EMAHook, ParamSchedulerHook
+from hydraloop.optim import MultiStep, Schedule
+from tests.helpers import EngineWithNeededHooks, at, batches, failing, make_engine, tiny_task
+
+
+def test_a_schedule_steps_once_after_a_validation_on_its_own(tmp_path: Path) -> None:
+    task = tiny_task()
+    optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
+    engine = EngineWithNeededHooks(
+        task=task,
+        optimizer=optimizer,
+        loaders=Loaders(batches(5), batches(2)),
+        hooks={"param_scheduler": ParamSchedulerHook()},
+        schedules={"it": Schedule("it", MultiStep([5, 10], gamma=0.5), optimizer)},
+        settings=Settings(device="cpu", max_epochs=2),
+        run_dir=tmp_path,
+    )
+    engine.validate()
+    engine.train()
+    assert optimizer.param_groups[0]["lr"] == 0.25
 
 
 def test_the_average_is_still_there_for_a_test_after_training(tmp_path: Path) -> None:
