@@ -14,8 +14,7 @@ from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.optimizers.optimizer_set import parts
-from hydraloop.engine.optimizers.parameter_groups import Group, describe
+from hydraloop.engine.optimizers import Group, describe, parts
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.settings import Settings

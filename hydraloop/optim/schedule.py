@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hydraloop.engine.optimizers.optimizer_set import parts
+from hydraloop.engine.optimizers import parts
 from hydraloop.errors import UserError, any_of, close_names
 from hydraloop.optim.schedule_functions import Function, Plateau
 

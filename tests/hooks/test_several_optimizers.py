@@ -15,7 +15,7 @@ from torch import nn, optim
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
+from hydraloop.engine.optimizers import OptimizerSet
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, EMAHook, FreezeHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.grad_clip import GradClipHook

@@ -15,7 +15,7 @@ from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.hook_order import COLUMNS, format_order
-from hydraloop.engine.optimizers.parameter_groups import Group
+from hydraloop.engine.optimizers import Group
 from hydraloop.engine.report.formats import duration, in_bytes, number, rate
 from hydraloop.engine.run import Run
 from hydraloop.run_files.environment import resume_command, shown

@@ -24,7 +24,7 @@ from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
+from hydraloop.engine.optimizers import OptimizerSet
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import (
     CheckpointHook,

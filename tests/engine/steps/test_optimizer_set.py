@@ -12,8 +12,7 @@ from torch import nn, optim
 from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers.optimizer_set import OptimizerSet, parts
-from hydraloop.engine.optimizers.parameter_groups import describe
+from hydraloop.engine.optimizers import OptimizerSet, describe, parts
 from hydraloop.engine.settings import Settings
 from hydraloop.hooks import EMAHook, GradClipHook
 from hydraloop.tasks import Task

@@ -17,7 +17,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers.optimizer_set import OptimizerSet
+from hydraloop.engine.optimizers import OptimizerSet
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook, RuntimeInfoHook

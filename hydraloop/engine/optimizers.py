@@ -1,12 +1,12 @@
-"""Several optimizers as one, so that the engine, the precision and the hooks need no loop over them."""
+"""Several optimizers as one, so that no other part needs a loop over them, and parameter groups with names."""
 
 from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 
 class OptimizerSet(optim.Optimizer):
@@ -58,3 +58,26 @@ class OptimizerSet(optim.Optimizer):
 def parts(optimizer: optim.Optimizer) -> dict[str, optim.Optimizer]:
     """Return the optimizers by name; the name of a single one is empty."""
     return optimizer.named if isinstance(optimizer, OptimizerSet) else {"": optimizer}
+
+
+class Group(NamedTuple):
+    """One parameter group."""
+
+    optimizer: str
+    """The name of its optimizer; empty if there is one."""
+    label: str
+    """Its number in the optimizer, or its name if it has one. It is unique in the optimizer."""
+    names: tuple[str, ...]
+    """Its parameters, by their names in the model's state dict; empty for a group without parameters."""
+
+
+def describe(optimizer: optim.Optimizer, model: nn.Module) -> list[Group]:
+    """Return the groups in the order of `optimizer.param_groups`."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = []
+    for key, one in parts(optimizer).items():
+        labels = [str(group.get("name", index)) for index, group in enumerate(one.param_groups)]
+        for index, (group, label) in enumerate(zip(one.param_groups, labels, strict=True)):
+            unique = f"{label}.{index}" if label in labels[:index] else label
+            found.append(Group(key, unique, tuple(names.get(parameter, "?") for parameter in group["params"])))
+    return found

@@ -1,1 +1,0 @@
-"""Optimizers: several as one, and the names of their parameters."""
