@@ -102,8 +102,8 @@ def test_every_option_composes_without_the_clone(installed: Path, tmp_path: Path
     path = {"PATH": f"{installed}:/usr/bin:/bin"}
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("defaults: [hydraloop/project, _self_, experiment: null]\n")
-    for line in ("experiment=diabetes", "experiment=char_lm", "experiment=char_lm hooks=[ema,wandb]"):
-        assert "Nothing was trained" in shell(f"hydraloop --dry-run {line}", tmp_path, **path)
+    for line in ("model=small_cnn", "task=regression model=mlp", "model=small_cnn hooks=[ema,wandb]"):
+        assert "Nothing was trained" in shell(f"hydraloop --dry-run data=digits {line}", tmp_path, **path)
 
 
 @pytest.mark.nightly

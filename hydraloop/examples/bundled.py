@@ -1,9 +1,8 @@
-"""Read the small data files in this package, and those in scikit-learn without importing it (0.8 s)."""
+"""Read the small data files in this package."""
 
 from __future__ import annotations
 
 import gzip
-import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,31 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydraloop.errors import Remedy, UserError, not_installed
+from hydraloop.errors import Remedy, UserError
 
 _DATA = Path(__file__).parent / "data"
 
 
 def find_data_file(name: str, *, root: str | None) -> Path:
-    """Return the path of a data file: in `root`; if `root` is None, in this package or in scikit-learn.
+    """Return the path of a data file: in `root`; if `root` is None, in this package.
 
     Args:
         name: of the file, `digits.csv.gz`.
         root: a folder with the file, or None.
 
     Raises:
-        UserError: there is no such file, or it is in scikit-learn, which is not installed.
+        UserError: there is no such file.
     """
-    if root is not None:
-        folder = Path(root).expanduser()
-    elif (_DATA / name).is_file():
-        folder = _DATA
-    else:
-        spec = importlib.util.find_spec("sklearn")  # imports nothing, because it is a top-level package
-        if spec is None or spec.origin is None:
-            raise not_installed("scikit-learn", key="root", use=f"contains {name}")
-        folder = Path(spec.origin).parent / "datasets" / "data"
-    path = folder / name
+    path = (_DATA if root is None else Path(root).expanduser()) / name
     if not path.is_file():
         raise UserError(
             f"there is no file {path}",

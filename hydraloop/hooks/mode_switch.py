@@ -52,7 +52,7 @@ class ModeSwitchHook(Hook):
                 "there is nothing to switch: the train data set has no set_strong_augmentation(on), and neither "
                 f"{type(engine.task).__name__} nor {type(engine.model).__name__} has set_extra_loss(on)",
                 key=self.key,
-                remedy="Add one of the methods (data=digits_augmented has it), or leave the hook out.",
+                remedy="Add one of the methods, or leave the hook out.",
             )
         first = engine.max_epochs - self.num_last_epochs + 1
         when = f"from epoch {first} on" if first > 1 else f"from the start, as the run has {engine.max_epochs} epochs"

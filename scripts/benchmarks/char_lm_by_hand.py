@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from hydraloop.examples import GPT, PythonSources
+from examples.char_lm.gpt import GPT
+from examples.char_lm.python_sources import PythonSources
 
 IGNORED = -100
 

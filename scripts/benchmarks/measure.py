@@ -89,7 +89,7 @@ def machine() -> str:
 
 def project(folder: Path) -> Path:
     """Copy what a user's project has into a folder."""
-    for name in ("conf", "my_project"):
+    for name in ("conf", "my_project", "examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "train.py", folder)
     return folder

@@ -235,7 +235,7 @@ BUILDING: dict[str, tuple[str, str]] = {
     ),
     "hooks=weight_norm +hooks.weight_norm.digts=3": ("hooks.weight_norm.digts", "Did you mean digits?"),
     "data.train.root=/nonexistent": ("data.train.root", "Name the folder with digits.csv.gz"),
-    "data.train._target_=hydraloop.examples.Diabets": ("data.train._target_", "Did you mean Diabetes"),
+    "data.train._target_=hydraloop.examples.Digit": ("data.train._target_", "Did you mean Digits"),
     "data.train.split=trian": ("data.train.split", "Use train, val, test."),
     "+data.train.foo=1": ("data.train.foo", "root"),
     "experiment=spirals data.train.samples=0": ("data.train", ""),

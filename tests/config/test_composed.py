@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,13 +113,3 @@ def test_a_glob_sweeps_over_all_options_of_a_group() -> None:
         (axis,) = axes_of(arguments.parse(["experiment=glob(*)"]))
         names = [job(lines, opened).experiment_name for lines in axis.values]
     assert names == ["char_lm", "diabetes", "spirals"]
-
-
-def test_the_experiments_of_the_package_work_in_any_project(tmp_path: Path) -> None:
-    groups = "data: digits}, {task: classification}, {model: small_cnn}, {optimizer: adamw}, {scheduler: cosine"
-    defaults = f"[hydraloop, {{{groups}}}, {{precision: fp32}}, {{default_hooks: [grad_clip, checkpoint]}}, _self_"
-    (tmp_path / "config.yaml").write_text(f"defaults: {defaults}, {{experiment: null}}]\n")
-    with composer(tmp_path) as opened:
-        char_lm, diabetes = (job([f"experiment={name}"], opened) for name in ("char_lm", "diabetes"))
-    assert (char_lm.task.model._target_, char_lm.engine.max_iters) == ("hydraloop.examples.GPT", 1200)
-    assert (diabetes.data.train._target_, diabetes.experiment_name) == ("hydraloop.examples.Diabetes", "diabetes")

@@ -58,7 +58,7 @@ def composed(folder: Path, config: str, lines: Sequence[str] = (), **files: str)
     "lines",
     [
         [],
-        ["task=regression", "data=diabetes", "hooks=ema,freeze", "optimizer=sgd", "scheduler=[linear,cosine]"],
+        ["task=regression", "data=digits", "hooks=ema,freeze", "optimizer=sgd", "scheduler=[linear,cosine]"],
         ["experiment=mine", "default_hooks=[logger]", "optimizer.lr=0.5"],
     ],
     ids=" ".join,
@@ -119,7 +119,6 @@ def test_the_command_line_takes_the_keys_that_the_files_have(line: str, message:
         "seed: abc": "Value 'abc' of type 'str' could not be converted to Integer",
         "batch_size: 1": "batch_size: config.yaml is merged into the options, which have no batch_size\n  Did you mean "
         "data.loader.batch_size?",
-        "experiment: mine": "experiment: config.yaml is merged into the options, which have no experiment\n  To select",
         "defaults: [override /backbone: small]": "backbone: backbone/small.yaml sets the key backbone, which nothing "
         "uses\n  Begin the file with the line, before any comment: # @package _global_",
     }.items(),

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from examples.contrastive.augmented import Augmented
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.errors import UserError
-from hydraloop.examples import Augmented, Digits
+from hydraloop.examples import Digits
 
 
 def images(count: int = 4, side: int = 8) -> Tensor:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples.diabetes.diabetes import Diabetes
 from hydraloop.errors import UserError
-from hydraloop.examples import Diabetes, Digits
+from hydraloop.examples import Digits
 from hydraloop.examples.split import SPLITS, stratified_split
 
 
@@ -82,7 +83,7 @@ def test_a_missing_file_names_option_and_path(dataset: type, tmp_path: Path) -> 
 
 
 def test_only_the_diabetes_data_needs_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("examples.diabetes.diabetes.find_spec", lambda name: None)
     assert len(Digits("train")) == 1259
     with pytest.raises(UserError, match="pip install scikit-learn"):
         Diabetes("train")

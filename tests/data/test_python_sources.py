@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples.char_lm.python_sources import SEPARATOR, PythonSources, files_of
 from hydraloop.errors import UserError
-from hydraloop.examples import PythonSources
-from hydraloop.examples.python_sources import SEPARATOR, files_of
 from hydraloop.examples.split import SPLITS
 
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])

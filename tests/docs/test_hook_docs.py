@@ -61,7 +61,7 @@ def test_every_schedule_and_every_option_of_a_group_is_there(docs: Any) -> None:
         assert f"| [`{schedule}`](#{schedule}) | " in docs.schedule_table()
         assert f"### {schedule}\n" in docs.schedule_sections()
     options = docs.option_sections()
-    for title in ("## engine", "### distributed.fsdp", "### task=regression", "### model=gpt", "### data=digits"):
+    for title in ("## engine", "### distributed.fsdp", "### task=regression", "### model=mlp", "### data=digits"):
         assert f"{title}\n" in options
     for option in ("max_epochs", "nproc_per_node", "batch_size", "split_seed", "growth_interval", "load_from"):
         assert f"| `{option}` | `" in options

@@ -78,7 +78,7 @@ class Project:
         """Copy one to `path`."""
         path.mkdir(parents=True)
         shutil.copy(REPOSITORY / "train.py", path)
-        for folder in ("conf", "my_project"):
+        for folder in ("conf", "my_project", "examples/char_lm", "examples/contrastive", "examples/diabetes"):
             shutil.copytree(REPOSITORY / folder, path / folder, ignore=shutil.ignore_patterns("__pycache__"))
         return cls(path)
 

@@ -114,7 +114,7 @@ def test_the_command_is_an_error(command: str, project: Project) -> None:
 @pytest.mark.slow
 def test_all_hooks_at_once_train_the_digits_in_the_order_they_ask_for(project: Project) -> None:
     hooks = [name for name in options("hooks") if name != "npu_profiler"]  # which needs torch_npu
-    augmented = ["data=digits_augmented"] if "digits_augmented" in options("data") else []
+    augmented = ["data=digits_augmented"]
     required = ["hooks.freeze.modules=[features]", "hooks.freeze.epochs=1"]
     done = project.train(f"hooks=[{','.join(hooks)}]", *augmented, *required, "engine.max_epochs=2")
     assert done.code == 0, done.text

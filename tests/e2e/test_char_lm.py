@@ -1,4 +1,4 @@
-"""`experiment=char_lm` with a small model, and text from it by scripts/sample.py."""
+"""`experiment=char_lm` with a small model, and text from it by sample.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from hydraloop.examples import PythonSources
+from examples.char_lm.python_sources import PythonSources
 from tests.e2e.projects import REPOSITORY, Project
 
-SAMPLE = REPOSITORY / "scripts" / "sample.py"
+SAMPLE = REPOSITORY / "examples" / "char_lm" / "sample.py"
 TINY = (
     "experiment=char_lm",
     "hooks=[ema]",
@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    """scripts/sample.py as a module, which avoids importing torch again."""
+    """sample.py as a module, which avoids importing torch again."""
     spec = spec_from_file_location("sample", SAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -172,8 +172,8 @@ def test_paths_that_hold_no_such_model(
     (tmp_path / "empty").mkdir()
     for name, old, new in (
         ("cut", "", ""),
-        ("other", "hydraloop.examples.GPT", "hydraloop.models.SmallCNN"),
-        ("refused", "hydraloop.examples.GPT", "torch.load"),
+        ("other", "examples.char_lm.gpt.GPT", "hydraloop.models.SmallCNN"),
+        ("refused", "examples.char_lm.gpt.GPT", "torch.load"),
         ("larger", "width: 32", "width: 64"),
         ("words", "vocab_size: 256", "vocab_size: 999"),
     ):

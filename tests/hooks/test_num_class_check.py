@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from examples.contrastive.augmented import Augmented
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
-from hydraloop.examples import Augmented
 from hydraloop.hooks.num_class_check import NumClassCheckHook
 from hydraloop.tasks import Classification
 from hydraloop.tasks.task import Task

@@ -12,10 +12,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from examples.char_lm.gpt import GPT, Block
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.examples import GPT
-from hydraloop.examples.gpt import Block
 from hydraloop.schemas.distributed import FSDPConf
 from tests.ranks import on_ranks
 

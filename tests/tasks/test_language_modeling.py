@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from examples.char_lm.gpt import GPT
 from hydraloop.errors import UserError
-from hydraloop.examples import GPT
 from hydraloop.tasks import BitsPerByte, LanguageModeling, SumMetric, TokenAccuracy
 from tests.helpers import HostSyncs
 

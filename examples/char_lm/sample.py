@@ -1,6 +1,6 @@
-"""Generate text with a trained language model of bytes (experiment=char_lm).
+"""Generate text with a trained language model of bytes.
 
-    python scripts/sample.py outputs/<date>/<run> --prompt "def " --length 300 --temperature 0.8 --seed 0
+    python sample.py outputs/<date>/<run> --prompt "def " --length 300 --temperature 0.8 --seed 0
 
 The model is built from the config of its run, with the same allowlist as in training. It uses averaged weights if the
 run has them. The same seed gives the same text.
@@ -15,14 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import hydraloop
 from hydraloop.errors import UserError
-from hydraloop.examples import GPT
-from hydraloop.examples.python_sources import SEPARATOR
 from hydraloop.run_files.run_directory import run_of
 
 BYTES = 256
+SEPARATOR = 0
+"""The byte between two files."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def load_model(path: Path, weights: str = "averaged") -> GPT:
+def load_model(path: Path, weights: str = "averaged") -> nn.Module:
     """Return the GPT of a run, on the CPU in eval mode.
 
     Args:
@@ -53,18 +54,19 @@ def load_model(path: Path, weights: str = "averaged") -> GPT:
     if run is None:
         raise UserError(f"{path} is not in a run directory", remedy="Name a run, outputs/<date>/<run>.")
     overrides = [f"weights={weights}", "engine.device=cpu", "engine.compile=false"]
-    model = hydraloop.load(run, checkpoint=checkpoint, overrides=overrides).model
-    if not isinstance(model, GPT) or model.vocab_size != BYTES:
-        what = f"a GPT of {model.vocab_size} tokens" if isinstance(model, GPT) else f"a {type(model).__name__}"
+    # A run of `experiment=char_lm` in a clone of hydraloop names the class examples.char_lm.gpt.GPT.
+    model = hydraloop.load(run, checkpoint=checkpoint, overrides=overrides, trusted=["examples"]).model
+    if type(model).__name__ != "GPT" or model.vocab_size != BYTES:
+        what = f"a GPT of {model.vocab_size} tokens" if type(model).__name__ == "GPT" else f"a {type(model).__name__}"
         raise UserError(
             f"the model of {run} is {what}, not a GPT of {BYTES} bytes",
-            remedy="Train one: python train.py experiment=char_lm",
+            remedy="Train one: python train.py",
         )
     return model.eval()
 
 
 def sample(
-    model: GPT, prompt: str, length: int = 300, temperature: float = 0.8, top_k: int | None = None, seed: int = 0
+    model: nn.Module, prompt: str, length: int = 300, temperature: float = 0.8, top_k: int | None = None, seed: int = 0
 ) -> str:
     """Return the prompt and `length` more bytes as text. The byte between two files becomes a newline."""
     tokens = torch.tensor([list(prompt.encode()) or [SEPARATOR]])

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hydraloop.engine.evaluation.module_modes import in_eval_mode
 from hydraloop.errors import UserError
 
 _STD = 0.02
@@ -117,10 +116,13 @@ class GPT(nn.Module):
             top_k: draw from this many of the most likely tokens, at least 1; None: from all.
             generator: on the device of the tokens; None: torch's global one.
         """
-        with in_eval_mode(self):
-            for _ in range(length):
-                logits = self(tokens[:, -self.context :])[:, -1].float()
-                tokens = torch.cat([tokens, _draw(logits, temperature, top_k, generator)], dim=1)
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        for _ in range(length):
+            logits = self(tokens[:, -self.context :])[:, -1].float()
+            tokens = torch.cat([tokens, _draw(logits, temperature, top_k, generator)], dim=1)
+        for module, training in modes:
+            module.training = training
         return tokens
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import torch
 
-from hydraloop.data.in_memory import InMemoryDataset
+from hydraloop.data import InMemoryDataset
+from hydraloop.errors import not_installed
 from hydraloop.examples.bundled import find_data_file, read_table
 from hydraloop.examples.split import stratified_split
 
@@ -31,6 +35,7 @@ class Diabetes(InMemoryDataset):
     """
 
     def __init__(self, split: str, root: str | None = None, split_seed: int = 0) -> None:
+        root = _folder_of_scikit_learn() if root is None else root
         inputs = read_table(find_data_file("diabetes_data_raw.csv.gz", root=root))
         targets = read_table(find_data_file("diabetes_target.csv.gz", root=root))
         ranks = targets.flatten().argsort(stable=True).argsort()
@@ -39,3 +44,11 @@ class Diabetes(InMemoryDataset):
         chosen = stratified_split(bins, split, seed=split_seed)
         standardised = (inputs[chosen] - train.mean(0)) / train.std(0)
         super().__init__(standardised.to(torch.float32), targets[chosen].to(torch.float32))
+
+
+def _folder_of_scikit_learn() -> str:
+    """Return the folder with its data files, without importing it, which takes 0.8 s."""
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise not_installed("scikit-learn", key="root", use="contains the data")
+    return str(Path(spec.origin).parent / "datasets" / "data")
