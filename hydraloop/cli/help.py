@@ -75,8 +75,7 @@ Examples
   {command} 'hooks=[ema]' hooks.ema.priority=HIGH            a priority by name; a number from 0 to 100 works too
   {command} default_hooks.checkpoint.interval=5 '~default_hooks.logger'
   {command} +hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.priority=30
-  {command} experiment=diabetes optimizer.lr=3e-3
-  {command} experiment=char_lm precision=bf16 engine.accumulate=2
+  {command} optimizer=sgd optimizer.lr=0.05 precision=bf16 engine.accumulate=2
   {command} distributed.nproc_per_node=2                     two processes; torchrun works too
   {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
   {command} resume outputs/<run> engine.max_epochs=30        continue a run with its options

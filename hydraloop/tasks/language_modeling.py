@@ -55,7 +55,7 @@ class LanguageModeling(Task):
             f"{type(self.model).__name__} returned {shown(logits)} for targets {list(targets.shape)}, but language "
             "modeling needs logits [N, T, V]",
             key="task.model",
-            remedy="Let the model's forward return one row of V logits for each token, as model=gpt does.",
+            remedy="Let the model's forward return one row of V logits for each token.",
         )
 
     def _total(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

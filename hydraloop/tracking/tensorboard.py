@@ -248,7 +248,7 @@ def _hyperparameters(run: Run, wanted: Sequence[str] | None) -> dict[str, str | 
     config would be about 150 columns, nearly all of them equal in every run.
     """
     typed = {key: value or "removed" for key, value in override_values(run.run_dir).items()}
-    # The choice of a group (`model=gpt`, `hooks=[ema]`) is not in the config: its typed value is shown.
+    # The choice of a group (`model=mlp`, `hooks=[ema]`) is not in the config: its typed value is shown.
     params = {**typed, **run.attempt.params}
     if wanted is None:
         named = filter(_OF_SEVERAL.fullmatch, params)
