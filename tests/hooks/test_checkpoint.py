@@ -262,19 +262,6 @@ def test_several_metrics_can_have_different_directions(tmp_path: Path, options: 
     assert (engine.best.metric, engine.best.value) == ("speed", 0.9)
 
 
-def test_the_best_is_that_of_the_averaged_weights(tmp_path: Path) -> None:
-    hook = CheckpointHook(save_best="loss", interval=None, save_last=False)
-    ema = EMAHook(momentum=0.1, warmup=False)
-    engine = engine_of(tmp_path, {"ema": ema, "checkpoint": hook}, max_epochs=2)
-    engine.train()
-    (path,) = (tmp_path / "checkpoints").glob("best_*.pth")
-    other = engine_of(tmp_path / "other", {}, load_from=path)
-    raw = engine_of(tmp_path / "raw", {}, load_from=path, weights="raw")
-    assert engine.best is not None
-    assert other.validate()["loss"] == engine.best.value
-    assert raw.validate()["loss"] != engine.best.value
-
-
 @pytest.mark.parametrize(
     ("name", "declared", "options", "epoch"),
     [

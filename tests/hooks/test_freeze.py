@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 
 from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.distributed.ddp import wrap_in_ddp
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -216,34 +213,6 @@ def test_a_tied_weight_is_frozen_by_each_of_its_names(tmp_path: Path, modules: l
     assert torch.equal(net.head.weight, weight)
     frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
     assert frozen == {"embed.weight", f"{modules[0]}.bias"}
-
-
-def test_two_hooks_with_separate_modules_end_one_after_the_other(tmp_path: Path) -> None:
-    watcher = Watcher()
-    hooks = {"a": FreezeHook(modules=["0"], epochs=2), "b": FreezeHook(modules=["1"], epochs=1), "watcher": watcher}
-    engine_of(tmp_path, hooks).train()
-    assert unchanged(watcher.states, ("0.weight",)) == [T] * 8 + [F] * 4
-    assert unchanged(watcher.states, ("1.weight", "1.running_mean")) == [T] * 4 + [F] * 8
-
-
-def count_wrapped(distributed: Distributed, run_dir: str) -> list[int]:
-    """How many DDP wrappers exist each time before another one is made."""
-    found: list[int] = []
-
-    def counting(*args: Any, **options: Any) -> Any:
-        found.append(sum(isinstance(one, nn.parallel.DistributedDataParallel) for one in gc.get_objects()))
-        return wrap_in_ddp(*args, **options)
-
-    gc.collect()
-    before = sum(isinstance(one, nn.parallel.DistributedDataParallel) for one in gc.get_objects())
-    with patch("hydraloop.engine.distributed.process_group.wrap_in_ddp", counting):
-        hooks = {"freeze": FreezeHook(modules=["0"], epochs=1)}
-        engine_of(Path(run_dir), hooks, distributed=distributed, max_epochs=2).train()
-    return [count - before for count in found]
-
-
-def test_the_old_wrapper_is_freed_before_the_task_is_wrapped_again(tmp_path: Path) -> None:
-    assert on_ranks(2, count_wrapped, str(tmp_path)) == [[0, 0, 0]] * 2
 
 
 # Mistakes. -----------------------------------------------------------------------------------------------------------

@@ -39,24 +39,18 @@ class Used(Hook):
         self.values.append(engine.optimizer.param_groups[0][self.key])
 
 
-def optimizer_of(net: Any, kind: str) -> optim.Optimizer:
-    parameters = net.parameters()
-    return optim.SGD(parameters, lr=1e-2, momentum=0.9) if kind == "sgd" else optim.AdamW(parameters, lr=1e-2)
-
-
 def train(
     run_dir: Path,
     options: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     key: str = "lr",
-    kind: str = "sgd",
     steps_per_epoch: int = BATCHES,
     stop_at: int = 0,
     **settings: Any,
 ) -> list[Any]:
     """The values of `key` in the iterations of a run of six epochs of four batches."""
     net = model()
-    optimizer = optimizer_of(net, kind)
+    optimizer = optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
     used = Used(key)
     schedules = {
         name: option(name, optimizer, epochs=EPOCHS, steps_per_epoch=steps_per_epoch, **changes)
