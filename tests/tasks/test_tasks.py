@@ -103,20 +103,6 @@ def test_reset_removes_all_batches() -> None:
     assert task.compute_metrics()["accuracy"] == 1.0
 
 
-def test_metrics_of_torchmetrics_work_together_with_ours() -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    own = torchmetrics.Accuracy(task="multiclass", num_classes=2)
-    task = classification(theirs=own, ours=Accuracy())
-    assert not any(module is own for module in task.modules()), "a metric is not the model's"
-    task.reset_metrics()
-    task.evaluate((LOGITS, CLASSES))
-    metrics = task.compute_metrics()
-    assert metrics["theirs"] == pytest.approx(metrics["ours"]) == pytest.approx(2 / 3)
-    task.reset_metrics()
-    task.evaluate((LOGITS[:1], CLASSES[:1]))
-    assert task.compute_metrics()["theirs"] == 1.0
-
-
 def test_metrics_follow_the_model() -> None:
     task = Classification(nn.Linear(2, 2, device="meta"), nn.CrossEntropyLoss(), {"accuracy": Accuracy()})
     task.reset_metrics()
