@@ -125,9 +125,3 @@ def test_indices_at_changes_nothing() -> None:
     loader.indices_at(0, 5)
     assert [batch[0].tolist() for batch in batches] == expected
     assert loader.epoch == 2
-
-
-@pytest.mark.parametrize("batch_idx", [-1, 6])
-def test_there_is_no_such_batch(batch_idx: int) -> None:
-    with pytest.raises(IndexError, match=f"no batch {batch_idx}"):
-        ordered_loader(22, shuffle=True, rank=0, world_size=1).indices_at(batch_idx, 0)
