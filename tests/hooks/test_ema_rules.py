@@ -133,9 +133,7 @@ def test_each_type_is_its_rule(tmp_path: Path, options: dict[str, Any], rule: Ru
         [
             ({"warmup": False, "momentum": 0.3}, exponential(0.3)),
             ({"ema_type": "stochastic"}, stochastic(4)),
-            ({"ema_type": "momentum_annealing", "gamma": 10}, momentum_annealing(0.0002, 10)),
             ({"ema_type": "exp_momentum", "gamma": 10}, exp_momentum(0.0002, 10)),
-            ({"ema_type": "linear_momentum", "momentum": 0.5, "warm_up_steps": 8}, linear_momentum(0.5, 8)),
         ]
     ),
 )

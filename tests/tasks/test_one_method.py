@@ -17,7 +17,7 @@ from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, RuntimeInfoHook
 from hydraloop.run_files.record_log import FILENAME
-from hydraloop.tasks import Classification, MeanAbsoluteError, Task
+from hydraloop.tasks import MeanAbsoluteError, Task
 from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks
 
@@ -110,14 +110,6 @@ def test_a_metric_has_precedence_over_a_scalar_of_its_name() -> None:
     task.reset_metrics()
     task.evaluate(batch_of(1, 3))
     assert task.compute_metrics() == {"largest": 2.0, "loss": 5.0}
-
-
-def test_the_outputs_are_returned_only_in_evaluation() -> None:
-    task = Classification(nn.Linear(2, 2), nn.CrossEntropyLoss(), {})
-    batch = (torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
-    assert set(task(batch)) == {"loss"}
-    assert set(task.evaluate(batch)) == {"loss", "outputs", "targets", "predictions"}
-    assert task.training
 
 
 class NoOutputs(Task):

@@ -116,11 +116,6 @@ def test_the_state_dict_contains_only_the_model() -> None:
     assert set(task.state_dict()) == {"model.weight", "model.bias"}
 
 
-def test_higher_is_better() -> None:
-    task = Regression(nn.Identity(), nn.MSELoss(), {"mae": MeanAbsoluteError(), "accuracy": Accuracy()})
-    assert [task.higher_is_better(name) for name in task.metric_names] == [False, True, False]
-
-
 def test_a_metric_can_be_removed_but_not_called_loss() -> None:
     assert classification(accuracy=None).metric_names == ("loss",)
     with pytest.raises(UserError, match="another name") as caught:
