@@ -381,6 +381,17 @@ def test_the_raw_bits_come_back_when_a_validation_raises(tmp_path: Path) -> None
     assert same(bits(engine.model), recorder.steps[-1])
 
 
+def test_the_weights_of_a_checkpoint_file_are_tested_as_they_are(tmp_path: Path) -> None:
+    # The first epoch is the best; the average of the third must not be put over its weights.
+    recorder = Recorder()
+    hooks = {"recorder": recorder, "ema": EMAHook(), "checkpoint": CheckpointHook(save_best="acc")}
+    engine = engine_of(tmp_path, hooks, metrics={"acc": Scripted([0.9, 0.2, 0.1, 0.0])}, test=True)
+    engine.train()
+    averaged = load(tmp_path / "checkpoints" / "best_acc_epoch_1.pth")["hooks"]["ema"]["averaged"]
+    assert same({name: recorder.evaluated[-1][name] for name in averaged}, averaged)
+    assert same(bits(engine.model), recorder.steps[-1])
+
+
 # Saving. -------------------------------------------------------------------------------------------------------------
 
 
