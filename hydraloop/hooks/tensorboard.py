@@ -10,7 +10,7 @@ from torch import Tensor
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.interval import Every
-from hydraloop.engine.records.histograms import histograms as counted
+from hydraloop.engine.records.records import histograms as counted
 from hydraloop.engine.records.records import write_json
 from hydraloop.option_checks import check_at_least
 from hydraloop.tracking.hook import TrackerHook

@@ -46,7 +46,7 @@ class LoggedObject:
     """A file that a record announces, such as a picture."""
 
     kind: ObjectKind
-    """A histogram's file is JSON, several histograms by name (`engine/records/histograms.py`). A table's file is JSON,
+    """A histogram's file is JSON, several histograms by name (`engine/records/records.py`). A table's file is JSON,
     `{"columns": [...], "rows": [[...]]}`."""
     name: str
     """With the mode of the record: `val/predictions`."""

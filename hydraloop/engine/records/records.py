@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, cast, get_args
 
+import torch
 from torch import Tensor
 
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.records.histograms import histograms
 from hydraloop.engine.records.messages import PLAIN, RESERVED, as_tensor, plain, position
 from hydraloop.engine.records.pictures import picture
 from hydraloop.errors import UserError
@@ -211,3 +211,38 @@ def _cell(value: Any) -> Any:
     if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return mask_text(str(value))
+
+
+BINS = 64
+"""Number of bins of equal width; TensorBoard draws 30."""
+
+
+def histograms(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Count the entries of each tensor in bins between its smallest and its largest finite one.
+
+    The entries are copied to the host and counted there in float64; one host sync for each tensor.
+
+    Args:
+        tensors: by name, real numbers of any shape; empty ones are left out.
+
+    Returns:
+        For each name `{"min", "max", "num", "sum", "sum_squares", "bucket_limit", "bucket", "nonfinite"}`, plain
+            numbers of its finite entries; `nonfinite` counts the others. Without finite entries there are no buckets.
+    """
+    return {name: _counted(tensor) for name, tensor in tensors.items() if tensor.numel()}
+
+
+def _counted(tensor: Tensor) -> dict[str, Any]:
+    values = tensor.detach().flatten().cpu().double()
+    finite = values[values.isfinite()]
+    counts, edges = torch.histogram(finite, BINS) if len(finite) else (finite, finite)
+    return {
+        "min": finite.min().item() if len(finite) else 0.0,
+        "max": finite.max().item() if len(finite) else 0.0,
+        "num": len(finite),
+        "sum": finite.sum().item(),
+        "sum_squares": finite.square().sum().item(),
+        "bucket_limit": edges[1:].tolist(),
+        "bucket": counts.int().tolist(),
+        "nonfinite": len(values) - len(finite),
+    }
