@@ -30,7 +30,6 @@ from hydraloop.schemas.data import LoaderConf
 from hydraloop.schemas.docs import field_docs
 from hydraloop.schemas.hook import HookConf
 from hydraloop.schemas.root import Config
-from hydraloop.schemas.scheduler import _Schedule
 from hydraloop.validate import values
 
 ROOT = Path(hydraloop.__file__).parent
@@ -111,7 +110,7 @@ def _hooks(group: str) -> dict[str, Any]:
 
 def _scheduler(schema: Any) -> dict[str, Any]:
     name = str(schema._target_).rpartition(".")[2]
-    return _fields(schema, "", _schedule_limits(name) if issubclass(schema, _Schedule) else {})
+    return _fields(schema, "", _schedule_limits(name))
 
 
 def _fields(schema: Any, key: str, limits: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +235,7 @@ def _names(node: ast.expr, module: str) -> Iterator[str]:
 
 
 def _schedule_limits(name: str) -> dict[str, Any]:
-    """Return what the constructor of a schedule's class checks."""
+    """Return what the constructor of a schedule's class checks; empty for a class of torch."""
     source = ast.parse((ROOT / "optim" / "schedule_functions.py").read_text(encoding="utf-8"))
     classes = [node for node in source.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return _checked(classes[0], "hydraloop.optim.schedule_functions")
+    return _checked(classes[0], "hydraloop.optim.schedule_functions") if classes else {}

@@ -70,9 +70,11 @@ def add_node(cluster: Any, slots: int) -> Any:
 
 def new_cluster(folder: str) -> Any:
     """Return a cluster whose head runs no jobs."""
+    from ray._common.utils import get_default_ray_temp_dir
     from ray.cluster_utils import Cluster
 
     start_fairly()
+    Path(get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)  # Ray writes the cluster's address there
     head = {"num_cpus": 0, "temp_dir": folder, **OPTIONS}
     return retried(lambda: Cluster(initialize_head=True, head_node_args=head))
 
