@@ -29,7 +29,7 @@ class BatchRequest(NamedTuple):
     epoch: int | None
     """From 0. None: `set_epoch` of the loader has not been called, as for an evaluation; draws are those of epoch 0."""
     number: int
-    """Of the batch in the epoch, from 0."""
+    """The batch in the epoch, from 0."""
 
 
 class SeededFetcher:

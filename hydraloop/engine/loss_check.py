@@ -30,9 +30,9 @@ class BadLoss(NamedTuple):
     epoch: int
     """From 0."""
     batch_idx: int
-    """In the epoch, from 0."""
+    """The batch in the epoch, from 0."""
     step: str
-    """Of the task; empty if it has no steps."""
+    """The step of the task; empty if it has no steps."""
     loss: float
     noticed: int
     """The iteration of the newest loss when the losses were checked."""
@@ -53,7 +53,7 @@ class LossCheck:
         self._has_warned = self._diverged = False
         self._kept: list[tuple[int, int, int, str, Tensor]] = []
         self._open: list[tuple[int, int, int, str, Tensor]] = []
-        """Of the open accumulation window."""
+        """The losses of the open accumulation window."""
         self._unchecked = 0
         """Iterations since the last check, the same on every rank."""
         self.may_skip = run.precision.name == "fp16"

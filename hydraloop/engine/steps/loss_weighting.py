@@ -67,7 +67,7 @@ class LossWeighting:
     def __init__(self, length: int, ranks: Distributed, device: torch.device) -> None:
         self._length, self._ranks, self._device = length, ranks, device
         self.samples_at: SamplesAt | None = None
-        """Of the train loader, if it has one."""
+        """The samples of each rank in a batch, as the train loader plans them; None if it does not know them."""
         self.sizes_are_exact = False
         """Whether each batch has the samples that `samples_at` returns. The same on all ranks."""
         self._pairs: dict[str, bool] = {}  # by step, whether its loss is a pair; the same on all ranks
