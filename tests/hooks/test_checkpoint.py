@@ -361,6 +361,24 @@ def test_a_best_file_that_is_gone_is_forgotten_with_a_line(tmp_path: Path, caplo
     assert Path(engine.best.checkpoint).is_file()
 
 
+def test_the_best_file_of_the_validation_that_was_pending_stays_the_last_checkpoint(tmp_path: Path) -> None:
+    """The pointer to the resumed file is written before it, not at the end of the first window after it."""
+
+    class Saving(Hook):
+        def after_train_epoch(self, engine: Engine) -> None:
+            if engine.progress.epoch == 1:
+                engine.checkpoints.save(engine.run_dir / "checkpoints" / "own.pth")
+
+    def train(*scores: float, epochs: int, resume: Path | None = None) -> None:
+        hooks = {"own": Saving(), "checkpoint": CheckpointHook(interval=None, save_last=False, save_best="acc")}
+        metrics = {"acc": Scripted(scores, higher_is_better=True)}
+        engine_of(tmp_path, hooks, metrics=metrics, max_epochs=epochs, resume=resume).train()
+
+    train(0.2, epochs=1)
+    train(0.2, 0.1, epochs=2, resume=tmp_path / "checkpoints" / "own.pth")
+    assert last(tmp_path) == "best_acc_epoch_1.pth"
+
+
 def test_a_resumed_run_that_is_over_writes_nothing_new(tmp_path: Path) -> None:
     run(tmp_path, CheckpointHook(), max_epochs=1)
     path = tmp_path / "checkpoints" / "epoch_1.pth"

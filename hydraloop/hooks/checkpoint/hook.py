@@ -275,7 +275,10 @@ class CheckpointHook(Hook):
         engine.request_checkpoint(f"{self.name}: {what}", write, self, agreed=True)
 
     def _point_to_resumed(self, engine: Engine) -> None:
-        if self._resumed is not None and engine.distributed.is_main:
+        if self._resumed is None:
+            return
+        engine.checkpoints.settle()  # a thread may be writing the same file
+        if engine.distributed.is_main:
             self.folder.resume_from(self._resumed, engine.run_dir)
             (engine.run_dir / RESULT_FILE).unlink(missing_ok=True)  # of an earlier attempt; this one may be killed
         self._resumed = None
@@ -332,6 +335,7 @@ class CheckpointHook(Hook):
             last: whether later starts resume from this file.
             delete: files that are deleted, with their published files.
         """
+        self._point_to_resumed(engine)  # before this file, which is newer
         in_use = {*paths, *(best.path for best in after.best.values())}
         unused = [other for other in delete if other not in in_use]
 
