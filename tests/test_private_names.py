@@ -30,6 +30,7 @@ from torch.optim import SGD, lr_scheduler
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import hydraloop
@@ -119,6 +120,7 @@ def _loaders_workers() -> None:
     assert loader._iterator is None
     assert callable(_MultiProcessingDataLoaderIter._shutdown_workers)
     assert "self._workers.append(w)" in inspect.getsource(_MultiProcessingDataLoaderIter)
+    assert "if _SIGCHLD_handler_set:\n        return" in inspect.getsource(signal_handling._set_SIGCHLD_handler)
 
 
 def _tensors_version() -> None:
@@ -220,7 +222,7 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _open_root: ["_metadata"],
     _native_functions: ["torch._C._nn"],
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],
-    _loaders_workers: ["_iterator", "_shutdown_workers", "_workers"],
+    _loaders_workers: ["_iterator", "_shutdown_workers", "_workers", "torch.utils.data._utils", "_SIGCHLD_handler_set"],
     _tensors_version: ["_version"],
     _schedulers: ["_opt_called"],
     _norms: ["_NormBase"],

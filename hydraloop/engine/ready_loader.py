@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from hydraloop.engine.device import seeding
+from hydraloop.engine.interruption.worker_signals import leave_deaths_to_the_loader
 from hydraloop.engine.loaders import Loader, TrainLoader, epoch_setters
 from hydraloop.errors import UserError
 
@@ -74,6 +75,7 @@ class ResumableLoader:
         if self._state is not None:
             self._loader.load_state_dict(self._state)
             self._state, left_out = None, 0
+        leave_deaths_to_the_loader()
         batches: Iterable[Any] = iter(self._loader)
         for _ in islice(batches, left_out):
             pass

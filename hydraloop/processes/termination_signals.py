@@ -109,8 +109,6 @@ class TerminationHandler:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
-        # The loader's workers may get the signal too. Their end must not raise an error while the run closes.
-        self._before.setdefault(signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL)
         if not self.is_closing():
             raise interrupt(number)
 

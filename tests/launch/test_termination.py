@@ -277,32 +277,6 @@ def test_a_process_without_a_launcher_does_not_change_ctrl_c_and_ignored_signals
     assert out == "True 0\n"
 
 
-def test_workers_that_end_by_the_same_signal_raise_no_error(start: Start) -> None:
-    """torch's handler of SIGCHLD raises in the main thread when a loader's worker was killed."""
-    process = start(
-        """
-        def raising(number, frame):
-            raise RuntimeError("a worker was killed")
-
-        signal.signal(signal.SIGCHLD, raising)
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-        try:
-            ready()
-            time.sleep(60)
-        except KeyboardInterrupt:
-            os.kill(child, signal.SIGTERM)
-            os.waitpid(child, 0)
-        handler.stop()
-        print(signal.getsignal(signal.SIGCHLD) is raising, flush=True)
-        """
-    )
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
-    assert out == "True\n"
-
-
 @pytest.mark.parametrize("begin", ["handler = TerminationHandler().start()", "body = terminable(); body.__enter__()"])
 def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, start: Start) -> None:
     process = start(

@@ -14,6 +14,8 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
+from torch.utils.data._utils import signal_handling
+
 from hydraloop.engine.interruption.signals import SIGNALS
 
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -54,6 +56,7 @@ def ended_at_exit(loader: Iterable[Any]) -> Any:
     Otherwise `multiprocessing` would send them SIGTERM and wait forever. This includes workers that had started when
     the iterator failed.
     """
+    leave_deaths_to_the_loader()
     before = multiprocessing.active_children()
     try:
         batches = iter(loader)
@@ -67,6 +70,16 @@ def ended_at_exit(loader: Iterable[Any]) -> Any:
     if hasattr(batches, "_workers"):  # the iterator of the class without workers has none
         _iterators.add(batches)
     return batches
+
+
+def leave_deaths_to_the_loader() -> None:
+    """Make torch's loaders find a worker that died by their own check, 5 s later (after their `timeout`, if they have
+    one), as on Windows.
+
+    On Linux, torch also sets a handler of SIGCHLD that raises an error wherever the main thread is. Inside `queue.put`,
+    a lock would stay taken, for which `multiprocessing` waits forever at exit.
+    """
+    signal_handling._SIGCHLD_handler_set = True  # there is no public way to leave it out
 
 
 @atexit.register  # runs before what torch and multiprocessing have registered
