@@ -31,7 +31,6 @@ from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, hook_names, lock_of, run_dirs
 from hydraloop.tracking.follower import Follower, described
 from hydraloop.tracking.masked_output import log_to_stderr
-from hydraloop.tracking.mlflow.parent_run import update_parents
 from hydraloop.tracking.tracker import OWN, Attempt, Tracker, load_tracker
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,6 @@ def send_all(directories: Sequence[Path], how: How = How()) -> int:
             for name in hook_names(run_dir):
                 if not (how.again and how.options) or name in how.options:
                     complete &= _send(run_dir, name, how)
-        complete &= _finish_sweeps(found)
     return 0 if complete else 1
 
 
@@ -173,20 +171,3 @@ def _drained(tracker: Tracker, cursor: Cursor, name: str) -> str | None:
 def _trains(attempt: Attempt) -> bool:
     """Return whether the process of the attempt is still running, on this machine."""
     return attempt.tags.get("host") == socket.gethostname() and is_alive(attempt.pid, attempt.started)
-
-
-def _finish_sweeps(found: Sequence[Path]) -> bool:
-    """Tell the parent runs of the sweeps that these jobs belong to how they ended. Returns whether all were told."""
-    told = set()
-    complete = True
-    for run_dir in found:
-        try:
-            sweep = run_description.sweep_of(run_dir)
-            if sweep is not None and sweep.folder not in told:
-                told.add(sweep.folder)
-                update_parents(sweep.folder)
-        except Exception as error:
-            complete = False
-            text = f"{os.path.relpath(run_dir)}: the parent run of its sweep: {described(error)}"
-            print(printable(mask_text(text)))
-    return complete

@@ -56,14 +56,12 @@ class MLflowLoggerHook(TrackerHook):
         pictures: bool = True,
         log_code: bool = False,
         flush_timeout: float = 10.0,
-        background: bool = False,
         interval: int = 1,
     ) -> None:
         check_above(0, system_metrics_interval=system_metrics_interval)
         check_choice(CHECKPOINTS, checkpoints=checkpoints)
         super().__init__(
             flush_timeout=flush_timeout,
-            background=background,
             interval=interval,
             options={
                 "tracking_uri": tracking_uri,

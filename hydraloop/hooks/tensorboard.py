@@ -57,13 +57,12 @@ class TensorBoardLoggerHook(TrackerHook):
         hparams: Sequence[str] | None = None,
         pictures: bool = True,
         flush_timeout: float = 10.0,
-        background: bool = False,
         interval: int = 1,
     ) -> None:
         check_at_least(1, "Use 1 or more, or null to switch it off.", histograms=histograms)
         chosen = None if hparams is None else [str(key) for key in hparams]
         options = {"hparams": chosen, "pictures": pictures}
-        super().__init__(flush_timeout=flush_timeout, background=background, interval=interval, options=options)
+        super().__init__(flush_timeout=flush_timeout, interval=interval, options=options)
         self._due = Every(histograms).due
         self._seen = 0  # iteration of the last histograms
         self._counted: dict[str, Any] | None = None

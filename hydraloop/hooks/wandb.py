@@ -13,8 +13,6 @@ from hydraloop.tracking.wandb import chosen_mode
 from hydraloop.tracking.wandb_run import NAMES
 
 _MODES = ("auto", "online", "offline", "disabled")
-_taken: set[str] = set()
-"""Ids of agents' runs that this process has sent records to."""
 
 
 class WandbLoggerHook(TrackerHook):
@@ -32,9 +30,8 @@ class WandbLoggerHook(TrackerHook):
     without the earlier system metrics. If the service cannot rewind, or the file was uploaded already, this is
     reported once and nothing more is sent: `python -m hydraloop sync --again` sends the whole run to a new one.
 
-    Each job of a sweep is a run, in a group named after the sweep. A run that `wandb agent` starts is the agent's run.
-    Otherwise, `WANDB_RUN_ID` and other variables for a single run are ignored, except for those that set options
-    which are None.
+    Each job of a sweep is a run, in a group named after the sweep. `WANDB_RUN_ID` and other variables for a single run
+    are ignored, except for those that set options which are None.
 
     Priority VERY_LOW: other hooks' records of an iteration come first. Runs on rank 0 only. No host sync, and nothing
     in an iteration: the sender reads what the logger has written. No state. Options: `WandbLoggerHookConf`.
@@ -62,7 +59,6 @@ class WandbLoggerHook(TrackerHook):
         checkpoints: str | None = None,
         system_metrics: bool = True,
         flush_timeout: float = 10.0,
-        background: bool = False,
         interval: int = 1,
     ) -> None:
         check_choice(_MODES, mode=mode)
@@ -86,7 +82,7 @@ class WandbLoggerHook(TrackerHook):
             "checkpoints": checkpoints,
             "system_metrics": system_metrics,
         }
-        super().__init__(flush_timeout=flush_timeout, background=background, interval=interval, options=options)
+        super().__init__(flush_timeout=flush_timeout, interval=interval, options=options)
 
     def before_run(self, engine: Engine) -> None:
         """Start the sender, or report that W&B is disabled."""
@@ -95,15 +91,4 @@ class WandbLoggerHook(TrackerHook):
             told = {**(engine.messages.read("tracked") or {}), self.name: "disabled, nothing was sent"}
             engine.messages.provide("tracked", lambda: told)
             return
-        self._options.setdefault("agent", _run_of_agent())
         super().before_run(engine)
-
-
-def _run_of_agent() -> dict[str, str] | None:
-    """Return the W&B run that a `wandb agent` has started this process for; None for a second run in the process."""
-    run_id, sweep_id = os.environ.get("WANDB_RUN_ID"), os.environ.get("WANDB_SWEEP_ID")
-    if not run_id or not sweep_id or run_id in _taken:
-        return None
-    _taken.add(run_id)
-    params = os.environ.get("WANDB_SWEEP_PARAM_PATH")
-    return {"run_id": run_id, "sweep_id": sweep_id, **({"sweep_param_path": params} if params else {})}

@@ -13,10 +13,6 @@ class _TrackerConf(HookConf):
     """What all trackers have in common."""
 
     on_error: Optional[str] = "warn"
-    background: bool = False
-    """Whether the process returns at the end of the run while a separate process sends the rest, for up to
-    `flush_timeout`. False: at the end of a container or cluster job, that process would be killed. The jobs of a sweep
-    never wait; the sweep waits at its end."""
     interval: int = 1
     """The records of every n-th iteration are sent, at least 1, by the rule of all intervals: 100 sends those of the
     iterations 100, 200, …, as far as the logger makes them. The records of evaluations, and those of pictures and

@@ -48,7 +48,6 @@ class TrackerHook(Hook):
     Args:
         flush_timeout: seconds to send the rest after the run has ended, from 0 to 86,400 (a day).
         options: the subclass's options, as plain JSON.
-        background: whether the process returns at the end of the run, while the sender continues.
         interval: the records of every `interval`-th iteration are sent, at least 1. The records of evaluations and
             those that announce objects (pictures, histograms) are always sent.
 
@@ -67,15 +66,13 @@ class TrackerHook(Hook):
     on_error = "warn"
     rank_zero_only = True
 
-    def __init__(
-        self, *, flush_timeout: float, options: Mapping[str, Any], background: bool = False, interval: int = 1
-    ) -> None:
+    def __init__(self, *, flush_timeout: float, options: Mapping[str, Any], interval: int = 1) -> None:
         if not 0 <= flush_timeout <= _DAY:
             problem = f"{flush_timeout} is negative" if flush_timeout < 0 else f"{flush_timeout} is longer than a day"
             raise UserError(problem, key="flush_timeout", remedy=f"Use seconds, 0 or more, up to {_DAY}.")
-        self._flush_timeout, self._background = flush_timeout, background
+        self._flush_timeout = flush_timeout
         check_at_least(1, interval=interval)
-        self._options = {**options, "flush_timeout": flush_timeout, "background": background, "interval": interval}
+        self._options = {**options, "flush_timeout": flush_timeout, "interval": interval}
         self._link: Link | None = None
         self._begun = self._logged = self._leaves = False
 
@@ -95,7 +92,7 @@ class TrackerHook(Hook):
         self._begun = self._logged = False
         on_error = engine.calls.on_error(self.name)
         sweep = _sweep_that_waits(engine.run_dir)
-        self._leaves = self._background or sweep is not None
+        self._leaves = sweep is not None
         self._link = Link(
             engine.run_dir,
             self.name,
@@ -144,7 +141,7 @@ class TrackerHook(Hook):
         """Send the rest in bounded time, and add the number of records sent to the summary.
 
         All trackers are told to finish before the first one is awaited, so together they take no longer than the
-        slowest. Ctrl-C ends the waiting and does not change the status of the run. In a sweep, or with `background`,
+        slowest. Ctrl-C ends the waiting and does not change the status of the run. In a sweep,
         the sender sends the rest while this process continues.
         """
         trackers = [hook for hook in engine.hooks.values() if isinstance(hook, TrackerHook)]

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from hydraloop.run_files import atomic, attempts, code_patch, lock
+from hydraloop.run_files import atomic, attempts, code_patch
 from hydraloop.run_files.checkpoint_files import SUFFIX, newest_intact
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.run_files.environment import command, git_commit, versions
 from hydraloop.run_files.integrity import shards_of
-from hydraloop.run_files.processes import is_alive, started
+from hydraloop.run_files.processes import started
 from hydraloop.run_files.result import Result, digest
 from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_command, mask_text, masked
@@ -84,16 +84,6 @@ def sweep_of(run_dir: Path) -> Sweep | None:
             job = _job_number(run_dir)
             return None if job is None else replace(sweep, job=job)
     return None
-
-
-def is_controlled(sweep: Sweep) -> bool:
-    """Return whether a controller of a sweep may be running: one is, or it is on another machine and did not end.
-
-    A sweep that was killed is not controlled any more, and nobody will write how it ended.
-    """
-    elsewhere = sweep.host != socket.gethostname()
-    alive = is_alive(sweep.pid, sweep.started) or lock.controllers(sweep.folder)
-    return sweep.ended is None and bool(elsewhere or alive)
 
 
 def write_sweep(sweep: Sweep) -> None:

@@ -1,7 +1,7 @@
 """The trackers of a sweep, as its controller sees them. Does not import torch.
 
 The controller marks the sweep's directory, and waits at the end for the senders that still send. The jobs start the
-senders, which do the rest: they create the parent run, and tell it how their jobs ended.
+senders.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -31,9 +29,8 @@ from hydraloop.tracking.cursor import (
     run_dirs,
     sync_command,
 )
-from hydraloop.tracking.mlflow.parent_run import has_open_parent, pages
-from hydraloop.tracking.starting import MARGIN, SENDERS, spawn
-from hydraloop.tracking.tracker import FOLDER, Sweep, SweepEnding
+from hydraloop.tracking.starting import MARGIN, SENDERS
+from hydraloop.tracking.tracker import Sweep, SweepEnding
 
 log = logging.getLogger(__name__)
 
@@ -99,20 +96,14 @@ class SweepTrackers:
         if sweep is not None and self.ended is not None:
             run_description.write_sweep(replace(sweep, ended=self.ended))
         _wait(folder)
-        for page in pages(folder):
-            log.info("%s", page)
-        if not _report(folder) and has_open_parent(folder):  # the last job has failed before it had a sender
-            _sync(folder)
+        _report(folder)
 
 
 def _wait(folder: Path) -> None:
-    """Wait for the senders of the sweep's jobs, at most the longest `flush_timeout`, and kill those that hang.
-
-    Does not wait for those with `background=true`.
-    """
+    """Wait for the senders of the sweep's jobs, at most the longest `flush_timeout`, and kill those that hang."""
     waiting, longest = set(), 0.0
     for run_dir, name, cursor in _cursors(folder):
-        if not _is_complete(run_dir, name) and not cursor.options.get("background"):
+        if not _is_complete(run_dir, name):
             waiting.add((run_dir, name))
             longest = max(longest, float(cursor.options.get("flush_timeout", 0.0)))
     until = time.monotonic() + longest + MARGIN
@@ -123,8 +114,8 @@ def _wait(folder: Path) -> None:
         kill_hanging(*one)
 
 
-def _report(folder: Path) -> bool:
-    """Log which runs are not complete, and the command that completes them. Returns whether there are any."""
+def _report(folder: Path) -> None:
+    """Log which runs are not complete, and the command that completes them."""
     left: dict[str, list[str]] = {}
     kinds = {}
     for run_dir, name, cursor in _cursors(folder):
@@ -135,14 +126,6 @@ def _report(folder: Path) -> bool:
         named = ", ".join(runs[:_NAMED]) + (f" and {len(runs) - _NAMED} others" if len(runs) > _NAMED else "")
         command = sync_command(folder, kinds.values())
         log.warning("%s: not everything is sent in %s; %s sends the rest", name, mask_text(named), command)
-    return bool(left)
-
-
-def _sync(folder: Path) -> None:
-    with (folder / FOLDER / "sync.log").open("ab") as output:
-        pipes = (subprocess.DEVNULL, output.fileno(), output.fileno())
-        process = spawn("hydraloop", "sync", str(folder), pipes=pipes)
-    threading.Thread(target=process.wait, daemon=True).start()
 
 
 def _cursors(folder: Path) -> Iterator[tuple[Path, str, Cursor]]:

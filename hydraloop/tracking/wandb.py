@@ -18,7 +18,7 @@ from hydraloop.tracking.tracker import Finish, GoneError, LostError, Run, Tracke
 from hydraloop.tracking.wandb_run import FOLDER, NAMES, LiveRun, Mode, kill_core
 
 _OF_ONE_RUN = ("RUN_ID", "RESUME", "RESUME_FROM", "FORK_FROM", "SWEEP_ID", "SWEEP_PARAM_PATH", "SERVICE", "LAUNCH")
-"""Variables, after `WANDB_`, that would merge several runs into one. An agent's run is an option of the tracker."""
+"""Variables, after `WANDB_`, that would merge several runs into one."""
 _SYNC_TIMEOUT = 60.0
 """Seconds to wait for the service to open a run in `sync`."""
 _TIME_TO_UPLOAD = 0.8
@@ -43,18 +43,16 @@ class WandbTracker(Tracker):
 
     @classmethod
     def preload(cls) -> None:
-        prepare({})
+        prepare()
         import wandb  # noqa: F401  # it reads the environment when it is imported
 
     def open(self) -> None:
         """Create the W&B run or continue it."""
-        memory, agent = self.memory, self.options.get("agent") or {}
-        if self.run.sweep is not None:  # the jobs of hydraloop's own sweep would all be the agent's run
-            agent = {}
+        memory = self.memory
         if "id" not in memory:
             new = f"{self.run.uid}-{token_hex(2)}"  # must not add to the earlier run
-            memory["id"] = new if "again" in memory else agent.get("run_id", self.run.uid)
-        prepare(agent if memory["id"] == agent.get("run_id") else {})
+            memory["id"] = new if "again" in memory else self.run.uid
+        prepare()
         memory["mode"] = mode_of(self.options["mode"], memory.get("mode"))
         if memory.get("closed") != self.run.attempt.number:
             self._running()
@@ -177,16 +175,14 @@ class WandbTracker(Tracker):
             raise
 
 
-def prepare(agent: Mapping[str, str]) -> None:
+def prepare() -> None:
     """Remove from this process's environment what belongs to a single W&B run, and turn off W&B's error reports.
 
-    Must be called before wandb is imported for the first time, because it reads the environment then. `agent` has the
-    variables of a `wandb agent`'s run, without `WANDB_`. W&B reads them only from the environment.
+    Must be called before wandb is imported for the first time, because it reads the environment then.
     """
     for name in (*(f"WANDB_{name}" for name in _OF_ONE_RUN), *NAMES.values()):
         if name != NAMES["entity"]:  # like the key, it may be that of the user of `sync`
             os.environ.pop(name, None)
-    os.environ.update({f"WANDB_{name.upper()}": value for name, value in agent.items()})
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 

@@ -118,17 +118,3 @@ def test_a_run_is_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     written = b"".join(path.read_bytes() for path in files if path.is_file())
     assert b"password=***" in written
     assert not [secret for secret in (b"hf_Ab3Ab3Ab3", b"hunter2hunter2", b"zzzzzzzzzz") if secret in written]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_nobodys_settings")
-def test_the_first_run_of_a_process_is_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`wandb agent` sets these variables for the command that it starts. A second run is a W&B run of its own."""
-    monkeypatch.setenv("WANDB_RUN_ID", "agents1")
-    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        _engine(tmp_path / name, WandbLoggerHook(mode="offline", flush_timeout=60.0)).train()
-    assert [*tmp_path.glob("first/wandb/offline-run-*-agents1/run-agents1.wandb")]
-    assert not [*tmp_path.glob("second/wandb/*agents1")]
-    assert [*tmp_path.glob("second/wandb/offline-run-*/*.wandb")]

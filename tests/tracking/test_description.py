@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hydraloop.run_files.processes import is_alive, started
 from hydraloop.run_files.result import Result
-from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking import run_description
 from hydraloop.tracking.run_description import experiment_name, run_of
 from hydraloop.tracking.tracker import Sweep
 from tests.helpers import make_engine
-from tests.sweeps.test_directory import DESCRIPTION
 from tests.tracking.runs import described_run
 
 
@@ -143,22 +139,6 @@ def test_a_file_of_the_same_name_that_is_not_ours_marks_no_sweep(tmp_path: Path,
     sweep = run_description.sweep_of(tmp_path / "3" / "7")
     assert sweep is not None
     assert (sweep.uid, sweep.job) == ("uid", 7)
-
-
-def test_whether_a_sweep_has_a_controller(tmp_path: Path) -> None:
-    sweep = Sweep(
-        tmp_path, "uid", "outputs", 0, host=socket.gethostname(), pid=os.getpid(), started=started(os.getpid())
-    )
-    run_description.write_sweep(sweep)
-    stored = run_description.read_sweep(tmp_path)
-    assert stored == sweep
-    assert run_description.is_controlled(stored)
-    assert not run_description.is_controlled(replace(stored, ended="finished"))
-    killed = replace(stored, started=1.0)
-    assert not run_description.is_controlled(killed)
-    assert run_description.is_controlled(replace(killed, host="elsewhere")), "nobody knows from here"
-    SweepDirectory(tmp_path, DESCRIPTION).announce()
-    assert run_description.is_controlled(killed), "another controller shares the sweep"
 
 
 @pytest.mark.parametrize(

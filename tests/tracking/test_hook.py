@@ -18,9 +18,8 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import MLflowLoggerHook, TensorBoardLoggerHook, WandbLoggerHook
 from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.run_files.result import Result
-from hydraloop.tracking import cursor as cursors
 from hydraloop.tracking import link, run_description
-from hydraloop.tracking.cursor import Cursor, lock_of, wait_for_followers
+from hydraloop.tracking.cursor import Cursor, lock_of
 from hydraloop.tracking.hook import TrackerError, TrackerHook, _ending
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, make_engine
@@ -332,30 +331,6 @@ def test_a_run_that_cannot_be_described_at_its_begin_is_sent_at_its_end(
         assert training(tmp_path, more=more).train().status == "finished"
     assert len(caplog.records) == 1
     assert (_cursor(tmp_path).sent, _cursor(tmp_path).complete) == (13, True)
-
-
-def test_a_process_in_the_background_sends_the_rest(tmp_path: Path) -> None:
-    engine = training(tmp_path, background=True, flush_timeout=80.0)
-    path = tmp_path / "tracking" / f"{NAME}.lock"
-    path.parent.mkdir()
-    with lock_of(tmp_path, NAME):  # until then, nothing can be sent
-        engine.train()
-        assert engine.messages.read("tracked")[NAME] == "0 of 13 records sent; the rest is being sent, for up to 80 s"
-    wait_for_followers(tmp_path)
-    until(lambda: _cursor(tmp_path).complete)
-    assert _cursor(tmp_path).sent == 13
-
-
-def test_a_run_that_is_still_sent_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursors, "PATIENCE", 0.5)
-    hang = at("after_train_iter", lambda engine: _stopped(tmp_path), nth=5)
-    training(tmp_path, background=True, flush_timeout=600.0, more={"hang": hang}).train()
-    (follower,) = followers(tmp_path)
-    wait_for_followers(tmp_path)  # as a resumed run does before it cuts the log
-    until(lambda: follower not in followers(tmp_path))
-    training(tmp_path).train()
-    assert _cursor(tmp_path).complete
-    assert _cursor(tmp_path).sent == count(tmp_path / FILENAME) == 26
 
 
 class Uninstalled(TensorBoardLoggerHook):

@@ -21,7 +21,7 @@ import pytest
 from hydraloop.engine.engine import Engine
 from hydraloop.run_files.environment import shown
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.tracking import link, run_description, sweep_trackers
+from hydraloop.tracking import link, run_description
 from hydraloop.tracking.cursor import Cursor, lock_of, sign, wait_for_followers
 from hydraloop.tracking.sweep_trackers import SweepTrackers
 from hydraloop.tracking.tracker import Finish
@@ -126,19 +126,15 @@ def test_jobs_share_a_sender_that_ends_with_neither_of_them(tmp_path: Path) -> N
     assert len(pids) == 1
 
 
-@pytest.mark.parametrize(("background", "waits"), [(False, True), (True, False)])
-def test_the_end_names_the_runs_that_are_not_complete(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool, waits: bool
-) -> None:
+def test_the_end_names_the_runs_that_are_not_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trackers = SweepTrackers(jobs=9)
     trackers.begin(tmp_path)
     for number in range(9):
-        job(tmp_path, number, complete=number in (0, 5), background=background)
+        job(tmp_path, number, complete=number in (0, 5))
     start = time.monotonic()
     with caplog.at_level(logging.WARNING, "hydraloop"):
         trackers.end(tmp_path)
-    assert (time.monotonic() - start > 0.3) == waits
-    assert time.monotonic() - start < 5.0
+    assert 0.3 < time.monotonic() - start < 5.0
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith(
         f"{NAME}: not everything is sent in 1, 2, 3, 4, 6 and 2 others; python -m hydraloop sync "
@@ -377,17 +373,3 @@ link.leave()
 def test_a_process_that_exits_at_once_leaves_its_sender(tmp_path: Path, shared: bool) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", _EXITS, str(tmp_path / "0"), str(shared)], check=True)
     until(lambda: (cursor := Cursor.load(tmp_path / "0", NAME)) is not None and cursor.complete)
-
-
-def test_a_parent_run_that_nobody_closed_is_closed_by_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[Path] = []
-    monkeypatch.setattr(sweep_trackers, "_sync", synced.append)
-    monkeypatch.setattr(sweep_trackers, "has_open_parent", lambda folder: True)
-    trackers = SweepTrackers(jobs=2)
-    trackers.begin(tmp_path)
-    job(tmp_path, 0, complete=True)
-    trackers.end(tmp_path)
-    assert synced == [tmp_path]
-    job(tmp_path, 1, complete=False)  # the user's sync closes it
-    trackers.end(tmp_path)
-    assert synced == [tmp_path]

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.record_log import FILENAME, Record, read_all
 from hydraloop.tracking import run_description
 from hydraloop.tracking.mlflow.address import shown, sqlite_path
-from hydraloop.tracking.tracker import Run, UnusableError
+from hydraloop.tracking.tracker import Run, Sweep, UnusableError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,6 +34,8 @@ _LONGEST_NAME, _LONGEST_TAG = 250, 8000
 """Most characters of a name and of a tag. MLflow shortens values itself, except for the tags of a new run."""
 _FIRST = 1.0
 """Most seconds to the first point of the load, so that a run that is shorter than the interval has one, too."""
+_PARENTS = threading.Lock()
+"""Held while the parent run of a sweep is looked for and created: several jobs share a sender."""
 _BAD = r"[^\w.\- :/]"
 
 
@@ -86,6 +89,23 @@ def ensure(client: MlflowClient, experiment_id: str, uid: str, name: str, tags: 
     given = {clean(str(key)): str(value)[:_LONGEST_TAG] for key, value in tags.items()}
     run = client.create_run(experiment_id, start_time=round(began * 1000), tags={**given, UID: uid}, run_name=name)
     return str(run.info.run_id)
+
+
+def ensure_parent(client: MlflowClient, sweep: Sweep, experiment_id: str, tags: Mapping[str, Any], began: float) -> str:
+    """Return the id of the run whose children are the jobs of a sweep, which is created if it does not exist.
+
+    It has the user's tags, and is finished from the beginning: only the jobs have a status and metrics.
+
+    Args:
+        began: start time of the job, in seconds since 1970.
+    """
+    given = {"sweep": sweep.name, "sweep_dir": sweep.folder, **tags}
+    with _PARENTS:
+        run_id = find(client, experiment_id, sweep.uid)
+        if run_id is None:
+            run_id = ensure(client, experiment_id, sweep.uid, sweep.name.rpartition("/")[2], given, began)
+            client.set_terminated(run_id)
+    return run_id
 
 
 def tags_of(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import calling, hidden, prepare
 from hydraloop.tracking.mlflow.data_sets import log_data_sets
 from hydraloop.tracking.mlflow.files import Files
-from hydraloop.tracking.mlflow.parent_run import ensure_parent, update_parent
 from hydraloop.tracking.mlflow.runs import Load
 from hydraloop.tracking.tracker import Attempt, Finish, GoneError, LostError, RefusedError, Run, Tracker, UnusableError
 
@@ -124,8 +123,6 @@ class MLflowTracker(Tracker):
             if finish.error is not None:
                 client.set_tag(self._run_id, "error", finish.error)
             client.set_terminated(self._run_id, STATUS[finish.status], ended)
-            if self.run.sweep is not None:
-                update_parent(client, self._uri, self.run, self.memory["experiment_id"], finish.status)
         self.memory["closed"] = self.run.attempt.number
         self.memory.pop("again_from", None)
 
@@ -159,11 +156,11 @@ class MLflowTracker(Tracker):
             return
         client, experiment = self._client, self.options.get("experiment") or self.run.experiment
         experiment_id = runs.experiment_of(client, experiment, self._uri)
-        tags = runs.tags_of(self.run, self.options)
+        tags, began = runs.tags_of(self.run, self.options), self.run.attempts[0].began
         if self.run.sweep is not None:
             chosen = self.options.get("tags") or {}
-            tags["mlflow.parentRunId"] = ensure_parent(client, self._uri, self.run, experiment_id, chosen)
-        name, began = self.options.get("run_name") or self.run.name, self.run.attempts[0].began
+            tags["mlflow.parentRunId"] = runs.ensure_parent(client, self.run.sweep, experiment_id, chosen, began)
+        name = self.options.get("run_name") or self.run.name
         run_id = runs.ensure(client, experiment_id, self.run.uid, name, tags, began)
         self.memory.update(experiment_id=experiment_id, run_id=run_id, tracking_uri=address.shown(self._uri))
 

@@ -205,11 +205,7 @@ def test_a_sweep_of_which_some_jobs_are_tracked(project: Project) -> None:
         assert (child.parent, child.status) == (parent.uid, "FINISHED")
         assert child.points.items() >= points(job).items()
         assert nearly(tensorboard_points(job)) == nearly(points(job))
-    accuracies = [job.result["val_metrics"]["accuracy"] for job in (jobs[1], jobs[3])]
-    best = accuracies.index(max(accuracies))
-    assert parent.points["val/accuracy"][-1] == (2, accuracies[best]), "after two jobs"
-    first = parent.tags["mlflow.note.content"].splitlines()[2]
-    assert first.startswith(f"| {(1, 3)[best]}"), "the best job"
+    assert parent.points == {}
 
     uploaded = [wandb_runs(job) for job in jobs]
     assert [len(found) for found in uploaded] == [0, 1, 0, 1]
@@ -231,10 +227,8 @@ def test_a_sweep_that_is_continued_in_the_background_has_one_parent_run(project:
     assert process.returncode == 0
 
     def has_three_jobs() -> bool:
-        parent, *children = mlflow_runs(project.path)
-        lines = parent.tags["mlflow.note.content"].splitlines()
-        is_over = {run.status for run in (parent, *children)} == {"FINISHED"}
-        return is_over and len(children) == 3 and len(lines) == 5  # two of the header
+        _, *children = mlflow_runs(project.path)
+        return [child.status for child in children] == ["FINISHED"] * 3
 
     until(has_three_jobs, "the last job")
     parent, *children = mlflow_runs(project.path)

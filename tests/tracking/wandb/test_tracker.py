@@ -217,25 +217,6 @@ def test_data_sets_are_inputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_agents_run_gets_the_metrics(tmp_path: Path) -> None:
-    """Jobs of hydraloop's own sweep do not use it, because they would be one W&B run."""
-    chosen = tmp_path / "config.yaml"
-    chosen.write_text("wandb_version: 1\noptimizer.lr: {value: 0.5}\n")
-    agent = {"run_id": "agents1", "sweep_id": "s1", "sweep_param_path": str(chosen)}
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    (contents,) = drive(run_dir, "log=2", "drain", "finish", "read", agent=agent)["files"].values()
-    assert (contents["id"], contents["sweep"], len(contents["rows"])) == ("agents1", "s1", 2)
-    assert contents["config"]["optimizer.lr"] == 0.5
-
-    job = tmp_path / "sweep" / "0"
-    described_run(job)
-    run_description.write_sweep(Sweep(tmp_path / "sweep", "feed", "2026-11-21/12-00-00-abcd", 0))
-    (contents,) = drive(job, "log=2", "drain", "finish", "read", agent=agent)["files"].values()
-    assert (contents["id"], contents["sweep"]) == ("0123456789abcdef", "")
-
-
-@pytest.mark.slow
 def test_odd_records_and_names(tmp_path: Path) -> None:
     """NaN and infinity, odd names, texts, a record of another mode, surrogates, secrets, and no pictures."""
     run_dir = tmp_path / "run"
