@@ -32,7 +32,7 @@ class Classification(Task):
         """
         logits: Tensor = self.model(inputs)
         is_matrix = isinstance(logits, Tensor) and logits.ndim == 2 and logits.is_floating_point()
-        classes = logits.size(1) if is_matrix and len(logits) == len(targets) else 0
+        classes = logits.size(1) if is_matrix and logits.shape[0] == targets.shape[0] else 0
         if classes > 1:
             return logits
         least = 2 if isinstance(self.loss, nn.CrossEntropyLoss) else 1
