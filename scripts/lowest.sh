@@ -13,7 +13,7 @@ from pathlib import Path
 
 project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
 extras = project["optional-dependencies"]
-needed = [extras[name] for name in ("tensorboard", "gpus", "search", "statistics", "diabetes")]
+needed = [extras[name] for name in ("tensorboard", "gpus", "search", "diabetes")]
 for bound in sum(needed, project["dependencies"]):
     print(bound.replace(">=", "=="))
 EOF

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import statistics
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_command
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axes
-from hydraloop.sweeps.report import search_results, statistics
+from hydraloop.sweeps.report import search_results
 from hydraloop.sweeps.report.search_results import SearchResults
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState, State
@@ -87,8 +88,6 @@ class Results:
     """The key over which results are averaged; None if it is not swept."""
     groups: tuple[Group, ...]
     """The best first."""
-    p: list[list[float]] | None
-    """Corrected p-values of all pairs of groups, NaN for a pair that is not compared. None: no pair is compared."""
     search: SearchResults | None = None
     """What only a search has; None for a grid."""
 
@@ -98,11 +97,6 @@ class Results:
         if self.best is None:
             return ()
         return self.best.jobs if isinstance(self.best, Group) else (self.best.job,)
-
-    def differing(self, group: int) -> list[int]:
-        """Return the groups that differ from a group by more than chance."""
-        p = [] if self.p is None else self.p[group]
-        return [other for other, value in enumerate(p) if value < statistics.LEVEL]
 
 
 def collect(directory: SweepDirectory) -> Results:
@@ -120,7 +114,6 @@ def collect(directory: SweepDirectory) -> Results:
     average = directory.description.averaged
     groups = _groups(rows, average, values, search)
     groups.sort(key=lambda group: rank(group.mean, rule))
-    p = statistics.compare([group.values for group in groups])
     best: Row | Group | None = None
     if search is not None and len(search.objectives) > 1:
         pass  # the Pareto front takes its place
@@ -128,7 +121,7 @@ def collect(directory: SweepDirectory) -> Results:
         best = _best_group([group for group in groups if _is_full(group, search, infeasible)], rule)
     elif rows and _order(rows[0], values, rule, infeasible)[0] == 0:
         best = rows[0]
-    return Results(keys, metric, rule, tuple(rows), best, average, tuple(groups), p, search)
+    return Results(keys, metric, rule, tuple(rows), best, average, tuple(groups), search)
 
 
 def _compared(
@@ -212,9 +205,19 @@ def _groups(
     for jobs in members.values():
         swept = {key: value for key, value in jobs[0].swept.items() if key != average}
         found = tuple(values[row.job] for row in jobs if row.job in values)
-        mean, deviation = statistics.mean_and_deviation(found) if found else (None, None)
+        mean, deviation = mean_and_deviation(found) if found else (None, None)
         groups.append(Group(swept, tuple(row.job for row in jobs), found, mean, deviation))
     return groups
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and the standard deviation of a sample; a single value has no deviation.
+
+    Both are NaN if a value is not finite: a job that has diverged must not be left out of an average.
+    """
+    if not all(map(math.isfinite, values)):
+        return math.nan, math.nan
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def _is_full(group: Group, search: SearchResults | None, infeasible: Collection[int]) -> bool:
@@ -268,8 +271,6 @@ def for_programs(directory: SweepDirectory, results: Results) -> dict[str, Any]:
         del content["search"]["values"]  # the rows have them
         for point in content["search"]["pareto"]:
             point["command"] = rerun_command(directory, *point["jobs"])
-    for index, group in enumerate(content["groups"]):
-        group["differs_from"] = results.differing(index)
     return content
 
 

@@ -11,7 +11,7 @@ from hydraloop.engine.report.formats import brief, clock, duration, number
 from hydraloop.errors import not_installed, printable
 from hydraloop.run_files.environment import shown
 from hydraloop.safety.secrets import MASK
-from hydraloop.sweeps.report import results, statistics
+from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.results import Group, Results
 from hydraloop.sweeps.report.search_results import SearchResults
 from hydraloop.sweeps.search.trials import Trials
@@ -61,7 +61,6 @@ def show(directory: SweepDirectory) -> None:
         console.print(f"and {len(found.rows) - _MOST} other jobs, see {shown(directory.path / results.CSV)}")
     if found.average is not None:
         console.print(averages_table(found))
-        console.print(_claim(found), soft_wrap=True)
     if found.search is not None and found.search.pareto:
         console.print(pareto_table(found, found.search))
         where = shown(directory.path / results.JSON)
@@ -110,14 +109,12 @@ def averages_table(found: Results, most: int = _MOST) -> Table:
     keys = [key for key in found.keys if key != found.average]
     short = short_keys(keys)
     metric = found.metric or "value"
-    table = new_table(
-        "#", *short.values(), "jobs", f"mean {metric}", "sd", "differs from", title=f"averages over {found.average}"
-    )
-    for index, group in enumerate(found.groups[:most]):
+    table = new_table(*short.values(), "jobs", f"mean {metric}", "sd", title=f"averages over {found.average}")
+    for group in found.groups[:most]:
         jobs = " of ".join(map(str, dict.fromkeys([len(group.values), len(group.jobs)])))
-        cells = [str(index + 1), *(brief(group.swept.get(key, "")) for key in keys), jobs]
+        cells = [*(brief(group.swept.get(key, "")) for key in keys), jobs]
         cells += ["" if value is None else number(value) for value in (group.mean, group.deviation)]
-        table.add_row(*cells, _ranges([other + 1 for other in found.differing(index)]))
+        table.add_row(*cells)
     return table
 
 
@@ -180,26 +177,6 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
-def _claim(found: Results) -> str:
-    """Return what the averages say, and what they do not."""
-    fewest, most = statistics.FEWEST, statistics.MOST
-    enough = sum(len(group.values) >= fewest for group in found.groups)
-    if found.p is not None:
-        text = (
-            f"Averages differ if p < {statistics.LEVEL:g} by Welch's t-test of all pairs, corrected by Holm's method."
-        )
-        few = enough < len(found.groups)
-        return f"{text} Averages of fewer than {fewest} jobs are not compared." if few else text
-    if enough < 2:
-        why = f"it takes two averages of {fewest} or more jobs"
-    elif enough > most:
-        why = f"there are more than {most}"
-    elif statistics.is_unavailable():
-        mistake = not_installed("scipy")
-        why = f"{mistake.problem}: {mistake.remedy}"
-    else:
-        why = "their jobs have equal or infinite results"
-    return f"No claim is made about which averages differ: {why}."
 
 
 def best_lines(directory: SweepDirectory, found: Results) -> str:
