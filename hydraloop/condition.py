@@ -1,4 +1,4 @@
-"""Conditions of `sweep.where`: `optimizer.lr < 1e-3 or seed == 0`, evaluated by Python after a check of its parts."""
+"""Conditions of `runs` and `sweep.until`: `best > 0.99 or hours > 2`, evaluated by Python after a check of its parts."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ def _of_numbers(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[Any,
     return computed
 
 
-_EXAMPLE = "sweep.where='\"optimizer.lr < 1e-3 or seed == 0\"'"
 _FUNCTIONS = {name: _of_numbers(name, compute) for name, compute in _OF_NUMBERS.values()}
 
 
 class Condition(ast.NodeTransformer):
-    """A condition on the overrides of a job.
+    """A condition on values with names.
 
     Args:
         text: comparisons, `and`, `or`, `not`, `in` and arithmetic over keys, numbers, quoted strings and lists. `*` and
             `%` take only numbers.
-        keys: that a job may set. None: any.
+        keys: the names that it may have. None: any.
         key: the option that has the condition.
         example: a condition as it is typed, for the remedy.
 
@@ -51,9 +50,7 @@ class Condition(ast.NodeTransformer):
         UserError: it has anything else.
     """
 
-    def __init__(
-        self, text: str, keys: Sequence[str] | None, *, key: str = "sweep.where", example: str = _EXAMPLE
-    ) -> None:
+    def __init__(self, text: str, keys: Sequence[str] | None, *, key: str, example: str) -> None:
         self._text = text.strip()
         self._keys = keys
         self._key, self._example = key, example
@@ -117,7 +114,7 @@ class Condition(ast.NodeTransformer):
             return key
         quoted = self._text.replace(key, f"'{key}'")
         remedy = suggestion(key, self._keys) + f' Quote text, for the shell too: "{self._key}=\\"{quoted}\\""'
-        problem = f"no override sets {key}" if self._key == "sweep.where" else f"{key} is unknown here"
+        problem = f"{key} is unknown here"
         raise UserError(self.pointed(problem, column), key=self._key, remedy=remedy)
 
     def _refused(self, problem: str, column: int | None) -> UserError:

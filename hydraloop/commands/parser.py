@@ -215,7 +215,7 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
-    what = "a folder to look in; and comparisons with and, or, not, in, as of sweep.where: '\"ema\" in hooks'"
+    what = "a folder to look in; and comparisons with and, or, not, in: '\"ema\" in hooks'"
     parser.add_argument("given", nargs="*", metavar="FOLDER|CONDITION", help=what)
     parser.add_argument("--sort", metavar="NAME", help="in ascending order; by value or its metric, the best first")
     parser.add_argument("--reverse", action="store_true", help="in the opposite order")

@@ -48,8 +48,6 @@ class SweepConf:
     zip: List[Any] = field(default_factory=list)
     """Keys whose axes advance together: `[[optimizer.lr,engine.max_epochs]]`. The axes have equal length. Empty: every
     combination is a job."""
-    where: Optional[str] = None
-    """A condition on swept keys that a job has to meet: `optimizer.lr < 1e-3 or seed == 0`. Null: every combination."""
     jobs: Optional[str] = None
     """A text file with the overrides of one job in each line. The axes multiply these jobs. Null: none."""
     average: str = "seed"

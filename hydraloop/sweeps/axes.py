@@ -31,8 +31,8 @@ class Axes:
     axes: tuple[Axis, ...]
     """In the order of the overrides. A constant is an axis of one value."""
     order: Sequence[int]
-    """The position of each job in the product of the axes. It is a range, unless a condition leaves jobs out, or the
-    sweep was widened: then new jobs have the highest numbers."""
+    """The position of each job in the product of the axes. It is a range, unless the sweep was widened: then new jobs
+    have the highest numbers."""
 
     @classmethod
     def product(cls, axes: Sequence[Axis]) -> Axes:
@@ -60,7 +60,7 @@ class Axes:
         return tuple(line for axis, value in values if len(axis.values) > 1 for line in axis.values[value])
 
     def first_jobs(self) -> list[dict[int, int]]:
-        """Return, for each axis, the first job with each of its values. A condition may have left a value without."""
+        """Return, for each axis, the first job with each of its values."""
         positions = list(enumerate(self.order))[::-1]
         sizes = [len(axis.values) for axis in self.axes]
         steps = [prod(sizes[index + 1 :]) for index in range(len(sizes))]
@@ -103,10 +103,6 @@ class Axes:
                 moved = moved * len(axis.values) + place[value]
             order.append(moved)
         old_positions = set(order)
-        if not old_positions.issubset(self.order):
-            left = len(old_positions.difference(self.order))
-            problem = f"the condition leaves out {left} of the {stored.count} jobs that the sweep has"
-            raise UserError(problem, key="sweep.where", remedy=f"Widen the condition. {_NEW}")
         order.extend(position for position in self.order if position not in old_positions)
         return Axes(self.axes, order)
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hydraloop.condition import Condition
 from hydraloop.errors import UserError
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.record_log import FILENAME as RECORDS
@@ -20,7 +19,7 @@ from hydraloop.sweeps.search import decisions, measures
 from hydraloop.sweeps.search.history import History, Trial
 from hydraloop.sweeps.search.log import SearchLog
 from hydraloop.sweeps.search.sampler import Suggester
-from hydraloop.sweeps.search.settings import UNTIL, Settings
+from hydraloop.sweeps.search.settings import Settings, until_condition
 from hydraloop.sweeps.search.space import Params
 from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.source import Job, Source
@@ -49,7 +48,7 @@ class SearchSource(Source):
     ) -> None:
         assert trials.log is not None
         self._directory, self._trials, self._settings, self._enqueued = directory, trials, settings, enqueued
-        self._until = None if until is None else Condition(until, UNTIL, key="sweep.until")
+        self._until = None if until is None else until_condition(until)
         self._log: SearchLog = trials.log
         self._rungs = decisions.rungs(settings)
         self._suggester = Suggester(

@@ -1,9 +1,8 @@
-"""Which jobs a sweep has: the product of its axes, zipped axes, a condition, and a file with a job in each line."""
+"""Which jobs a sweep has: the product of its axes, zipped axes, and a file with a job in each line."""
 
 from __future__ import annotations
 
 import shlex
-from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from hydra.core.override_parser.types import ChoiceSweep, Override
 
 from hydraloop.cli import arguments
-from hydraloop.condition import Condition
 from hydraloop.errors import Remedy, UserError, leave_out, missing_path, suggestion
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.search.space import is_number, space_of
@@ -21,7 +19,7 @@ _LIST = "Let a search choose: sweep.trials=50. Or list its values: a,b,c or rang
 
 
 def select(typed: Sequence[Override], in_files: Sequence[Override], options: Mapping[str, Any]) -> Axes | Trials:
-    """Return the axes of a sweep, and which of their combinations are jobs; with `sweep.trials`, the space of a search.
+    """Return the axes of a sweep; with `sweep.trials`, the space of a search.
 
     Args:
         typed: all overrides, with those of the sweep itself, which its jobs do not get.
@@ -46,13 +44,12 @@ def select(typed: Sequence[Override], in_files: Sequence[Override], options: Map
     axes = _zipped(axes_of(lines), options.get("zip") or ())
     if options.get("jobs") is not None:
         axes.insert(0, _read_jobs(str(options["jobs"]), axes))
-    product = Axes.product(axes)
-    return product if options.get("where") is None else _where(product, str(options["where"]))
+    return Axes.product(axes)
 
 
 def _search(overrides: Sequence[Override], options: Mapping[str, Any]) -> Trials:
     """Return the space of a search."""
-    for name in ("zip", "where", "jobs"):
+    for name in ("zip", "jobs"):
         if options.get(name):
             problem = "a search chooses the values of each key by itself"
             raise UserError(problem, key=f"sweep.{name}", remedy=leave_out(f"sweep.{name}", "sweep.trials"))
@@ -212,19 +209,3 @@ def _read_jobs(name: str, axes: Sequence[Axis]) -> Axis:
     if not values:
         raise UserError(f"{name} has no jobs", key="sweep.jobs", remedy="Write the overrides of one job in each line.")
     return Axis(tuple(keys), tuple(values))
-
-
-def _where(product: Axes, text: str) -> Axes:
-    """Return the axes with those combinations that meet a condition."""
-    condition = Condition(text, [key for axis in product.axes for key in axis.keys])
-    lines = [line for axis in product.axes for value in axis.values for line in value]
-    settings = {line: (_key(override), override.value()) for line in lines for override in arguments.parse([line])}
-    kept = array("q")
-    for number in range(product.count):
-        job = product.lines(number)
-        if condition.holds(dict(settings[line] for line in job), job):
-            kept.append(number)
-    if not kept:
-        problem = f"none of the {product.count} combinations meets {text}"
-        raise UserError(problem, key="sweep.where", remedy="Change the condition, or the values of the axes.")
-    return Axes(product.axes, kept)

@@ -93,14 +93,6 @@ def test_axes_that_do_not_contain_the_stored_ones(axes: list[Axis], key: str, pr
     assert problem in caught.value.problem
 
 
-def test_a_condition_that_leaves_out_jobs_of_the_sweep() -> None:
-    stored = Axes.product([axis("a", "1", "2", "3")])
-    with pytest.raises(UserError, match="leaves out 2 of the 3 jobs") as caught:
-        Axes(stored.axes, [1]).widened(stored)
-    assert caught.value.key == "sweep.where"
-    assert list(stored.widened(Axes(stored.axes, [1])).order) == [1, 0, 2]
-
-
 def test_10_000_jobs_take_a_moment() -> None:
     axes = Axes.product([axis("a", *map(str, range(100))), axis("b", *map(str, range(100)))])
     began = time.process_time()

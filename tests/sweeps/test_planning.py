@@ -162,7 +162,7 @@ def test_an_interpolation_is_left_to_the_jobs() -> None:
     assert plan.axes.lines(1) == ("seed=2", "experiment_name=number-${hydra:job.num}")
 
 
-@pytest.mark.parametrize("line", ["sweep.where='seed>1'", "sweep.max_workers=2", "detach=true", "sweep.resume=auto"])
+@pytest.mark.parametrize("line", ["sweep.max_workers=2", "detach=true", "sweep.resume=auto"])
 @pytest.mark.parametrize("others", ["hydra/launcher=basic hydra/sweeper=hydraloop", "hydra/sweeper=basic"])
 def test_options_that_another_launcher_or_sweeper_would_ignore(line: str, others: str) -> None:
     with composer() as opened, pytest.raises(UserError) as caught:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from hydraloop.cli import arguments
-from hydraloop.condition import Condition
 from hydraloop.errors import UserError
 from hydraloop.sweeps.selection import select
 from tests.config.composed import composer
@@ -168,86 +167,6 @@ def test_zipped_axes_that_do_not_fit(groups: list[Any], problem: str, remedy: st
     assert remedy in str(error.remedy)
 
 
-def test_a_condition_leaves_jobs_out() -> None:
-    typed = ("optimizer.lr=1e-3,0.01,0.1", "seed=0,1", "hooks=[],[ema]", "engine.max_epochs=3")
-    kept = jobs(*typed, where="(optimizer.lr < 1e-2 or seed == 0) and hooks != [] and engine.max_epochs * 2 > 5")
-    assert [(lr, seed) for lr, seed, _, _ in kept] == [
-        ("optimizer.lr=0.001", "seed=0"),
-        ("optimizer.lr=0.001", "seed=1"),
-        ("optimizer.lr=0.01", "seed=0"),
-        ("optimizer.lr=0.1", "seed=0"),
-    ]
-    assert {hooks for _, _, hooks, _ in kept} == {"hooks=[ema]"}
-
-
-@pytest.mark.parametrize(
-    ("where", "count"),
-    [
-        ("name == 'a'", 3),
-        ("name in ['b', 'c']", 3),
-        ("not name == 'a' and x is_not_valid", None),
-        ("x == null", 2),
-        ("x != null and x >= 2", 2),
-        ("0 < (x == null) + 1 < 2", 4),
-        ("x == null or x * 3 % 2 == 1 and 2 * (x + 1.5) % 2 == 1.0", 4),
-        ("x in (1, 2) or name not in ('a',)", 5),
-        ("x % 2 == 0 and x / 2 == 1 and x // 2 - 1 == -0", None),
-    ],
-)
-def test_conditions(where: str, count: int | None) -> None:
-    typed = ("name=a,b", "+x=1,2,null")
-    if count is None:
-        assert refused(*typed, where=where).key == "sweep.where"
-    else:
-        assert len(jobs(*typed, where=where)) == count
-
-
-@pytest.mark.parametrize(
-    ("where", "problem", "remedy"),
-    [
-        ("a > 5", "none of the 4 combinations meets a > 5", "Change the condition"),
-        ("a.b == 1", "no override sets a.b", "sweep.where=\\\"'a.b' == 1\\\""),
-        ("optimizer.lrr == 1", "no override sets optimizer.lrr", "Did you mean optimizer.lr?"),
-        ("a <", "a < is not a condition", "Compare keys"),
-        ("print(1)", "print(1) cannot be part of a condition", "Compare keys"),
-        ("a ** 2 > 1", "a ** 2 cannot be part", "Compare keys"),
-        ("[x for x in [1]]", "cannot be part", "Compare keys"),
-        ("a.__class__ == 1", "no override sets a.__class__", "Quote"),
-        ("a < 'x'", "a < 'x' cannot be evaluated: '<' not supported", "Compare what each job sets"),
-        ("'%900000000d' % a == 'x'", "% needs numbers, in the job a=1", "Compare what each job sets"),
-        ("'x' * 900000000 == a", "* needs numbers, in the job a=1", "Compare what each job sets"),
-        ("a * [1] == a", "* needs numbers, in the job a=1", "Compare what each job sets"),
-        ("a / 0 > 1", "division by zero, in the job a=1 optimizer.lr=1", "Compare what each job sets"),
-    ],
-)
-def test_conditions_that_are_refused(where: str, problem: str, remedy: str) -> None:
-    error = refused("a=1,2", "optimizer.lr=1,2", where=where)
-    assert error.key == "sweep.where"
-    assert problem in error.problem
-    assert remedy in str(error.remedy)
-
-
-HOSTILE = """__import__('os') | a.__class__ | ''.join | (1).real | __builtins__ | print | (lambda: a)() | a[0] | {a}
-{a: 1} | a ** 9 ** 9 | a << 99 | a & 1
-~a | +a | a @ a | f'{a}' | a if a else a | (b := a) | [a for _ in a] | [*a] | a is a
-(a for _ in a) | 'a'.__class__ | [a, [a.b]] | a < (a or a())"""
-
-
-@pytest.mark.parametrize("where", [part.strip() for part in HOSTILE.replace("\n", "|").split("|")])
-def test_nothing_else_of_python_is_evaluated(where: str) -> None:
-    with pytest.raises(UserError, match=r"sweep\.where: .*(cannot be part of a condition|no override sets|is not a)"):
-        Condition(where, ["a"])
-
-
-def test_a_condition_reads_only_keys_and_constants() -> None:
-    condition = Condition("a.b == 1 or c in (null, [true, 'x']) and -a.b // 2 < 3", ["a.b", "c"])
-    assert set(condition._code.co_names) == {"a.b", "c", "null", "true"}
-    assert condition.holds({"a.b": 9, "c": None}, [])
-    with pytest.raises(UserError, match=r"cannot be evaluated: it sets no c, in the job a\.b=2"):
-        condition.holds({"a.b": 2}, ["a.b=2"])
-    assert Condition("a == (1, 2)", ["a"]).holds({"a": [1, 2]}, [])
-
-
 def test_a_file_has_a_job_in_each_line(tmp_path: Path) -> None:
     file = tmp_path / "jobs.txt"
     file.write_text(
@@ -259,7 +178,6 @@ def test_a_file_has_a_job_in_each_line(tmp_path: Path) -> None:
         ["optimizer.lr=0.1", 'name="a b"', "seed=0"],
         ["optimizer.lr=0.1", 'name="a b"', "seed=1"],
     ]
-    assert len(jobs("seed=0,1", jobs=str(file), where="optimizer.lr < 0.1 or seed == 1")) == 3
 
 
 @pytest.mark.parametrize(

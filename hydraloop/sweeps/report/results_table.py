@@ -177,8 +177,6 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
-
-
 def best_lines(directory: SweepDirectory, found: Results) -> str:
     """Return the best job or average, and the command that runs it again."""
     command, best = results.rerun_command(directory, *found.best_jobs), found.best

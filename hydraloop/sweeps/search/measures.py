@@ -56,7 +56,8 @@ def measure(state: JobState, run_dir: Path, settings: Settings) -> Told:
         return Told("failed")
     job = [f"{state.number}"]
     feasible = all(
-        Condition(text, sorted(found), key="sweep.constraints").holds(found, job) for text in settings.constraints
+        Condition(text, sorted(found), key="sweep.constraints", example="memory < 8000").holds(found, job)
+        for text in settings.constraints
     )
     return Told(told, values, tuple(wanted), tuple(wanted.values()), feasible)
 

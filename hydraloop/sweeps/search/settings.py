@@ -22,8 +22,6 @@ _RULES: dict[str, Rule] = {"max": "greater", "min": "less"}
 _GP_MOST = 200
 """Trials of a Gaussian process: an ask takes 5.5 s with 1,000."""
 _OF_SEARCH = ("sampler", "prune", "promote", "objectives", "constraints", "warm_start", "enqueue", "until")
-UNTIL = ("best", "hours", "stale")
-"""Names in `sweep.until`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +97,9 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
             remedy = leave_out("engine.pause_after") + " To pause trials: sweep.promote=asha"
             raise UserError("a search does not continue such a job", key="engine.pause_after", remedy=remedy)
     if options.until is not None:
-        Condition(str(options.until), UNTIL, key="sweep.until")
+        until_condition(options.until)
     for text in options.constraints:
-        Condition(str(text), None, key="sweep.constraints")
+        Condition(str(text), None, key="sweep.constraints", example="memory < 8000")
     return Settings(
         int(configs[0].seed),
         sampler,
@@ -112,6 +110,16 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
         objectives,
         tuple(map(str, options.constraints)),
     )
+
+
+def until_condition(text: Any) -> Condition:
+    """Return the condition of `sweep.until`.
+
+    Raises:
+        UserError: it is none.
+    """
+    example = "sweep.until='\"best > 0.99 or hours > 2\"'"
+    return Condition(str(text), ("best", "hours", "stale"), key="sweep.until", example=example)
 
 
 def _objectives(options: DictConfig) -> dict[str, Rule]:

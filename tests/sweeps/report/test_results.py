@@ -184,7 +184,7 @@ def test_the_command_has_custom_flags_and_no_option_of_the_sweep(tmp_path: Path)
     axes = (
         "hooks=[],[ema]",
         "detach=true",
-        "sweep.where=x",
+        "sweep.max_workers=2",
         "~default_hooks.logger=",
         "+logger.api_key=abcdefgh12345678",
     )
