@@ -57,7 +57,7 @@ def search_figures(page: Page, directory: SweepDirectory, found: Results) -> Ite
             draw = partial(plots.plot_param_importances, study, evaluator=evaluator, target_name=name)
             yield _drawn(page, f"Importance (PED-ANOVA): {name}", draw)
     if len(names := list(history.metrics)) == 2:
-        study = Suggester(space, "random", 0).study(replace(history, trials=full, earlier=[]))
+        study = Suggester(space, "random", 0).study(replace(history, trials=full))
         yield _drawn(page, "Pareto front", partial(plots.plot_pareto_front, study, target_names=names))
 
 
@@ -66,7 +66,7 @@ def _of_objective(history: History, full: Sequence[Trial], index: int) -> Histor
     trials = [
         replace(one, results={repeat: (values[index],) for repeat, values in one.results.items()}) for one in full
     ]
-    return replace(history, trials=trials, earlier=[], metrics=(history.metrics[index],), rules=(history.rules[index],))
+    return replace(history, trials=trials, metrics=(history.metrics[index],), rules=(history.rules[index],))
 
 
 def _drawn(page: Page, title: str, draw: Callable[[], Any]) -> Html:

@@ -75,13 +75,9 @@ class SweepConf:
     objectives: Dict[str, str] = field(default_factory=open_mapping)
     """Metrics to optimize, each `max` or `min`: `{accuracy: max, time: min}`. `time` is the seconds of a job, `memory`
     the most MiB in its records. Several give a Pareto front. Empty: the metric that each run monitors."""
-    constraints: List[str] = field(default_factory=list)
-    """Conditions on metrics, `time` and `memory` that the best trial has to meet: `["memory < 8000"]`. Empty: none."""
     until: Optional[str] = None
     """A condition that ends the search before all trials: `best > 0.99 or hours > 2 or stale >= 20`, where `stale` is
     the trials since the best one. Null: all trials."""
-    warm_start: Optional[str] = None
-    """The directory of an earlier search or sweep, whose results the sampler gets to know. Null: none."""
     enqueue: List[Any] = field(default_factory=list)
     """Trials that are run first: `[{optimizer.lr: 1e-3}]`. Keys that are left out are chosen by the sampler. Empty:
     none."""

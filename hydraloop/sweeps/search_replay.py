@@ -72,7 +72,7 @@ class _Again:
         """Take a new space and new settings."""
         self.settings = Settings.from_json(event["settings"])
         space, settings = Space.from_json(event["space"]), self.settings
-        self._suggester = Suggester(space, settings.sampler, settings.seed, is_constrained=bool(settings.constraints))
+        self._suggester = Suggester(space, settings.sampler, settings.seed)
 
     def decided(self, event: Event) -> Mapping[str, Any] | None:
         """Return what an event of this kind says if it is decided again; None if it is no decision."""
@@ -83,8 +83,6 @@ class _Again:
         if kind == "promote":
             rung, promoted = decisions.promotion(history, event["left"]) or (None, None)
             return {"trial": promoted, "rung": rung}
-        if kind == "skip":
-            return {"trial": trial if decisions.cannot_win(history, history.trials[trial]) else None}
         if kind == "prune" and event.get("left") is None:
             return {"trial": trial if decisions.prunes(history, history.trials[trial], self.settings) else None}
         if kind == "prune":

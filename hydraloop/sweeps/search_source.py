@@ -51,9 +51,7 @@ class SearchSource(Source):
         self._until = None if until is None else until_condition(until)
         self._log: SearchLog = trials.log
         self._rungs = decisions.rungs(settings)
-        self._suggester = Suggester(
-            trials.space, settings.sampler, settings.seed, is_constrained=bool(settings.constraints)
-        )
+        self._suggester = Suggester(trials.space, settings.sampler, settings.seed)
         self._given = set[int]()
         """Jobs that this controller runs, and those that are over."""
         self._over = set[int]()
@@ -138,10 +136,6 @@ class SearchSource(Source):
             return self._ahead.popleft()
         for trial in self._history.trials:
             if trial.state == "running":
-                if decisions.cannot_win(self._history, trial):
-                    self._log.append({"event": "skip", "trial": trial.number})
-                    self._settle(trial)
-                    continue
                 for number in decisions.open_jobs(self._history, trial):
                     if number not in self._given:
                         return self._job(number)
@@ -217,7 +211,7 @@ class SearchSource(Source):
                 for _ in self._new_curve(trial, state, told.metrics[0]):
                     pass
             event = {"event": "told", "job": state.number, "state": told.state, "values": told.values}
-            self._log.append(event | metrics | {"feasible": told.is_feasible})
+            self._log.append(event | metrics)
 
     def _other_metric(self, number: int, metrics: Sequence[str]) -> UserError:
         problem = f"job {number} monitors {metrics[0]}, and earlier results are values of {self._history.metrics[0]}"
@@ -282,7 +276,7 @@ class SearchSource(Source):
         why = {
             "pruned": "it cannot be promoted" if self._settings.promote else f"sweep.prune={self._settings.prune}",
             "failed": "another job of the trial has failed",
-        }.get(trial.state, "the trial cannot win")
+        }.get(trial.state, "the trial is complete")
         for repeat in range(self._history.repeats):
             job = self._history.job(trial, repeat)
             if job not in self._over:

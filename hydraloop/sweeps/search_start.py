@@ -1,11 +1,9 @@
-"""The start of a search, also after a kill: what its log says of the space, the settings and earlier results."""
+"""The start of a search, also after a kill: what its log says of the space and the settings."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli.arguments import parse
 from hydraloop.errors import UserError
 from hydraloop.run_files.config_yaml import plain
-from hydraloop.sweeps.search import measures
 from hydraloop.sweeps.search.sampler import make
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.search.space import Params, Space, Value
@@ -21,7 +18,6 @@ from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.search_source import SearchSource
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
-_KEY = "sweep.warm_start"
 _PATIENCE = 10.0
 """Seconds to wait for another process that decides. A decision takes less than one."""
 
@@ -36,8 +32,8 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
         options: `sweep.*`.
 
     Raises:
-        UserError: the search had other settings, an enqueued trial is outside the space, or the earlier sweep has no
-            result for it, or another process holds the log.
+        UserError: the search had other settings, an enqueued trial is outside the space, or another process holds the
+            log.
         OSError: the log cannot be written.
     """
     assert trials.log is not None
@@ -53,8 +49,7 @@ def begin(directory: SweepDirectory, trials: Trials, settings: Settings, options
         before = trials.log.begin
         settings.check_same(trials.log)
         if before != event:
-            earlier = [] if before or options.warm_start is None else _earlier(options.warm_start, trials, settings)
-            trials.log.append(event, *earlier, flush=True)
+            trials.log.append(event, flush=True)
     return SearchSource(directory, trials, settings, enqueued, options.until)
 
 
@@ -76,39 +71,3 @@ def _point(space: Space, given: Any) -> Params:
         same = (choice for choice in one.choices if parse([f"{one.element}={choice}"])[0].value() == value)
         found[one.key] = one.read(next(same, str(value)), key=key)
     return found
-
-
-def _earlier(path: str, trials: Trials, settings: Settings) -> Iterator[dict[str, Any]]:
-    """Yield the results of another sweep.
-
-    Raises:
-        UserError: there is no sweep, or none of its results is in the space.
-    """
-    other, found = SweepDirectory.load(Path(path), key=_KEY), False
-    for state in other.current_states():
-        if not state.is_over or state.state == "pruned":
-            continue
-        swept = dict(line.lstrip("+").split("=", 1) for line in other.description.axes.lines(state.number))
-        params = _params_of(trials.space, swept)
-        if params is not None:
-            found = True
-            told = measures.measure(state, other.run_dir(state), settings)
-            values = None if told.values is None or told.state != "complete" else list(told.values)
-            content = {"params": params, "values": values, "rules": told.rules, "metrics": told.metrics}
-            yield {"event": "earlier", **content, "feasible": told.is_feasible}
-    if not found:
-        keys = ", ".join(one.key for one in trials.space.searched)
-        remedy = f"Name a sweep whose jobs set {keys}, with values that this search has."
-        raise UserError(f"{path} has no result in the space of this search", key=_KEY, remedy=remedy)
-
-
-def _params_of(space: Space, swept: Mapping[str, str]) -> dict[str, Value] | None:
-    """Return the values of a job; None if it is outside the space."""
-    params: dict[str, Value] = {}
-    for one in space.searched:
-        if one.is_active(params):
-            try:
-                params[one.key] = one.read(swept.get(one.key, ""), key=_KEY)
-            except UserError:
-                return None
-    return params

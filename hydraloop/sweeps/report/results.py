@@ -8,7 +8,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -107,10 +107,7 @@ def collect(directory: SweepDirectory) -> Results:
         search = search_results.collect(axes, states)
     keys = tuple(dict.fromkeys(key for axis in axes.swept for key in axis.keys))
     metric, rule, values = _compared(states, search)
-    infeasible = set(() if search is None else search.infeasible)
-    rows = sorted(
-        (_row(directory, state, search) for state in states), key=lambda row: _order(row, values, rule, infeasible)
-    )
+    rows = sorted((_row(directory, state, search) for state in states), key=lambda row: _order(row, values, rule))
     average = directory.description.averaged
     groups = _groups(rows, average, values, search)
     groups.sort(key=lambda group: rank(group.mean, rule))
@@ -118,8 +115,8 @@ def collect(directory: SweepDirectory) -> Results:
     if search is not None and len(search.objectives) > 1:
         pass  # the Pareto front takes its place
     elif average is not None:
-        best = _best_group([group for group in groups if _is_full(group, search, infeasible)], rule)
-    elif rows and _order(rows[0], values, rule, infeasible)[0] == 0:
+        best = _best_group(groups, rule)
+    elif rows and _order(rows[0], values, rule)[0] == 0:
         best = rows[0]
     return Results(keys, metric, rule, tuple(rows), best, average, tuple(groups), search)
 
@@ -144,14 +141,12 @@ def _compared(
     return metric, monitored_rule, values
 
 
-def _order(
-    row: Row, values: Mapping[int, float], rule: str | None, infeasible: Collection[int]
-) -> tuple[int, float, int]:
-    """Return a key for sorting rows: results, the best first; results that are infeasible; pruned jobs; other jobs."""
+def _order(row: Row, values: Mapping[int, float], rule: str | None) -> tuple[int, float, int]:
+    """Return a key for sorting rows: results, the best first; pruned jobs; other jobs."""
     is_last, place = rank(values.get(row.job), rule)
     if not is_last:
-        return int(row.job in infeasible), place, row.job
-    return (2, rank(row.value, rule)[1], row.job) if row.status == "pruned" else (3, 0.0, row.job)
+        return 0, place, row.job
+    return (1, rank(row.value, rule)[1], row.job) if row.status == "pruned" else (2, 0.0, row.job)
 
 
 def _row(directory: SweepDirectory, state: JobState, search: SearchResults | None) -> Row:
@@ -218,11 +213,6 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     if not all(map(math.isfinite, values)):
         return math.nan, math.nan
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-def _is_full(group: Group, search: SearchResults | None, infeasible: Collection[int]) -> bool:
-    """Return whether an average can be the best one. A search leaves jobs of a trial out that cannot win."""
-    return search is None or (len(group.values) == len(group.jobs) and group.jobs[0] not in infeasible)
 
 
 def _best_group(groups: Iterable[Group], rule: str | None) -> Group | None:

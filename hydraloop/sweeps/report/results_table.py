@@ -90,13 +90,16 @@ def jobs_table(found: Results, most: int = _MOST) -> Table:
     short, others = short_keys(found.keys), _other_objectives(found)
     columns = ("status", found.metric or "value", *others, "step", "time", "checkpoint", "error")
     table = new_table("job", *short.values(), *columns)
-    infeasible = set(() if found.search is None else found.search.infeasible)
     for row in found.rows[:most]:
         value = "" if row.value is None else number(row.value)
         if value and row.metric != found.metric:
             value += f" ({row.metric})"
-        status = f"{row.status}, infeasible" if row.job in infeasible else row.status
-        cells: list[str | Text] = [str(row.job), *(brief(row.swept.get(key, "")) for key in found.keys), status, value]
+        cells: list[str | Text] = [
+            str(row.job),
+            *(brief(row.swept.get(key, "")) for key in found.keys),
+            row.status,
+            value,
+        ]
         cells += [number(row.objectives.get(name, "")) for name in others]
         cells += ["" if row.step is None else f"{row.step:,}", duration(row.seconds) if row.seconds else ""]
         cells += [line(row.checkpoint or ""), line((row.error or "").partition("\n")[0])]

@@ -59,8 +59,6 @@ class SearchResults:
     """`sweep.objectives`, each with which values are better. Empty: the metric that each job monitors."""
     values: dict[int, dict[str, float]]
     """The objectives of each job, by its number. Empty without `sweep.objectives`."""
-    infeasible: tuple[int, ...]
-    """Jobs of trials that do not meet a constraint."""
     pareto: tuple[Point, ...]
     """With several objectives: the best by the first objective at first."""
     importance: dict[str, float] | None
@@ -79,7 +77,7 @@ def collect(trials: Trials, states: Sequence[JobState]) -> SearchResults:
     assert trials.log is not None, "the search has a directory"
     history, settings = trials.log.history, trials.log.begin.get("settings", {})
     objectives: dict[str, Rule] = dict(settings.get("objectives", {}))
-    full = [one for one in history.trials if one.state == "complete" and len(one.results) == history.repeats]
+    full = [one for one in history.trials if one.state == "complete"]
     found = [(history.job(one, repeat), values) for one in history.trials for repeat, values in one.results.items()]
     return SearchResults(
         asked=len(history.trials),
@@ -87,9 +85,8 @@ def collect(trials: Trials, states: Sequence[JobState]) -> SearchResults:
         repeats=history.repeats,
         objectives=objectives,
         values={job: dict(zip(objectives, values, strict=True)) for job, values in found} if objectives else {},
-        infeasible=tuple(job for one in history.trials if not one.is_feasible for job in _jobs(one, history)),
-        pareto=_pareto([one for one in full if one.is_feasible], history) if len(objectives) > 1 else (),
-        importance=_importance(trials.space, replace(history, trials=full, earlier=[])),
+        pareto=_pareto(full, history) if len(objectives) > 1 else (),
+        importance=_importance(trials.space, replace(history, trials=full)),
         cost=_cost(history, states),
     )
 

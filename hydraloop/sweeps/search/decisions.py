@@ -11,18 +11,9 @@ from hydraloop.sweeps.search.settings import Settings
 
 
 def open_jobs(history: History, trial: Trial) -> list[int]:
-    """Return the jobs of a running trial whose end is not known. The first one runs alone: the others may not."""
+    """Return the jobs of a running trial whose end is not known."""
     jobs = [history.job(trial, repeat) for repeat in range(history.repeats)]
-    return [job for job in jobs if job not in history.told] if trial.results else jobs[:1]
-
-
-def cannot_win(history: History, trial: Trial) -> bool:
-    """Return whether a trial gets no further jobs: its mean is worse than each job of the best trial."""
-    best = history.best(earlier=False)
-    if best is None or not trial.results or len(trial.results) == history.repeats:
-        return False
-    worst = max(rank(values, history.rules) for values in best.results.values())
-    return rank(trial.values, history.rules) > worst
+    return [job for job in jobs if job not in history.told]
 
 
 def prunes(history: History, trial: Trial, settings: Settings) -> bool:

@@ -21,7 +21,6 @@ class Trial:
     """A point of the space, and what is known of it."""
 
     number: int
-    """-1 for a trial of an earlier search (`sweep.warm_start`)."""
     params: Params
     given: Params | None = None
     """What was enqueued. None: all values are the sampler's."""
@@ -34,8 +33,6 @@ class Trial:
     """The monitored metric by validation, from 1; with `sweep.promote`, by rung."""
     rung: int = 0
     """Up to which rung the trial may run, with `sweep.promote`."""
-    is_feasible: bool = True
-    """Whether it meets all constraints."""
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -53,8 +50,6 @@ class History:
     """The jobs of a trial."""
     trials: list[Trial] = field(default_factory=list)
     """By number."""
-    earlier: list[Trial] = field(default_factory=list)
-    """Of earlier searches."""
     metrics: tuple[str, ...] = ()
     """The objectives. Empty until the first result."""
     rules: tuple[Rule, ...] = ()
@@ -89,15 +84,6 @@ class History:
         assert trial == len(self.trials), "trials are numbered"
         self.trials.append(Trial(trial, params, given, attributes))
 
-    def _on_earlier(
-        self, params: Params, values: list[float] | None, rules: list[Rule], metrics: list[str], feasible: bool = True
-    ) -> None:
-        trial = Trial(-1, params, state="failed" if values is None else "complete", is_feasible=feasible)
-        if values is not None:
-            trial.results[0] = tuple(values)
-            self.rules, self.metrics = tuple(rules), tuple(metrics)
-        self.earlier.append(trial)
-
     def _on_curve(self, trial: int, validation: int, value: float | str) -> None:
         self.trials[trial].curve[validation] = float(value)
 
@@ -108,7 +94,6 @@ class History:
         values: list[float] | None = None,
         metrics: list[str] | None = None,
         rules: list[Rule] | None = None,
-        feasible: bool = True,
     ) -> None:
         trial, repeat = self.of(job)
         self.told.add(job)
@@ -119,15 +104,10 @@ class History:
             self.rules, self.metrics = tuple(rules), tuple(metrics)
             if state == "complete":
                 trial.results[repeat] = tuple(values)
-        trial.is_feasible = trial.is_feasible and feasible
         if state != "complete":
             trial.state = state
         elif len(trial.results) == self.repeats:
             trial.state = "complete"
-
-    def _on_skip(self, trial: int) -> None:
-        """A trial that cannot win any more does not get its other jobs."""
-        self.trials[trial].state = "complete"
 
     def _on_rung(
         self, trial: int, rung: int, value: float | str, metrics: Sequence[str] = (), rules: Sequence[Rule] = ()
@@ -156,19 +136,11 @@ class History:
         """Return the number of a job of a trial."""
         return trial.number * self.repeats + repeat
 
-    def best(self, *, earlier: bool = True) -> Trial | None:
-        """Return the best feasible trial that is complete, with one objective; None if there is none.
-
-        A trial whose jobs were not all run is not compared.
-
-        Args:
-            earlier: whether it may be one of an earlier search, which is a single job.
-        """
+    def best(self) -> Trial | None:
+        """Return the best trial that is complete, with one objective; None if there is none."""
         if len(self.rules) != 1:
             return None
-        trials = [*self.earlier, *self.trials] if earlier else self.trials
-        full = [one for one in trials if one.state == "complete" and one.is_feasible]
-        found = [one for one in full if one.number < 0 or len(one.results) == self.repeats]
+        found = [one for one in self.trials if one.state == "complete"]
         return min(found, key=lambda one: (rank(one.values, self.rules), one.number), default=None)
 
 

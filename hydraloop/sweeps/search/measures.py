@@ -1,4 +1,4 @@
-"""What a search is told of a job: its objectives, whether it meets the constraints, and its validations."""
+"""What a search is told of a job: its objectives and its validations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydraloop.condition import Condition
 from hydraloop.errors import UserError
 from hydraloop.run_files.record_log import FILENAME, read_all
 from hydraloop.run_files.result import Result, by_keys
@@ -31,35 +30,28 @@ class Told:
     values: tuple[float, ...] | None = None
     metrics: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
-    is_feasible: bool = True
 
 
 def measure(state: JobState, run_dir: Path, settings: Settings) -> Told:
     """Return what a job has reached.
 
     Raises:
-        UserError: no record has an objective, or a metric of a constraint.
+        UserError: no record has an objective.
     """
     told = _STATES.get(state.state, "failed")
     if told == "failed" or state.value is None or not math.isfinite(state.value) or state.metric is None:
         return Told(told if told in ("paused", "pruned") else "failed")
-    if not settings.objectives and not settings.constraints:
+    if not settings.objectives:
         return Told(told, (state.value,), (state.metric,), (_rule(state),))
     found = _measured(state, run_dir)
-    wanted = dict(settings.objectives) or {state.metric: _rule(state)}
-    for name in wanted:
+    for name in settings.objectives:
         if name not in found:
             remedy = f"Use one of these: {', '.join(sorted(found))}."
             raise UserError(f"no record of job {state.number} has {name}", key="sweep.objectives", remedy=remedy)
-    values = tuple(found[name] for name in wanted)
+    values = tuple(found[name] for name in settings.objectives)
     if not all(map(math.isfinite, values)):
         return Told("failed")
-    job = [f"{state.number}"]
-    feasible = all(
-        Condition(text, sorted(found), key="sweep.constraints", example="memory < 8000").holds(found, job)
-        for text in settings.constraints
-    )
-    return Told(told, values, tuple(wanted), tuple(wanted.values()), feasible)
+    return Told(told, values, tuple(settings.objectives), tuple(settings.objectives.values()))
 
 
 def _rule(state: JobState) -> Rule:

@@ -70,11 +70,10 @@ class Suggester:
         space: of the search.
         kind: of the sampler, see `make`.
         seed: of the search.
-        is_constrained: whether trials may be infeasible.
     """
 
-    def __init__(self, space: Space, kind: Any, seed: int, *, is_constrained: bool = False) -> None:
-        self._space, self._kind, self._seed, self._is_constrained = space, kind, seed, is_constrained
+    def __init__(self, space: Space, kind: Any, seed: int) -> None:
+        self._space, self._kind, self._seed = space, kind, seed
         self._study: optuna.Study | None = None
         self._known: list[tuple[Any, ...]] = []
         """What the study knows of each trial."""
@@ -109,11 +108,11 @@ class Suggester:
 
     def study(self, history: History) -> optuna.Study:
         """Return a new study with the trials of a history."""
-        return self._rebuilt(history, [*history.earlier, *history.trials])
+        return self._rebuilt(history, history.trials)
 
     def _updated(self, history: History) -> optuna.Study:
         """Return a study with a history: the one of the last ask, if the trials since have only ended."""
-        trials = _known_to_sampler(history) if self._kind == "tpe" else [*history.earlier, *history.trials]
+        trials = _known_to_sampler(history) if self._kind == "tpe" else history.trials
         study, known = self._study, self._known
         changed = [one for one, trial in enumerate(trials[: len(known)]) if known[one] != _fingerprint(trial)]
         is_other = study is None or self._rules != history.rules or self._is_stateful
@@ -134,7 +133,7 @@ class Suggester:
     @property
     def _is_stateful(self) -> bool:
         """Whether a study knows more of a trial than its values: then the study is made again for each ask."""
-        return self._is_constrained or self._kind not in ("tpe", "random", "gp")
+        return self._kind not in ("tpe", "random", "gp")
 
     def _rebuilt(self, history: History, trials: list[Trial]) -> optuna.Study:
         lib = imported()
@@ -159,30 +158,29 @@ class Suggester:
             distributions={key: self._distributions[key] for key in trial.params},
             system_attrs=dict(trial.attributes),
             intermediate_values=curve if len(history.rules) < 2 else {},
-            constraints={"constraints": 0.0 if trial.is_feasible else 1.0} if self._is_constrained else None,
         )
         return made
 
 
 def _known_to_sampler(history: History) -> list[Trial]:
     """Return the trials that TPE knows of."""
-    trials = [*history.earlier, *history.trials]
+    trials = history.trials
     first = max(0, len(trials) // _BLOCK - 1) * _BLOCK
     if first == 0 or len(history.rules) != 1:
         return trials
-    found = [one for one in range(first) if trials[one].state == "complete" and trials[one].is_feasible]
+    found = [one for one in range(first) if trials[one].state == "complete"]
     best = nsmallest(_BEST, found, key=lambda one: rank(trials[one].values, history.rules))
     return [*(trials[one] for one in sorted(best)), *trials[first:]]
 
 
 def _fingerprint(trial: Trial) -> tuple[Any, ...]:
-    return trial.number, trial.state, trial.values, len(trial.curve), trial.is_feasible
+    return trial.number, trial.state, trial.values, len(trial.curve)
 
 
 def _only_ended(known: tuple[Any, ...], trial: Trial) -> bool:
     """Return whether a trial has ended as most do: then the study is told, and not made again."""
     is_same = known[:2] == (trial.number, "running")
-    return is_same and trial.state == "complete" and not trial.curve and trial.is_feasible
+    return is_same and trial.state == "complete" and not trial.curve
 
 
 def _distribution(one: Dimension) -> optuna.distributions.BaseDistribution:

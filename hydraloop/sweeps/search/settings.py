@@ -21,7 +21,7 @@ from hydraloop.sweeps.search.log import SearchLog
 _RULES: dict[str, Rule] = {"max": "greater", "min": "less"}
 _GP_MOST = 200
 """Trials of a Gaussian process: an ask takes 5.5 s with 1,000."""
-_OF_SEARCH = ("sampler", "prune", "promote", "objectives", "constraints", "warm_start", "enqueue", "until")
+_OF_SEARCH = ("sampler", "prune", "promote", "objectives", "enqueue", "until")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ class Settings:
     """The validations of a whole run; None if neither pruning nor promotion needs the number."""
     objectives: Mapping[str, Rule] = field(default_factory=dict)
     """Empty: what each run monitors."""
-    constraints: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings for the log, with secrets masked."""
@@ -50,7 +49,7 @@ class Settings:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Settings:
         """Return the settings that `to_json` wrote."""
-        return cls(**{**content, "constraints": tuple(content["constraints"])})
+        return cls(**content)
 
     def check_same(self, log: SearchLog) -> None:
         """Refuse to continue a search with other settings. Before its first result, all may change.
@@ -98,8 +97,6 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
             raise UserError("a search does not continue such a job", key="engine.pause_after", remedy=remedy)
     if options.until is not None:
         until_condition(options.until)
-    for text in options.constraints:
-        Condition(str(text), None, key="sweep.constraints", example="memory < 8000")
     return Settings(
         int(configs[0].seed),
         sampler,
@@ -108,7 +105,6 @@ def of(options: DictConfig, configs: Sequence[DictConfig], *, repeats: int) -> S
         options.rung,
         validations,
         objectives,
-        tuple(map(str, options.constraints)),
     )
 
 

@@ -48,7 +48,7 @@ class Trials:
     def compares_otherwise(self) -> bool:
         """Whether the best job need not be the one with the best monitored metric."""
         settings = {} if self.log is None else self.log.begin.get("settings", {})
-        return bool(settings.get("objectives") or settings.get("constraints"))
+        return bool(settings.get("objectives"))
 
     @property
     def swept(self) -> tuple[Axis, ...]:

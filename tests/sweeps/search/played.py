@@ -80,7 +80,6 @@ class Search:
             self.sweep.rung,
             self.validations,
             objectives,
-            tuple(self.sweep.constraints),
         )
         directory = SweepDirectory.load(self.directory.path)
         assert isinstance(directory.description.axes, Trials)

@@ -51,35 +51,6 @@ def test_jobs_that_monitor_other_metrics_are_not_compared(tmp_path: Path) -> Non
     assert "monitors" in loop.problem.problem
 
 
-def test_an_earlier_result_counts_only_if_it_is_feasible(tmp_path: Path) -> None:
-    def slow_if_good(state: JobState, lines: tuple[str, ...]) -> JobState:
-        assert state.value is not None
-        return replace(state, seconds=100.0 if state.value < 0.5 else 1.0)
-
-    changed(Search(tmp_path / "a", options={"trials": 12}), slow_if_good).run()
-    options = {
-        "trials": 9,
-        "constraints": ["time < 50"],
-        "warm_start": str(tmp_path / "a/sweep"),
-        "until": "best < 0.5",
-    }
-    later = changed(Search(tmp_path / "b", options=options), slow_if_good)
-    later.run()
-    history = history_of(later)
-    assert [trial.is_feasible for trial in history.earlier] == [trial.values > (0.5,) for trial in history.earlier]
-    assert len(history.trials) == 9
-
-
-def test_a_lucky_seed_of_an_earlier_search_does_not_end_trials(tmp_path: Path) -> None:
-    seeds = (LR, "seed=0,1,2")
-    earlier = Search(tmp_path / "a", seeds, {"trials": 3})
-    earlier.loss = lambda values: distance(values) - 5
-    earlier.run()
-    later = Search(tmp_path / "b", seeds, {"trials": 3, "warm_start": str(tmp_path / "a/sweep")})
-    later.run()
-    assert len(history_of(later).trials[0].results) == 3
-
-
 def test_a_trial_with_a_failed_job_is_failed(tmp_path: Path) -> None:
     """Its other jobs are pruned."""
     search = Search(tmp_path, (LR, "seed=0,1,2"), {"trials": 4})

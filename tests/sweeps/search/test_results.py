@@ -98,22 +98,7 @@ def test_without_optuna_one_line_is_missing(
     )
 
 
-def test_an_infeasible_trial_is_marked_and_never_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"trials": 12, "sampler": "random", "constraints": ["time < 32 and loss < 9"]}
-    search = Timed(tmp_path, (LR, WIDTH), options)
-    search.loss = lambda values: 1 / int(values["task.model.width"])
-    search.run()
-    lines, content = shown(search, capsys)
-    infeasible = [int(trial.params["task.model.width"]) >= 32 for trial in history_of(search).trials]
-    assert 0 < sum(infeasible) < 12
-    assert content["search"]["infeasible"] == [job for job in range(12) if infeasible[job]]
-    assert [infeasible[row["job"]] for row in content["rows"]] == sorted(infeasible)
-    assert content["best"]["job"] == content["rows"][0]["job"]
-    assert sum("finished, infeasible" in line for line in lines) == sum(infeasible)
-
-
 def test_with_seeds_the_best_is_a_mean_over_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trial that got only one of its seeds can have the best mean by chance."""
     search = Search(tmp_path, (LR, "seed=0,1,2"), {"trials": 8})
     search.loss = lambda values: distance(values) + int(values["seed"]) / 10
     search.run()
