@@ -65,13 +65,13 @@ class SweepConf:
     After more trials, with one objective, it knows the newest 500 to 1,000 and the best 25 before: it would take
     seconds to ask."""
     prune: Optional[str] = None
-    """`median` or `hyperband`: end jobs early whose validations are worse than those of other jobs. Null: each job
-    trains to its end."""
+    """`median`: end jobs early whose validations are worse than those of other jobs. Null: each job trains to its
+    end."""
     promote: Optional[str] = None
     """`asha`: a job pauses at each rung, and the best third of a rung continues. Null: each job trains to its end."""
     rung: int = 1
-    """Validations until the first rung of `promote` and `hyperband`; each further rung is three times as long. 1: the
-    earliest comparison there is, usually after an epoch."""
+    """Validations until the first rung of `promote`; each further rung is three times as long. 1: the earliest
+    comparison there is, usually after an epoch."""
     objectives: Dict[str, str] = field(default_factory=open_mapping)
     """Metrics to optimize, each `max` or `min`: `{accuracy: max, time: min}`. `time` is the seconds of a job, `memory`
     the most MiB in its records. Several give a Pareto front. Empty: the metric that each run monitors."""

@@ -84,9 +84,9 @@ class _Again:
             rung, promoted = decisions.promotion(history, event["left"]) or (None, None)
             return {"trial": promoted, "rung": rung}
         if kind == "prune" and event.get("left") is None:
-            return {"trial": trial if decisions.prunes(history, history.trials[trial], self.settings) else None}
+            return {"trial": trial if self._suggester.prunes(history, history.trials[trial]) else None}
         if kind == "prune":
-            return {"trial": trial if trial in decisions.hopeless(history, event["left"]) else None}
+            return {"trial": trial if trial in decisions.cannot_continue(history, event["left"]) else None}
         return None
 
 

@@ -12,9 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.record_log import FILENAME as RECORDS
-from hydraloop.run_files.run_directory import checkpoint_folders
 from hydraloop.sweeps.search import decisions, measures
 from hydraloop.sweeps.search.history import History, Trial
 from hydraloop.sweeps.search.log import SearchLog
@@ -79,10 +77,7 @@ class SearchSource(Source):
         return (len(self._history.trials) + self._left) * self._history.repeats
 
     def ended(self, state: JobState) -> None:
-        """Note how a job has ended, which is written into the log with the next decision.
-
-        The checkpoints of a job that is not promoted any more are deleted.
-        """
+        """Note how a job has ended, which is written into the log with the next decision."""
         self._ending.pop(state.number, None)
         self._given.add(state.number)
         if state.is_over:
@@ -91,11 +86,6 @@ class SearchSource(Source):
             self._untold[state.number] = state
         if state.state == "paused":
             self._given.discard(state.number)
-        if state.state == "pruned" and self._settings.promote is not None:
-            run_dir = self._directory.run_dir(state)
-            if run_dir.resolve().is_relative_to(self._directory.path.resolve()):  # `job.json` may be somebody else's
-                for checkpoint in candidates(*checkpoint_folders(run_dir)):
-                    checkpoint.unlink(missing_ok=True)
 
     def next_job(self) -> Job | None:
         """Return a job that was asked for before, one that is promoted, or a new one. Takes as long as an ask."""
@@ -121,7 +111,7 @@ class SearchSource(Source):
                     self._tell()
                     for job in grown:
                         self._note_curve(job)
-                    self._drop_hopeless()
+                    self._drop_paused()
                     if asks and (job_ahead := self._waiting() or self._promoted() or self._asked()) is not None:
                         self._ahead.append(job_ahead)
                 else:
@@ -242,13 +232,15 @@ class SearchSource(Source):
             return
         before = len(trial.curve)
         for _ in self._new_curve(trial, job, self._history.metrics[0]):
-            if decisions.prunes(self._history, trial, self._settings):
+            if self._prunes(trial):
                 self._prune(trial)
                 return
-        if len(trial.curve) == before and decisions.prunes(
-            self._history, trial, self._settings
-        ):  # a kill has prevented the decision
+        if len(trial.curve) == before and self._prunes(trial):  # a kill has prevented the decision
             self._prune(trial)
+
+    def _prunes(self, trial: Trial) -> bool:
+        is_last = max(trial.curve, default=0) >= (self._settings.validations or 0)
+        return not is_last and self._suggester.prunes(self._history, trial)
 
     def _new_curve(self, trial: Trial, job: JobState, metric: str) -> Iterator[int]:
         """Write the validations that a job has added, one in each step."""
@@ -261,11 +253,11 @@ class SearchSource(Source):
         self._log.append({"event": "prune", "trial": trial.number}, flush=True)
         self._settle(trial)
 
-    def _drop_hopeless(self) -> None:
-        """Write which paused jobs cannot be promoted any more."""
+    def _drop_paused(self) -> None:
+        """Write which paused jobs do not continue, at the end of the search."""
         if self._settings.promote is not None:
             left = self._left
-            for number in decisions.hopeless(self._history, left):
+            for number in decisions.cannot_continue(self._history, left):
                 self._log.append({"event": "prune", "trial": number, "left": left}, flush=True)
                 self._settle(self._history.trials[number])
 
@@ -274,7 +266,7 @@ class SearchSource(Source):
         if trial.state in ("running", "paused"):
             return
         why = {
-            "pruned": "it cannot be promoted" if self._settings.promote else f"sweep.prune={self._settings.prune}",
+            "pruned": "it was not promoted" if self._settings.promote else f"sweep.prune={self._settings.prune}",
             "failed": "another job of the trial has failed",
         }.get(trial.state, "the trial is complete")
         for repeat in range(self._history.repeats):

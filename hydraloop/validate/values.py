@@ -38,7 +38,7 @@ CHOICES = {
     "init.mismatched": ("error", "skip"),
     "sweep.on_failure": ("continue", "stop"),
     "sweep.executor": ("pool", "submitit", "ray"),
-    "sweep.prune": ("median", "hyperband"),
+    "sweep.prune": ("median",),
     "sweep.promote": ("asha",),
 }
 _SECRET = re.compile(r"\w*[A-Za-z][\w-]*")

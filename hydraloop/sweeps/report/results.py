@@ -151,8 +151,6 @@ def _order(row: Row, values: Mapping[int, float], rule: str | None) -> tuple[int
 
 def _row(directory: SweepDirectory, state: JobState, search: SearchResults | None) -> Row:
     checkpoint = None if state.checkpoint is None else f"{state.directory}/{state.checkpoint}"
-    if checkpoint is not None and state.state == "pruned" and not (directory.path / checkpoint).exists():
-        checkpoint = None  # deleted, see SearchSource.ended
     error = state.error or (state.reason if state.state == "interrupted" else None)
     row = Row(
         job=state.number,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from hydraloop.sweeps.search import asha, pruning
-from hydraloop.sweeps.search.history import History, Rule, Trial, rank
+from hydraloop.sweeps.search import asha
+from hydraloop.sweeps.search.history import History, Trial, rank
 from hydraloop.sweeps.search.settings import Settings
 
 
@@ -14,22 +13,6 @@ def open_jobs(history: History, trial: Trial) -> list[int]:
     """Return the jobs of a running trial whose end is not known."""
     jobs = [history.job(trial, repeat) for repeat in range(history.repeats)]
     return [job for job in jobs if job not in history.told]
-
-
-def prunes(history: History, trial: Trial, settings: Settings) -> bool:
-    """Return whether a trial ends early, after the last validation of its curve."""
-    if not trial.curve or len(history.rules) != 1 or max(trial.curve) >= (settings.validations or 0):
-        return False
-    rule: Rule = history.rules[0]
-    others = {one.number: one for one in history.trials if one is not trial}
-    if settings.prune == "median":
-        ended = [one.curve for one in others.values() if one.state == "complete"]
-        return pruning.median_prunes(trial.curve, ended, rule)
-    curves: dict[int, Mapping[int, float]] = {number: one.curve for number, one in others.items() if one.curve}
-    assert settings.validations is not None, "checked before the first job"
-    return pruning.hyperband_prunes(
-        trial.number, trial.curve, curves, rule, validations=settings.validations, smallest=settings.rung
-    )
 
 
 def rungs(settings: Settings) -> tuple[int, ...]:
@@ -64,24 +47,15 @@ def _foremost(history: History) -> tuple[int, int] | None:
     return None
 
 
-def hopeless(history: History, left: int) -> list[int]:
-    """Return the paused trials that cannot be promoted any more.
+def cannot_continue(history: History, left: int) -> list[int]:
+    """Return the paused trials at the end of a search: nothing runs, is asked for or is promoted any more.
 
     Args:
         left: the trials that may still be asked for.
     """
-    paused = [trial.number for trial in history.trials if trial.state == "paused"]
-    running = any(trial.state == "running" for trial in history.trials)
-    if not running and not left and promotion(history, left) is None:
-        return paused
-    if not paused or not history.rules:
+    if left or any(trial.state == "running" for trial in history.trials) or promotion(history, left) is not None:
         return []
-    total = len(history.trials) + left
-    never = asha.hopeless(
-        history.rungs, _left_rung(history), total, history.rules[0], lost=[one.number for one in _gone(history)]
-    )
-    _, foremost = _foremost(history) or (0, None)
-    return [number for number in paused if number in never and number != foremost]
+    return [trial.number for trial in history.trials if trial.state == "paused"]
 
 
 def _gone(history: History) -> list[Trial]:

@@ -10,6 +10,7 @@ import logging
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _NAME = "hydraloop"
 """Of each study."""
+_STARTUP = 5
+"""Complete trials that a trial is compared with, at least."""
 _BLOCK, _BEST = 500, 25
 """With one objective, TPE knows the newest 500 to 1,000 trials, and the best 25 before: it takes seconds with 10,000,
 and compares at most 25 good ones with the others, of which it gives old ones a low weight. The first of the newest
@@ -105,6 +108,18 @@ class Suggester:
         attributes = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
         self._known.append(_fingerprint(Trial(number, params)))
         return params, attributes
+
+    def prunes(self, history: History, trial: Trial) -> bool:
+        """Return whether a trial ends early after the last validation of its curve, by Optuna's median pruner.
+
+        From five complete trials on, its best value until now is compared with the median of theirs at the same
+        validation.
+        """
+        if not trial.curve or len(history.rules) != 1:
+            return False
+        pruner = imported().pruners.MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=1)
+        study = self.study(replace(history, trials=[one for one in history.trials if one.state == "complete"]))
+        return bool(pruner.prune(study, self._frozen(imported(), trial, history)))
 
     def study(self, history: History) -> optuna.Study:
         """Return a new study with the trials of a history."""

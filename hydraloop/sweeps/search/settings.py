@@ -203,7 +203,7 @@ def _validations(configs: Sequence[DictConfig], options: DictConfig) -> int:
     if found:
         problem = "jobs with different numbers of validations cannot be compared at the same one"
         raise UserError(problem, key=key, remedy=f"Do not search the length of training, or leave {key} out.")
-    if options.rung >= count and (options.promote or options.prune == "hyperband"):
+    if options.rung >= count and options.promote:
         problem = f"the first rung is after {options.rung} validations, and a run has {count}"
         remedy = Remedy(f"Use a value below {count}: sweep.rung=1", add=["sweep.rung=1"])
         raise UserError(problem, key="sweep.rung", remedy=remedy)

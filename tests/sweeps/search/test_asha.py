@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hydraloop.sweeps.search.asha import hopeless, promotion, rungs
+from hydraloop.sweeps.search.asha import promotion, rungs
 
 Rule = Literal["greater", "less"]
 NAN = math.nan
@@ -38,13 +38,11 @@ def test_equal_values_are_ordered_by_trial_and_nan_is_not_promoted() -> None:
     assert promotion([{2: 1.0, 0: NAN, 1: 1.0}], [()], "greater") == (0, 1)
     assert promotion([{2: NAN, 0: NAN, 1: math.inf}], [()], "less") == (0, 1)
     assert promotion([{2: NAN, 0: NAN, 1: NAN}], [()], "less") is None
-    assert hopeless([{0: NAN, 1: 1.0}], [()], 10, "less") == {0}
 
 
 def test_a_search_that_is_shortened_still_promotes_what_its_rungs_allow() -> None:
     results, promoted = [{trial: float(trial) for trial in range(6)}], [{0}]
     assert promotion(results, promoted, "less") == (0, 1)
-    assert hopeless(results, promoted, 2, "less") == {2, 3, 4, 5}
 
 
 @dataclass
@@ -87,18 +85,6 @@ class Search:
             self.lost.add(trial)
         elif rung < self.count:
             self.results[rung][trial] = value
-
-    def hopeless(self) -> set[int]:
-        return hopeless(self.results, self.promoted, self.total, self.rule, self.eta, lost=self.lost)
-
-    def paused(self) -> set[int]:
-        at = [set(values) - self.promoted[rung] for rung, values in enumerate(self.results)]
-        return set().union(*at)
-
-    def copy(self) -> Search:
-        results, promoted = [dict(one) for one in self.results], [set(one) for one in self.promoted]
-        running, lost = list(self.running), set(self.lost)
-        return Search(self.total, self.count, self.rule, self.eta, results, promoted, running, lost, self.started)
 
 
 VALUES: dict[str, Callable[[random.Random, int], float | None]] = {
@@ -157,58 +143,6 @@ def test_decisions_are_those_of_the_paper() -> None:
                 break
             search.end(*drawn.choice(search.running), value(decided))
     assert promotions > 400
-
-
-def test_a_hopeless_trial_is_never_promoted_and_at_the_end_all_paused_ones_are_hopeless() -> None:
-    early = 0
-    for drawn, search, slots, value in searches(120):
-        found: set[int] = set()
-        event = 0
-        while True:
-            event += 1
-            # Slots are not always filled at once: another process holds the lock, or a launch takes long.
-            if len(search.running) < slots and drawn.random() < 0.7:
-                chosen = search.ask()
-                assert chosen is None or chosen[1] not in found
-                if chosen is None and not search.running:
-                    break
-            elif search.running:
-                search.end(*drawn.choice(search.running), value(event))
-            now = search.hopeless()
-            assert found <= now <= search.paused()
-            early += len(now) if search.started < search.total else 0
-            found = now
-        assert found == search.paused()
-    assert early > 3_000
-
-
-def promoted_in_the_best_future(search: Search, rung: int, trial: int) -> bool:
-    """Return whether a trial is promoted if all later values are the best below its rung and the worst at it."""
-    sign, best = (1 if search.rule == "greater" else -1), 1000.0
-    while trial not in search.promoted[rung]:
-        if promotion(search.results, search.promoted, search.rule, search.eta) is None and search.running:
-            one, at = min(search.running)
-            best += 1
-            search.end(one, at, sign * best if at < rung else NAN)
-        elif search.ask() is None:
-            return False
-    return True
-
-
-def test_each_other_paused_trial_has_a_future_in_which_it_is_promoted() -> None:
-    """So a checkpoint is kept only as long as it can be needed."""
-    checked = 0
-    for drawn, search, slots, value in searches(25):
-        for event in range(60):
-            if len(search.running) < slots and drawn.random() < 0.7:
-                search.ask()
-            elif search.running:
-                search.end(*drawn.choice(search.running), value(event))
-            for trial in sorted(search.paused() - search.hopeless())[-2:]:
-                rung = max(k for k, values in enumerate(search.results) if trial in values)
-                assert promoted_in_the_best_future(search.copy(), rung, trial)
-                checked += 1
-    assert checked > 300
 
 
 def test_more_trials_than_one_of_eta_can_leave_a_rung() -> None:
