@@ -63,7 +63,6 @@ class SearchSource(Source):
         self._sizes = dict[int, int]()
         """Of the record log of each running job at the last look."""
         self._log.refresh()
-        self._begin = self._log.begin
         for trial in self._history.trials:
             self._settle(trial)
 
@@ -144,12 +143,8 @@ class SearchSource(Source):
     def _asked(self) -> Job | None:
         """Return the first job of a new trial; None if the search has all of them."""
         history = self._history
-        is_short = len(history.trials) < self._trials.trials
-        if is_short and self._log.begin["space"] != self._begin["space"]:
-            problem = "another process continues this search with a wider space, and starts its next jobs"
-            raise UserError(problem, key="sweep.resume", remedy="Give this command the same space to help it.")
         if self._left == 0:
-            if is_short and not history.is_ended:
+            if len(history.trials) < self._trials.trials and not history.is_ended:
                 self._log.append({"event": "end"}, flush=True)
             return None
         number, given = len(history.trials), None

@@ -87,13 +87,6 @@ class Dimension:
         steps = 0.0 if self.step is None else (value - self.low) / self.step
         return math.isclose(steps, round(steps), abs_tol=1e-8)
 
-    def contains(self, other: Dimension) -> bool:
-        """Return whether each value of another dimension is one of this one, with the same scale."""
-        if self.choices:
-            return set(self.choices) >= set(other.choices) and bool(other.choices)
-        kind = (self.step, self.is_int, self.is_log) == (other.step, other.is_int, other.is_log)
-        return kind and not other.choices and all(map(self._has, other.ends()))
-
     def __str__(self) -> str:
         """Return the override, as one would type it."""
         if self.choices:
@@ -119,6 +112,11 @@ class Space:
         """The dimensions with something to choose, those first on which others depend."""
         found = [one for one in self.dimensions if not one.is_constant]
         return tuple(sorted(found, key=lambda one: bool(one.only)))
+
+    @property
+    def varied(self) -> tuple[Dimension, ...]:
+        """The dimensions that differ between jobs."""
+        return self.searched if self.repeats is None else (*self.searched, self.repeats)
 
     @property
     def repeat_count(self) -> int:
@@ -178,37 +176,20 @@ class Space:
         ]
         return replace(self, dimensions=tuple(masked))
 
-    def widened(self, stored: Space) -> Space:
-        """Return this space, in which a search with the space `stored` continues.
+    def check_same(self, stored: Space) -> None:
+        """Refuse to continue a search over another space.
+
+        Args:
+            stored: the space of the search, masked.
 
         Raises:
-            UserError: it does not contain the stored space.
+            UserError: this one differs.
         """
-        now, before = ({one.key: one for one in space.masked().searched} for space in (self, stored))
-        if set(now) != set(before) or _repeats(self) != _repeats(stored):
-            listed = (", ".join([*space, *_repeats(one)]) for space, one in ((before, stored), (now, self)))
-            problem = "the search is over {}; this command line has {}".format(*listed)
-            raise UserError(problem, key="sweep.resume", remedy=f"Give the same keys. {_NEW}")
-        for key, old in before.items():
-            if not now[key].contains(old) or _conditions(now[key], before) != _conditions(old, before):
-                remedy = f"Widen it, but leave no value out. {_NEW}"
-                raise UserError(f"the search has {old}; this command line has {now[key]}", key=key, remedy=remedy)
-        return self
-
-
-_NEW = "To start a new search, leave sweep.resume and hydra.sweep.dir out."
-
-
-def _conditions(one: Dimension, groups: Mapping[str, Dimension]) -> dict[str, set[str]]:
-    """Return the conditions of a dimension among the options that `groups` have."""
-    options = {key: set(groups[key].choices) for key in one.only}
-    return {
-        key: found for key, allowed in one.only.items() if (found := options[key].intersection(allowed)) != options[key]
-    }
-
-
-def _repeats(space: Space) -> list[str]:
-    return [] if space.repeats is None else [str(space.repeats)]
+        now, before = ([str(one) for one in space.varied] for space in (self.masked(), stored))
+        if now != before:
+            problem = f"the search is over {' '.join(before)}; this command line has {' '.join(now)}"
+            remedy = "Give the same space. To start a new search, leave sweep.resume and hydra.sweep.dir out."
+            raise UserError(problem, key="sweep.resume", remedy=remedy)
 
 
 def space_of(keys: Sequence[str], numbers: Mapping[str, Override], axes: Sequence[Axis], average: str) -> Space:

@@ -53,8 +53,7 @@ class Trials:
     @property
     def swept(self) -> tuple[Axis, ...]:
         """The keys that differ between jobs."""
-        repeats = [] if self.space.repeats is None else [self.space.repeats]
-        return tuple(Axis((one.key,), ()) for one in [*self.space.searched, *repeats])
+        return tuple(Axis((one.key,), ()) for one in self.space.varied)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -99,8 +98,8 @@ class Trials:
         return replace(self, log=SearchLog(folder, self.space.repeat_count))
 
     def widened(self, stored: Trials) -> Trials:
-        """Return these trials, which continue a search. Errors: as of `Space.widened`."""
+        """Return these trials, which continue a search. Errors: as of `Space.check_same`."""
         assert stored.log is not None
         stored.log.refresh()
-        trials = max(self.trials, len(stored.log.history.trials))
-        return Trials(self.space.widened(stored.space), trials, stored.log)
+        self.space.check_same(stored.space)
+        return Trials(self.space, max(self.trials, len(stored.log.history.trials)), stored.log)

@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,49 +162,29 @@ def test_enqueued_trials_are_first_and_the_sampler_completes_them(tmp_path: Path
         search.run()
 
 
-def test_a_search_goes_on_with_more_trials_and_a_wider_space_but_no_other_sampler(tmp_path: Path) -> None:
+def test_a_search_goes_on_with_more_trials_but_no_other_space_or_sampler(tmp_path: Path) -> None:
     Search(tmp_path, options={"trials": 5}).run()
-    wider = Search(tmp_path, ("optimizer.lr=tag(log,interval(1e-5,1))",), {"trials": 15})
-    description = wider.directory.description
-    wider.directory.widen(
-        description.__class__(**{**_fields(description), "axes": wider.trials.widened(description.axes)})
-    )  # type: ignore[arg-type]
-    wider.run()
-    assert len(history_of(wider).trials) == 15
-    assert replay(wider.directory).differing == []
-    narrower = Search(tmp_path, ("optimizer.lr=tag(log,interval(1e-3,1e-2))",), {"trials": 15})
-    with pytest.raises(UserError, match="this command line has"):
-        narrower.trials.widened(narrower.directory.description.axes)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="sampler"):
-        Search(tmp_path, ("optimizer.lr=tag(log,interval(1e-5,1))",), {"trials": 15, "sampler": "random"}).run()
-
-
-def widened(folder: Path, options: dict[str, object]) -> Search:
-    wider = Search(folder, ("optimizer.lr=tag(log,interval(1e-6,10))",), options)
-    description = wider.directory.description
-    wider.directory.widen(replace(description, axes=wider.trials.widened(description.axes)))  # type: ignore[arg-type]
-    return wider
-
-
-def test_a_controller_ends_when_another_one_has_widened_the_space(tmp_path: Path) -> None:
-    """It would suggest values of the old space, and could not tell the sampler of values outside it."""
-    search = Search(tmp_path, options={"trials": 30})
-
-    def loss(values: Mapping[str, str]) -> float:
-        if len(search.started) == 4:
-            widened(tmp_path, {"trials": 30, "until": "stale > 6"}).run()
-        return distance(values)
-
-    search.loss = loss
-    problem = search.run().problem
-    assert problem is not None
-    assert "wider space" in problem.problem
-    assert widened(tmp_path, {"trials": 30}).run().left == []
+    search = continued(tmp_path, {"trials": 15})
+    search.run()
+    assert len(history_of(search).trials) == 15
     assert replay(search.directory).differing == []
+    with pytest.raises(
+        UserError, match=r"is over optimizer\.lr=.*0\.1\)\); this command line has optimizer\.lr=.*,1\.0\)\)"
+    ):
+        continued(tmp_path, {"trials": 15}, "optimizer.lr=tag(log,interval(1e-4,1))")
+    with pytest.raises(UserError, match="sampler"):
+        Search(tmp_path, options={"trials": 15, "sampler": "random"}).run()
+
+
+def continued(folder: Path, options: dict[str, object], *overrides: str) -> Search:
+    search = Search(folder, overrides or (LR,), options)
+    description = search.directory.description
+    search.directory.widen(replace(description, axes=search.trials.widened(description.axes)))  # type: ignore[arg-type]
+    return search
 
 
 def test_the_start_of_a_controller_waits_until_another_one_has_decided(tmp_path: Path) -> None:
-    """Otherwise its space would not be in the log."""
+    """Otherwise its settings would not be in the log."""
     search = Search(tmp_path, options={"trials": 5})
     search.run()
     other = SearchLog(search.directory.path, 1)
@@ -218,13 +197,9 @@ def test_the_start_of_a_controller_waits_until_another_one_has_decided(tmp_path:
     deciding, thread = threading.Event(), threading.Thread(target=decide)
     thread.start()
     deciding.wait()
-    widened(tmp_path, {"trials": 8}).run()
+    continued(tmp_path, {"trials": 8}).run()
     thread.join()
     assert replay(search.directory).differing == []
-
-
-def _fields(description):  # type: ignore[no-untyped-def]  # of a dataclass with slots
-    return {name: getattr(description, name) for name in description.__slots__}
 
 
 def test_a_search_ends_at_its_target(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.sweeps.search.conditions import with_conditions
-from hydraloop.sweeps.search.space import Dimension, Space
 from hydraloop.sweeps.search.trials import Trials
 from tests.config.composed import composer
 from tests.sweeps.search.played import Search
@@ -120,26 +119,3 @@ def test_enqueued_values_are_those_of_yaml_and_must_be_in_the_space(tmp_path: Pa
     for wrong in (10, 64, 8.5, float("inf"), float("nan"), "a"):
         with pytest.raises(UserError, match=r"is not in task\.width=range\(8,64,8\)"):
             Search(tmp_path / "b", overrides, {"enqueue": [{"task.width": wrong}]}).run()
-
-
-def test_a_range_with_other_steps_is_no_wider_space(tmp_path: Path) -> None:
-    """Optuna raises for trials that are not in the space."""
-    earlier, now = (
-        Search(tmp_path / name, (f"task.width=range({low},64,{step})",)).trials
-        for name, low, step in (("a", 8, 8), ("b", 4, 8))
-    )
-    with pytest.raises(UserError, match="this command line has"):
-        now.space.widened(earlier.space)
-    assert Search(tmp_path / "c", ("task.width=range(0,80,8)",)).trials.space.widened(earlier.space)
-
-
-def test_a_wider_group_may_have_options_with_and_without_a_key() -> None:
-    def space(choices: str, *having: str) -> Space:
-        number = Dimension("o.m", "o.m", low=0.0, high=1.0, only={"o": having} if having else {})
-        return Space((Dimension("o", "o", tuple(choices.split(","))), number))
-
-    wider = space("sgd,adamw,rmsprop,lion", "sgd", "rmsprop")
-    assert wider.widened(space("sgd,adamw", "sgd")) is wider
-    assert wider.widened(space("rmsprop,sgd")) is wider
-    with pytest.raises(UserError, match=r"o\.m"):
-        wider.widened(space("sgd,adamw", "adamw"))
