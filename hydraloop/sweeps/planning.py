@@ -28,7 +28,7 @@ from hydraloop.sweeps import job_checks
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
-from hydraloop.sweeps.search import optuna_sweeper, settings
+from hydraloop.sweeps.search import settings
 from hydraloop.sweeps.search.conditions import with_conditions
 from hydraloop.sweeps.search.settings import Settings
 from hydraloop.sweeps.search.trials import Trials
@@ -151,7 +151,6 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     Raises:
         UserError: a mistake in the overrides or in the config files.
     """
-    optuna_sweeper.check(args.overrides)
     lines = arguments.with_hook_options_swept(args.overrides)
     typed = arguments.typed_keys(lines)
     master = command_line.compose_sweep(lines, composer, typed)
@@ -173,7 +172,6 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
         search = settings.of(master.sweep, checked.configs, repeats=axes.space.repeat_count)
     else:
         settings.check_unused(master.sweep)
-        job_checks.check_types(axes, grid, composer)
     return SweepDraft(
         overrides=lines,
         cfg=checked.configs[0],

@@ -84,24 +84,15 @@ def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
         "".join(f"hooks=[{('ema', 'profiler')[n % 2]}] optimizer.lr={n}\n" for n in range(9))
     )
     with composer() as opened:
-        monkeypatch.setattr(job_checks, "ALL_CHECKED", 4)
         plan, _ = planned(f"-m sweep.jobs=jobs.txt seed=1,2 sweep.max_workers=2 {OURS}", opened)
         assert list(plan.configs(plan.axes)) == ["", "hooks=[profiler]"]
 
 
-@pytest.mark.slow
-def test_of_a_long_axis_the_ends_and_the_extremes_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_checks, "ALL_CHECKED", 4)
-    values = "9,8,50,7,1,6,3,2,10"
+def test_of_a_long_axis_the_first_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_checks, "_MOST", 3)
     with composer() as opened:
-        _, checked = planned(f"-m seed={values}", opened)
-        assert [cfg.seed for cfg in checked] == [9, 8, 50, 1, 2, 10]
-        _, checked = planned(f"-m +hooks.mine={{_target_:my_project.hooks.MyHook}} +hooks.mine.a={values}", opened)
-        assert len(checked) == 6
-        for wrong in ("seed=9,8,50,7,x,6,3,2,10", "sead=9,8,7,6,5,4,3", "hooks.mine.b=1,2,3,4,5,6,7"):
-            with pytest.raises(UserError) as caught:
-                planned(f"-m {wrong}", opened)
-            assert "in the job" in caught.value.problem
+        _, checked = planned("-m seed=9,8,50,x", opened)
+        assert [cfg.seed for cfg in checked] == [9, 8, 50]
 
 
 def test_an_axis_of_a_config_file_is_checked_too(tmp_path: Path) -> None:

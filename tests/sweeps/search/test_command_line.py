@@ -1,45 +1,14 @@
-"""The command line of a search: Hydra's plugin for Optuna is refused with it, and a file may have the space."""
+"""The command line of a search: a file may have the space."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
-import pytest
-
-from hydraloop.errors import UserError
-from hydraloop.run_files import environment
 from hydraloop.sweeps.search.trials import Trials
 from tests.config.composed import composer
 from tests.sweeps.test_planning import OURS, planned
 
 LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
-
-
-@pytest.mark.parametrize(
-    ("typed", "works"),
-    [
-        (
-            f"hydra/sweeper=optuna hydra.sweeper.n_trials=50 hydra.sweeper.n_jobs=4 {LR} hooks=[],[ema]",
-            f"sweep.trials=50 sweep.max_workers=4 {LR} hooks=[],[ema]",
-        ),
-        (
-            f"{LR} hydra/sweeper=optuna hydra/sweeper/sampler=nsgaii +hydra.sweeper.sampler.seed=1 "
-            "hydra/launcher=joblib hydra.sweeper.direction=maximize hydra.launcher.n_jobs=2 seed=3",
-            f"{LR} sweep.sampler=nsga2 seed=3 sweep.trials=20",
-        ),
-    ],
-)
-def test_the_plugin_for_optuna_is_refused_with_the_command_that_replaces_it(
-    typed: str, works: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "_command", ["python", "train.py"])
-    with composer() as opened:
-        with pytest.raises(UserError) as error:
-            planned(f"-m {typed}", opened)
-        assert error.value.remedy == f"Run: {shlex.join(['python', 'train.py', '-m', *works.split()])}"
-        draft, _ = planned(f"-m {works} {OURS}", opened)
-    assert isinstance(draft.axes, Trials)
 
 
 def test_a_file_has_the_space_and_the_command_line_changes_it() -> None:
