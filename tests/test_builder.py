@@ -133,6 +133,8 @@ def test_hooks_that_are_null_are_left_out(tmp_path: Path) -> None:
         ({"task": {"_target_": "torch.nn.functional.relu", "input": 1}}, "task", ""),
         ({"task": {"model": 1}}, "task", "_target_"),
         ({"task__model": {"_target_": "torch.nn.Flatten"}}, "task.model", "no parameter to train"),
+        ({"task__model": {"_target_": "torch.nn.LazyLinear", "out_features": 10}}, "task.model", "nn.Linear(64, 10)"),
+        ({"task__loss": {"_target_": "torch.nn.LazyBatchNorm1d", "affine": False}}, "task", "loss is a lazy layer"),
         ({"task__metrics__accuracy": 5}, "task.metrics.accuracy", "_target_"),
         ({"scheduler__x": 5}, "scheduler.x", "_target_"),
         ({"optimizer__lr": -1.0}, "optimizer", "Invalid learning rate"),

@@ -18,6 +18,7 @@ from hydraloop.engine.loaders import end_workers
 from hydraloop.engine.report.summary import Report
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
+from hydraloop.engine.steps.loss_weighting import sparse_error
 from hydraloop.errors import UserError, interrupt
 from hydraloop.run_files.environment import versions
 from hydraloop.run_files.lock import RunLock
@@ -126,7 +127,13 @@ class Outcome:
             self._batches.end()
             for loader in self._batches.loaders.by_key().values():
                 end_workers(loader)
-
+            is_fp16 = run.precision.name == "fp16"
+            if run.ranks.is_main and is_fp16 and run.precision.skipped and self._progress.optimizer_step == 0:
+                log.warning(
+                    "precision=fp16: all %d optimizer steps were skipped, so nothing was learned; use a smaller "
+                    "precision.init_scale or precision.loss_scale",
+                    run.precision.skipped,
+                )
             if trains and (self.result is None or self.result.error is None) and self._failed_in_after_run():
                 self._put_result()
             # A user's mistake, or another rank's error, is printed once, by the process that reports it.
@@ -151,8 +158,7 @@ class Outcome:
                     call()
                 except BaseException as late:  # after an interrupt, the other hooks still close
                     if self.error is None:
-                        first = late
-                        self._fail(late)
+                        first = self._fail(late)
                     else:
                         log.error("while closing after the first error: %s", describe(late), exc_info=late)
             if first is not None:
@@ -164,14 +170,16 @@ class Outcome:
         try:
             yield
         except BaseException as error:
-            self._fail(error)
+            told = self._fail(error)
+            if told is not error:
+                raise told from error
             raise
 
-    def _fail(self, error: BaseException) -> None:
-        """Call on_exception for the first error of the run, before any closing hook."""
+    def _fail(self, error: BaseException) -> BaseException:
+        """Call on_exception for the first error of the run, before any closing hook. Return the error to raise."""
         if self.error is not None:
-            return
-        self.error = error
+            return error
+        self.error = error = sparse_error(self._run.model, error) or error
         if "device-side assert" in str(error):
             error.add_note("An index is out of range, usually a label or a token: engine.device=cpu names it.")
         self._run.ranks.abandon(error)  # before any hook, so that no hook waits for the other ranks
@@ -180,6 +188,7 @@ class Outcome:
                 call(error)
             except BaseException as another:  # as in `closing`
                 log.error("in on_exception: %s", describe(another), exc_info=another)
+        return error
 
     # The result. -----------------------------------------------------------------------------------------------------
 

@@ -43,9 +43,9 @@ class GradClipHook(Hook):
     it skips such steps anyway. Without `max_norm`, `clip_value` and `skip_nonfinite`, the hook does nothing.
 
     Priority ABOVE_NORMAL: hooks of normal priority then see the gradients that the step uses. No host sync, except one
-    per step with `skip_nonfinite`. Without `max_norm`, the norm costs a pass over the gradients. No gradient
-    may be sparse. No state. Options: `GradClipHookConf`. From MMCV's and iMIX's OptimizerHook (`grad_clip`), with
-    torch's functions; off by default, as there.
+    per step with `skip_nonfinite`, and one for each sparse gradient. Without `max_norm`, the norm costs a pass over the
+    gradients; with `clip_value`, no gradient may be sparse. No state. Options: `GradClipHookConf`. From MMCV's and
+    iMIX's OptimizerHook (`grad_clip`), with torch's functions; off by default, as there.
 
     Raises:
         UserError: a number is out of range, or `max_norm` and `clip_value` are both set.
@@ -158,5 +158,15 @@ class GradClipHook(Hook):
 
 def total_norm(parameters: Iterable[Tensor], norm_type: float) -> Tensor:
     """Return the norm of all gradients; of a sharded model, a DTensor. Called on every rank."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [_entries(parameter) for parameter in parameters if parameter.grad is not None]
     return get_total_norm(gradients, norm_type)
+
+
+def _entries(parameter: Tensor) -> Tensor:
+    """Return the gradient; if it is sparse, those of its entries that are stored."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if not gradient.is_sparse:
+        return gradient
+    gradient = gradient.coalesce()  # an entry may be stored as several summands
+    return gradient.values()

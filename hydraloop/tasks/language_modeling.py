@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import IGNORED, Metric
 from hydraloop.tasks.task import LOSS, OUTPUTS, TARGETS, Task
+from hydraloop.tasks.values import shown
 
 
 class LanguageModeling(Task):
@@ -37,10 +39,28 @@ class LanguageModeling(Task):
         """
         tokens, targets = _tokens_and_targets(batch)
         logits = self.call_model(tokens, targets)
-        # In float32, because a sum in bf16 would lose most of the losses.
-        total = self.compute_loss(logits.flatten(0, 1).float(), targets.flatten())
-        loss = (total, (targets != IGNORED).sum())
+        loss = self._total(logits, targets)
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits, TARGETS: targets}
+
+    def call_model(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the logits `[N, T, V]` of tokens `[N, T]`.
+
+        Raises:
+            UserError: the model's output does not have this shape.
+        """
+        logits = self.model(inputs)
+        if isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == targets.shape:
+            return logits
+        raise UserError(
+            f"{type(self.model).__name__} returned {shown(logits)} for targets {list(targets.shape)}, but language "
+            "modeling needs logits [N, T, V]",
+            key="task.model",
+            remedy="Let the model's forward return one row of V logits for each token.",
+        )
+
+    def _total(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses, in float32 because bf16 would lose most of them, and their number."""
+        return self.compute_loss(logits.flatten(0, 1).float(), targets.flatten()), (targets != IGNORED).sum()
 
 
 def _tokens_and_targets(batch: Any) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import Metric
 from hydraloop.tasks.task import LOSS, OUTPUTS, TARGETS, Task
+from hydraloop.tasks.values import shown
 
 
 class MultiLabel(Task):
@@ -39,6 +41,28 @@ class MultiLabel(Task):
         logits = self.call_model(inputs, labels)
         loss = self.loss(logits, labels.to(logits.dtype))
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits.sigmoid(), TARGETS: labels.long()}
+
+    def call_model(self, inputs: Any, targets: Tensor) -> Tensor:
+        """Return the logits `[N, C]`.
+
+        Raises:
+            UserError: the model's output does not have this shape, or the labels do not.
+        """
+        logits = self.model(inputs)
+        expected = (len(targets), self.num_classes)
+        if isinstance(logits, Tensor) and logits.shape == expected == targets.shape:
+            return logits
+        remedy = "Let the data set return a label for each class, 1 or 0."
+        if targets.ndim == 2:
+            remedy = (
+                f"Let the model return {targets.size(1)} logits, and set its num_classes, or task.num_classes, to it."
+            )
+        raise UserError(
+            f"{type(self.model).__name__} returned {shown(logits)} for labels {list(targets.shape)}, but with "
+            f"{self.num_classes} classes both are {list(expected)}",
+            key="task.model" if targets.ndim == 2 else "data",
+            remedy=remedy,
+        )
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
         """Add a batch to the metrics. Return what `forward` returns, and `predictions`: labels `[N, C]`. No host sync,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.records.messages import check_scalar_name, plain, scalars_of
-from hydraloop.engine.steps.loss_weighting import SumAndCount, loss_of, mean_of
+from hydraloop.engine.steps.loss_weighting import SumAndCount, check_form, mean_of, no_loss_error
 from hydraloop.errors import UserError
 from hydraloop.tasks.labels import labels_error
 from hydraloop.tasks.metrics import Metric
@@ -223,7 +223,11 @@ class Task(nn.Module):
             result = self.forward(batch)
         finally:
             self.training = training
-        loss = loss_of(self, result)
+        try:
+            loss = result[LOSS]
+        except (KeyError, TypeError, IndexError):
+            raise no_loss_error(self, result) from None
+        check_form(self, loss)
         self.logged.update({**dict(scalars_of(result)), **self.logged})
         self._count(loss, samples, result)
         return {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
@@ -234,15 +238,26 @@ class Task(nn.Module):
         By default the model's outputs for the inputs: the first entry of a tuple or list, or the batch itself, so that
         data without targets works. No host sync.
 
-        A task whose model is a collection of models, without a forward, overrides it.
+        Raises:
+            UserError: the model is a collection of models, without a forward.
         """
+        if isinstance(self.model, nn.ModuleDict | nn.ModuleList):
+            raise UserError(
+                f"{type(self).__name__} does not say what it predicts: its model has several parts",
+                key="task",
+                remedy="Give the task a method predict(batch).",
+            )
         return self.model(batch[0] if isinstance(batch, tuple | list) else batch)
 
     def update_metrics(self, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:
         """Add a batch of `samples` with its mean loss to the metrics, for a custom `evaluate`. No host sync.
 
         A batch without samples, whose mean loss is NaN, is ignored.
+
+        Raises:
+            UserError: the loss is not a scalar tensor.
         """
+        check_form(self, loss)
         self._count(loss, samples, {OUTPUTS: outputs, TARGETS: targets})
 
     def _count(self, loss: Tensor | SumAndCount, samples: int, result: Mapping[str, Any]) -> None:

@@ -180,9 +180,19 @@ def samples_in(batch: Any, task: str) -> int:
         task: the class of the task, for the error.
 
     Raises:
-        UserError: there is no such tensor.
+        UserError: there is no such tensor, or nothing in the batch.
     """
-    for leaf in leaves_of(batch):
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if isinstance(first, Tensor) and first.ndim:  # the usual batch, without a search
+        return first.shape[0]
+    leaves = list(leaves_of(batch))
+    if all(leaf is None for leaf in leaves):
+        raise UserError(
+            f"a batch is empty ({contents(batch)}), so it has no samples",
+            key="data.loader.collate_fn",
+            remedy="Let it return at least one sample, or leave such samples out of the data set.",
+        )
+    for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.ndim:
             return leaf.shape[0]
         if isinstance(leaf, PackedSequence):

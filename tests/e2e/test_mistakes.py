@@ -54,8 +54,17 @@ BUILDING: dict[str, tuple[str, str]] = {
 MISSPELT = "from hydraloop import Hook\nclass Misspelt(Hook):\n    def after_trian_iter(self, engine): ...\n"
 OPTIONS = "from hydraloop import Hook\nclass Mine(Hook):\n    def __init__(self, every: int = 1): ...\n"
 OWN_TASK = "# @package _global_\ntask: {_target_: lossless.NoLoss, model: {_target_: lossless.Lossless}}\n"
-
-
+NET = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), {})
+        {}
+    def forward(self, images):
+        return self.layers(images)
+"""
 LOSSLESS = """
 from torch import nn
 from hydraloop import Task
@@ -259,3 +268,27 @@ def test_a_data_set_that_is_empty(project: Project) -> None:
     assert done.code == 1
     check_message(done.text, "data.train", "")
     assert Path(project.run.path, "result.json").exists()
+
+
+def test_a_lazy_layer_is_one_message_for_every_command(tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "project")
+    model = "~model +task.model._target_=net.Net"
+    quick = f"{model} engine.max_epochs=1 engine.limit_train_batches=2 engine.test=false"
+    project.write("net.py", NET.format("nn.Linear(64, 10)", ""))
+    assert project.train(*quick.split(), "hydra.run.dir=outputs/first").code == 0
+    # Python compares the size of a file and the second of its change: both may be those of the text before.
+    project.write("net.py", NET.format("nn.LazyLinear(10)", "pass  # changed"))
+    for done in (
+        project.train(*quick.split()),
+        project.train(*quick.split(), "distributed.nproc_per_node=2", "engine.device=cpu"),
+        project.train(*quick.split(), "load_from=outputs/first/checkpoints/epoch_1.pth"),
+        project.train(*quick.split(), "resume=outputs/first"),
+        project.python("-m", "hydraloop", "evaluate", "outputs/first"),
+        project.python("-m", "hydraloop", "export", "outputs/first", "--format=safetensors"),
+    ):
+        assert done.code == 1, done.err
+        assert done.err.count("error: task.model: model.layers.1 is a lazy layer (LazyLinear): ") == 1, done.err
+        assert "Traceback" not in done.err
+    # The remedy works.
+    project.write("net.py", NET.format("nn.LazyLinear(10)", "self(torch.zeros(2, 64))"))
+    assert project.train(*quick.split()).code == 0

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
+from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, failing, make_engine, tiny_task
 
 # Training. -----------------------------------------------------------------------------------------------------------
@@ -121,6 +123,26 @@ def test_a_validation_on_its_own_closes_after_an_error(tmp_path: Path) -> None:
 
 
 # Mistakes. -----------------------------------------------------------------------------------------------------------
+
+
+class NoLoss(Task):
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        return {"logits": self.model(batch[0])}
+
+
+class NoDict(Task):
+    def forward(self, batch: Any) -> Any:
+        return self.model(batch[0])
+
+
+@pytest.mark.parametrize(("cls", "got"), [(NoLoss, "a dict with ['logits']"), (NoDict, "a Tensor")])
+def test_a_task_without_a_loss_is_a_clear_message(tmp_path: Path, cls: type[Task], got: str) -> None:
+    engine = make_engine(tmp_path, task=cls(nn.Linear(3, 1), nn.MSELoss()))
+    with pytest.raises(UserError, match="without a 'loss'") as caught:
+        engine.train()
+    message = str(caught.value)
+    assert f"{cls.__name__}.forward returned {got}" in message
+    assert '{"loss": loss}' in message
 
 
 def test_a_run_directory_that_does_not_exist_is_created(tmp_path: Path) -> None:

@@ -188,3 +188,30 @@ def test_the_step_of_an_optimizer_with_a_closure_cannot_be_skipped(tmp_path: Pat
     engine = skipping(tmp_path, range(0), net=net, optimizer=optim.LBFGS(net.parameters()))
     with pytest.raises(UserError, match=r"skip_nonfinite: the step of LBFGS computes the loss several times"):
         engine.train()
+
+
+def of_embedding(run_dir: Path, hook: GradClipHook, *, sparse: bool, **settings: Any) -> list[Tensor]:
+    """Return the trained weights of a model with an embedding, in which samples of a batch share an entry."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(6, 3, sparse=sparse), nn.Linear(3, 2))
+    optimizer = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    train = [(torch.tensor([number, number, number + 1]), torch.ones(3, 2)) for number in range(5)]
+    settings = {"val": False, "max_epochs": 2, **settings}
+    engine_of(run_dir, {"grad_clip": hook}, net=net, optimizer=optimizer, train=train, **settings).train()
+    return [parameter.detach() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_sparse_gradients_are_clipped_as_dense_ones(tmp_path: Path, norm_type: float, accumulate: int) -> None:
+    hook = GradClipHook(max_norm=0.1, norm_type=norm_type)
+    sparse, dense = (
+        of_embedding(tmp_path / str(kind), hook, sparse=kind, accumulate=accumulate) for kind in (True, False)
+    )
+    for one, other in zip(sparse, dense, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_sparse_gradients_that_cannot_be_used_are_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^task.model: the gradients of 0 are sparse: .*\n  Use sparse=False"):
+        of_embedding(tmp_path, GradClipHook(clip_value=0.1), sparse=True)

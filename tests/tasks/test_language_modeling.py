@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples.char_lm.gpt import GPT
+from hydraloop.errors import UserError
 from hydraloop.tasks import BitsPerByte, LanguageModeling, TokenAccuracy
 from tests.helpers import HostSyncs
 
@@ -26,6 +27,17 @@ class Bigrams(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.table[tokens]
+
+
+class Returns(nn.Module):
+    """A model that returns a fixed value."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.answer
 
 
 def batch(samples: int = 3, length: int = 4, seed: int = 0, ignored: Sequence[tuple[int, int]] = ()) -> Any:
@@ -165,3 +177,23 @@ def test_no_iteration_waits_for_the_device() -> None:
         made(batch(ignored=[]))
         made.evaluate(batch(ignored=[]))
     assert syncs.count == 0
+
+
+# Mistakes. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "a NoneType"),
+        (torch.zeros(3, 5), r"a tensor of shape \[3, 5\]"),
+        (torch.zeros(3, 3, 5), r"a tensor of shape \[3, 3, 5\] for targets \[3, 4\]"),
+    ],
+)
+def test_a_model_that_does_not_return_logits_is_refused(answer: Any, said: str) -> None:
+    made = LanguageModeling(Returns(answer))
+    made.reset_metrics()
+    for method in (made.forward, made.evaluate):
+        with pytest.raises(UserError, match=f"Returns returned {said}") as caught:
+            method(batch())
+        assert caught.value.key == "task.model"

@@ -15,6 +15,7 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
+from hydraloop.errors import UserError
 from hydraloop.tasks import MultiLabel
 from hydraloop.tasks.building import build_task
 from tests.helpers import EngineWithNeededHooks
@@ -67,3 +68,12 @@ def test_the_loss_takes_labels_of_any_type_and_trains() -> None:
     assert all(parameter.grad is not None for parameter in task.parameters())
     found = task.evaluate((INPUTS, LABELS))
     torch.testing.assert_close(found["predictions"], (task.model(INPUTS) > 0).long())
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "key"), [(2, (7, 3), "task.model"), (3, (7, 4), "task.model"), (3, (7,), "data")]
+)
+def test_other_shapes_are_refused(outputs: int, labels: tuple[int, ...], key: str) -> None:
+    with pytest.raises(UserError, match=r"both are \[7, 3\]") as caught:
+        MultiLabel(nn.Linear(4, outputs), 3)((INPUTS, torch.ones(labels)))
+    assert caught.value.key == key

@@ -17,7 +17,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
-from hydraloop.tasks import Accuracy, Segmentation
+from hydraloop.tasks import Accuracy, Segmentation, Task
 from hydraloop.tasks.building import build_task
 from tests.helpers import EngineWithNeededHooks, HostSyncs
 from tests.ranks import on_ranks
@@ -113,6 +113,28 @@ def test_no_host_sync() -> None:
 def test_it_predicts_a_class_for_each_pixel() -> None:
     found = task().evaluate(data())
     torch.testing.assert_close(found["predictions"], found["outputs"].argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "masks"),
+    [(nn.Conv2d(1, 3, 3), (2, 5, 5)), (nn.Conv2d(1, 4, 1), (2, 5, 5)), (nn.Flatten(2), (2, 5, 5))],
+)
+def test_outputs_of_another_shape_are_refused(model: nn.Module, masks: tuple[int, ...]) -> None:
+    made: Task = Segmentation(model, CLASSES)
+    with pytest.raises(UserError, match=r" returned a tensor of shape \[2, .* needs logits \[2, 3, ") as caught:
+        made((torch.randn(2, 1, 5, 5), torch.zeros(masks, dtype=torch.int64)))
+    assert caught.value.key == "task.model"
+
+
+def test_masks_with_a_dimension_for_the_channel_are_refused() -> None:
+    made: Task = Segmentation(nn.Conv2d(1, 3, 1), 3)
+    with pytest.raises(UserError) as caught:
+        made((torch.randn(2, 1, 5, 5), torch.zeros(2, 1, 5, 5, dtype=torch.int64)))
+    assert caught.value.problem == (
+        "the masks of a batch are a tensor of shape [2, 1, 5, 5], which has a dimension too many"
+    )
+    assert caught.value.key == "data"
+    assert caught.value.remedy == "Let the data set return masks [H, W], without a dimension for the channel."
 
 
 def test_a_model_without_the_option_num_classes_is_told_the_key() -> None:

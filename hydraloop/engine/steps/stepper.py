@@ -14,10 +14,12 @@ from hydraloop.engine.run import Run
 from hydraloop.engine.steps.closure import Closure, closure_of
 from hydraloop.engine.steps.loss_weighting import (
     LossWeighting,
+    SumAndCount,
+    check_loss,
     empty_batch_error,
-    loss_of,
     mean_and_weight,
     mean_of,
+    no_loss_error,
 )
 
 Outputs = dict[str, Any]
@@ -163,7 +165,11 @@ class Stepper:
             self.batch_samples, self.samples_of_all = weighting.samples, weighting.samples_of_all
             self._ranks.sync_gradients(closes)
         outputs: Outputs = self._forward(batch, step=step) if step else self._forward(batch)
-        loss = loss_of(self._task, outputs, step)
+        try:
+            loss: Tensor | SumAndCount = outputs["loss"]
+        except (KeyError, TypeError, IndexError):
+            raise no_loss_error(self._task, outputs, step) from None
+        check_loss(self._task, loss, step)
         samples = self.batch_samples
         mean, weight = (loss, samples) if isinstance(loss, Tensor) else mean_and_weight(loss, samples)
         self.loss_weights[f"{step}/loss" if step else "loss"] = weight

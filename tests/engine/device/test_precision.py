@@ -454,3 +454,19 @@ def test_an_overflow_in_one_shard_skips_the_step_on_all_ranks(implementation: di
     """torch reduces over the mesh whether there was one; without that, the ranks would diverge."""
     expected = [(True, True, 8, 0), (False, False, 4, 1), (True, True, 4, 1)]
     assert on_ranks(2, overflow_on_one_rank, implementation, strategy="fsdp2") == [expected, expected]
+
+
+@pytest.mark.parametrize(("init_scale", "told"), [(1e30, True), (1024.0, False)])
+def test_a_run_that_skips_every_step_says_so(
+    init_scale: float, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = tiny_task()
+    EngineWithNeededHooks(
+        task=task,
+        optimizer=optim.SGD(task.parameters(), lr=0.01),
+        loaders=Loaders(batches(4)),
+        settings=Settings(device="cpu", max_epochs=1),
+        run_dir=tmp_path,
+        precision=FP16(CPU, init_scale=init_scale),
+    ).train()
+    assert ("all 4 optimizer steps were skipped" in caplog.text) is told

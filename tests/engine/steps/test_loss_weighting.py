@@ -219,6 +219,95 @@ def test_a_batch_without_samples_is_one_message(tmp_path: Path) -> None:
     assert caught.value.key == "data.loader.collate_fn"
 
 
+class Odd(Task):
+    """Returns a loss that cannot be trained on."""
+
+    kind = ""
+
+    def forward(self, batch: Batch) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        return {"loss": self.odd(loss)}
+
+    def odd(self, loss: Tensor) -> Any:
+        """Return what is wrong with it."""
+        return {
+            "detached": loss.detach(),
+            "integer": loss.detach().long(),
+            "a float": 0.5,
+            "a vector": loss.repeat(3),
+            "complex": loss * (1 + 0j),
+            "no count": (loss, torch.zeros(3)),
+            "three": (loss, 1, 2),
+        }[self.kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("detached", "the loss of Odd does not depend on the parameters of the optimizer"),
+        ("integer", "the loss of Odd is torch.int64, which has no gradient"),
+        ("a float", "the loss of Odd is a float, not a tensor"),
+        ("a vector", r"the loss of Odd is a tensor of shape \[3\], not one number"),
+        ("complex", "the loss of Odd is complex"),
+        (
+            "no count",
+            r"the loss of Odd is a pair whose second entry is a tensor of shape \[3\], not a number",
+        ),
+        ("three", r"the loss of Odd is not a pair \(sum, count\)"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_on_is_one_message(kind: str, problem: str, tmp_path: Path) -> None:
+    task = Odd(tiny_task().model)
+    task.kind = kind
+    with pytest.raises(UserError, match=problem) as caught:
+        make_engine(tmp_path, task=task).train()
+    assert caught.value.key == "task"
+
+
+class OddInEvaluation(Odd):
+    """Returns such a loss in evaluation only."""
+
+    def odd(self, loss: Tensor) -> Any:
+        return loss if self.training else super().odd(loss)
+
+
+class Counts(Task):
+    """Counts a batch of its evaluation itself, with a loss that is a number."""
+
+    def evaluate(self, batch: Batch) -> dict[str, Any]:
+        found = self(batch)
+        loss: Any = float(found["loss"])
+        self.update_metrics(loss, found["outputs"], found["targets"], len(batch[0]))
+        return {**found}
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "problem"),
+    [
+        (OddInEvaluation, "complex", "the loss of OddInEvaluation is complex"),
+        (Counts, "", "the loss of Counts is a float, not a tensor"),
+    ],
+)
+def test_a_loss_that_cannot_be_averaged_in_evaluation_is_one_message(
+    task: type[Task], kind: str, problem: str, tmp_path: Path
+) -> None:
+    made: Any = task(tiny_task().model, nn.MSELoss())
+    made.kind = kind
+    with pytest.raises(UserError, match=problem) as caught:
+        make_engine(tmp_path, task=made, val=batches(2)).train()
+    assert caught.value.key == "task"
+
+
+@pytest.mark.parametrize("empty", [None, [], {}])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_batch_that_is_nothing_is_one_message(split: str, empty: Any, tmp_path: Path) -> None:
+    loader: Any = build_loader(Samples(), shuffle=False, batch_size=6, collate_fn=lambda samples: empty)
+    with pytest.raises(UserError, match="a batch is empty") as caught:
+        make_engine(tmp_path, **{split: loader}).train()
+    assert caught.value.key == "data.loader.collate_fn"
+
+
 class Mixed(Task):
     """Returns a mean in some batches, and a sum and a number in others."""
 

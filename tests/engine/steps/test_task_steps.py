@@ -309,6 +309,18 @@ def test_on_ranks_a_parameter_that_no_loss_uses_is_an_error_or_left_out(tmp_path
     assert torch.equal(expected["weights"]["generator.bias"], networks().state_dict()["generator.bias"])
 
 
+class _Swapped(Gan):
+    def forward(self, batch: Any, step: str | None = None) -> dict[str, Any]:
+        outputs = super().forward(batch, step)
+        return {"loss": self.model["discriminator"](batch[0]).mean()} if step == "generator" else outputs  # type: ignore[index, operator]
+
+
+def test_a_loss_without_gradients_is_refused(tmp_path: Path) -> None:
+    problem = "the loss of _Swapped in the step 'generator' does not depend on the parameters of optimizer.generator"
+    with pytest.raises(UserError, match=problem):
+        gan_engine(tmp_path, {}, task=_Swapped).train()
+
+
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
