@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hydraloop.errors import UserError
 from hydraloop.run_files import atomic, attempts, checkpoint_to_resume, run_directory, uncached
 from hydraloop.run_files.config_yaml import dumped, plain, without_secrets
-from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
@@ -166,7 +166,7 @@ def plan_job(
         raise refused(f"is outside the sweep's directory, {sweep}")
     is_named, has_begun = resolved != held.resolve(), continues
     if is_named:
-        locks.enter_context(RunLock(run_dir, key=key, patience=_ENDING if continues else 0.0))
+        locks.enter_context(RunLock(run_dir, key=key, patience=_ENDING if continues else PATIENCE))
         has_begun = continues and owner.exists()
         if owner.exists() and owner.read_text(encoding="ascii") != number:
             raise refused("is another job's already")
@@ -238,13 +238,14 @@ def _plan(
         find: of a restarted run.
         may_hold: whether the directory of a new run may have records: Hydra has written them for this run.
     """
-    is_restart, lock_key = find is not None, key if cfg.resume is None else "resume"
+    patience = PATIENCE if find is None else LEASE  # the machine of rank 0 may have crashed
+    lock_key = key if cfg.resume is None else "resume"
     find = find or partial(checkpoint_to_resume.find, cfg, key=key)
     found, _ = find(named)
     if found is not None and not follows_links:
         run_directory.check_links(found, key=lock_key)
     directory = found or named or new()
-    lock = RunLock(directory, key=lock_key, wait=is_restart or cfg.resume == "auto")
+    lock = RunLock(directory, key=lock_key, patience=patience)
     locks.enter_context(lock)
     if found is not None:
         uncached.refresh_all(found)

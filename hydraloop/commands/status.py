@@ -97,7 +97,7 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
         f"{count}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
     ]
     controllers = sweep.controllers().values()
-    lines += [f"controller: process {one.processes[0][0]} on {one.host}, since {one.since}" for one in controllers]
+    lines += [f"controller: process {one.pid} on {one.host}, since {one.since}" for one in controllers]
     lines += [*submissions.lines(sweep.path), *hint(sweep, found)]
     for name in _LISTED:
         alike = [state for state in found if state.state == name]

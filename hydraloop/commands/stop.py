@@ -12,7 +12,7 @@ from hydraloop.commands import status
 from hydraloop.commands.status import sweep_in
 from hydraloop.run_files import lock
 from hydraloop.run_files.environment import shown
-from hydraloop.run_files.lock_file.holder import Holder
+from hydraloop.run_files.lock import Holder
 from hydraloop.sweeps import queue, states, stopping
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.states import JobState
@@ -37,15 +37,14 @@ def run(args: argparse.Namespace) -> int:
     def find() -> list[int]:
         holders = _holders(path, sweep).values()
         others.update(one.host for one in holders if not one.is_here)
-        # The first process of a lock tells rank 0, if rank 0 is another process.
-        return [one.alive[0][0] for one in holders if one.alive]
+        return [one.pid for one in holders if one.is_here]
 
     def waits() -> None:
         command = shlex.join(["python", "-m", "hydraloop", "stop", "--kill", shown(path)])
         print(f"waiting for a checkpoint that is being written; kill the run: {command}", flush=True)
 
     is_cancelled = bool(submissions.arrays(path)) and submissions.cancel(path)
-    were_told = [lock.note_stop(folder) for folder, one in _holders(path, sweep).items() if one.alive]
+    were_told = [lock.note_stop(folder) for folder, one in _holders(path, sweep).items() if one.is_here]
     ended, killed, left = stopping.end(find, args.wait, waits, kill=args.kill or any(were_told))
     if is_cancelled:
         others.clear()  # of tasks that Slurm has killed
@@ -71,7 +70,7 @@ def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:
     for job in _running(sweep):
         holder = lock.holder(sweep.folder(job.number))
         # Another `stop` holds the lock of a job while it records how the job has ended.
-        if holder is not None and holder.processes[0][0] == job.pid:
+        if holder is not None and holder.pid == job.pid:
             held[sweep.folder(job.number)] = holder
     return held
 

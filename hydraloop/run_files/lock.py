@@ -1,74 +1,79 @@
 """RunLock: only one process at a time writes to a run directory.
 
-The file `.lock` in the directory names the processes of the run that trains there. On the same machine, the lock is
-free when all of them have ended. For another machine or container, process ids mean nothing: there, the lock is free
-when its modification time is 60 s old. The holder renews that time every 10 s. The age is measured with the clock of
-the file system, so the clocks of two machines need not agree. A holder that has lost the lock, because its machine
-stalled, is killed: only one process may train in the directory.
+The lock is a `flock` on the file `.lock`, which stays there. The system releases it when its process ends. Machines
+exclude each other if their file system passes `flock` on to the server, as NFS does.
 
-Processes of one machine read and write the file under flock, which machines need not share. Between machines, the file
-`.lock.acquiring` guards the acquisition: only one process can create it. Both files are read from the server, since a
-network file system may show a machine what a file was some seconds ago.
+`.lock.json` says who holds the lock. It is a hint for people, and may be missing or old.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
+import json
 import os
-import secrets
 import socket
-import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.lock_file.access import alone, opened, opened_to_read
-from hydraloop.run_files.lock_file.holder import HELD, Holder, read, write
-from hydraloop.run_files.processes import kill_tree, machine, started
+from hydraloop.run_files import atomic
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 FILENAME = ".lock"
 """In a run directory."""
 CONTROLLERS = "controllers"
 """In the directory of a sweep: a folder with a lock for each controller."""
-BEAT = 10.0
-"""Seconds between two renewals."""
-_GUARD = ".lock.acquiring"
-"""Beside the lock, while a process acquires it."""
-_TRIES = 100
-"""Attempts to open a lock that processes of other machines remove."""
-_TOLD = b"\ntold to end\n"
-_MARGIN = 5.0
-"""Seconds that a waiting start adds to `HELD`."""
-_POLL = 0.5
+PATIENCE = 5.0
+"""Seconds that a start waits for a lock: who looks at a lock holds it for a moment."""
+LEASE = 100.0
+"""Seconds after which a file server has released the locks of a machine that has crashed. NFS 4 takes 90 s."""
+_RANK = ".rank.lock"
+"""The lock of rank 0, if another process has started it."""
+_POLL = 0.1
 """Seconds between two attempts while a start waits."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems without `flock`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What the text beside a lock says of the process that holds it. An empty host: there is no text."""
+
+    host: str = ""
+    pid: int = 0
+    since: str = ""
+    """Local time of the acquisition."""
+    is_told: bool = False
+    """Whether `stop` has told the process to end."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the process is on this machine."""
+        return self.host == socket.gethostname()
 
 
 class RunLock:
     """The lock of a run directory: a context manager, with `acquire` and `release`. It can be used several times.
 
-    A daemon thread renews the lock while it is held. In a forked process, `release` does nothing.
+    In a forked process, `release` does nothing.
 
     Args:
         folder: the run directory. It is created if it does not exist.
         key: the option that named it, for the error.
-        wait: wait up to 65 s for a lock from another machine.
-        patience: seconds to wait for a lock from this machine.
+        patience: seconds that `acquire` waits for the lock.
     """
 
-    def __init__(self, folder: Path, *, key: str, wait: bool = False, patience: float = 0.0) -> None:
+    def __init__(self, folder: Path, *, key: str, patience: float = PATIENCE) -> None:
         self._path = folder / FILENAME
-        self._key, self._wait, self._patience = key, wait, patience
-        self._token = ""
+        self._key, self._patience = key, patience
+        self._lock: BaseFileLock | None = None
         self._owner = 0
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def acquire(self) -> Self:
         """Acquire the lock.
@@ -76,91 +81,53 @@ class RunLock:
         Raises:
             UserError: another process has it, or the directory cannot be written to.
         """
-        began = time.monotonic()
-        waited = False
-        while (holder := self.try_acquire()) is not None:
-            longest = self._patience if holder.is_here else HELD + _MARGIN if self._wait else 0.0
-            if time.monotonic() - began >= longest:
-                raise self._refusal(holder)
-            if not waited and not holder.is_here:
-                waited = True
-                log.warning("%s is locked from %s; waiting up to %.0f s", *(self._path.parent, holder.host, longest))
-            time.sleep(_POLL)
+        found = self.try_acquire(self._patience)
+        if found is not None:
+            raise self._refusal(found)
         return self
 
-    def try_acquire(self, *, renew: bool = True) -> Holder | None:
+    def try_acquire(self, patience: float = 0.0) -> Holder | None:
         """Acquire the lock, or return its holder.
 
         Args:
-            renew: False: start no thread. For a process that forks, and calls `renew` or releases the lock in less than
-                60 s.
+            patience: seconds to wait for the lock.
 
         Raises:
             UserError: the directory cannot be written to.
         """
-        own = Holder(
-            token=secrets.token_hex(8),
-            host=socket.gethostname(),
-            machine=machine(),
-            folder=str(self._path.parent.resolve()),
-            since=time.strftime("%Y-%m-%d %H:%M:%S"),
-            processes=((os.getpid(), started(os.getpid())),),
-        )
+        until = time.monotonic() + patience
+        while (found := self._try()) is not None and time.monotonic() < until:
+            time.sleep(_POLL)
+        return found
+
+    def _try(self) -> Holder | None:
+        folder = self._path.parent
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if (found := self._written(own)) is not None:
-                return found
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self._path)
         except OSError as error:
-            problem = f"{self._path.parent} cannot be written: {error.strerror}"
+            verb = "locked" if error.errno in _NO_LOCKS else "written"
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             remedy = "Free some space." if is_full else "Name another directory."
-            raise UserError(problem, key=self._key, remedy=remedy) from error
-        self._token, self._owner = own.token, os.getpid()
-        if renew:
-            self._done.clear()
-            self._thread = threading.Thread(target=self._renew, name="hydraloop-lock", daemon=True)
-            self._thread.start()
+            raise UserError(f"{folder} cannot be {verb}: {error.strerror}", key=self._key, remedy=remedy) from error
+        if self._lock is None:
+            return _hint(self._path)
+        rank = folder / _RANK
+        if _is_held(rank):
+            self._lock.release()
+            return _hint(rank)
+        self._owner = os.getpid()
+        _write_hint(self._path)
         return None
 
-    def _written(self, own: Holder) -> Holder | None:
-        """Write the file, or return the holder that it names."""
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                with alone(self._path.with_name(_GUARD), own), opened(self._path, os.O_RDWR | os.O_CREAT) as handle:
-                    found = read(handle)
-                    if found is not None and found.holds(self._path, handle):
-                        return found
-                    write(handle, own)
-                    return None
-            except OSError as error:  # the holder on another machine has removed the open file
-                if error.errno not in (errno.ENOENT, errno.ESTALE) or not tries_left:
-                    raise
-        raise AssertionError
-
     def release(self) -> None:
-        """Remove the lock, if this process has it."""
-        if self._owner != os.getpid():
+        """Release the lock, if this process has it."""
+        if self._owner != os.getpid() or self._lock is None:
             return
         self._owner = 0
-        if self._thread is not None:
-            self._done.set()
-            self._thread.join()
-            self._thread = None
-        with suppress(OSError), opened(self._path) as handle:
-            if self._is_ours(handle):
-                self._path.unlink()
-
-    def renew(self) -> None:
-        """Renew the lock once. For a process that has acquired it with `renew=False`."""
-        with suppress(OSError):  # the file system may be back at the next renewal
-            os.utime(self._path)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether this process still has the lock. Otherwise it must not write what the lock guards."""
-        with suppress(OSError), opened_to_read(self._path) as handle:
-            return self._is_ours(handle)
-        return False
+        with suppress(OSError):
+            _hint_of(self._path).unlink()
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self.acquire()
@@ -170,47 +137,17 @@ class RunLock:
     ) -> None:
         self.release()
 
-    def _refusal(self, holder: Holder) -> UserError:
-        pid, _ = (holder.alive or holder.processes)[0]
-        remedy = f"Wait until it has ended, or end it: kill {pid}."
-        if not holder.is_here:
-            remedy = f"Wait until it has ended. After a crash of {holder.host}, the lock is free within {HELD:.0f} s."
-        return UserError(
-            f"process {pid} on {holder.host} is training in {self._path.parent}, since {holder.since}",
-            key=self._key,
-            remedy=remedy,
-        )
-
-    def _renew(self) -> None:
-        renewed = time.time()
-        while not self._done.wait(BEAT):
-            is_lost = False
-            try:
-                with opened_to_read(self._path) as handle:
-                    found = read(handle)
-                is_lost = found is not None and found.token != self._token
-            except FileNotFoundError:  # if this machine was suspended, another one may have trained, and ended
-                is_lost = time.time() - renewed > HELD
-            except OSError:  # the file system may be back at the next renewal
-                continue
-            if is_lost:
-                log.error("%s was not renewed in time, and another process has acquired it: killed", self._path)
-                kill_tree(os.getpid())
-            self.renew()
-            renewed = time.time()
-
-    def _is_ours(self, handle: int) -> bool:
-        found = read(handle)
-        return found is not None and found.token == self._token
+    def _refusal(self, found: Holder) -> UserError:
+        who = f"process {found.pid} on {found.host}" if found.host else "another process"
+        since = f", since {found.since}" if found.host else ""
+        end = f", or end it: kill {found.pid}" if found.is_here else ""
+        problem = f"{who} is training in {self._path.parent}{since}"
+        return UserError(problem, key=self._key, remedy=f"Wait until it has ended{end}.")
 
 
 def holder(folder: Path) -> Holder | None:
-    """Return what has the lock of a directory; None if the lock is free."""
-    with suppress(OSError), opened_to_read(folder / FILENAME) as handle:
-        found = read(handle)
-        if found is not None and found.holds(folder / FILENAME, handle):
-            return found
-    return None
+    """Return what holds the lock of a directory; None if the lock is free. Writes nothing."""
+    return next((_hint(path) for path in (folder / FILENAME, folder / _RANK) if _is_held(path)), None)
 
 
 def controllers(sweep: Path) -> dict[str, Holder]:
@@ -224,23 +161,75 @@ def controllers(sweep: Path) -> dict[str, Holder]:
 
 
 def note_stop(folder: Path) -> bool:
-    """Note in a lock, whose holder is on this machine, that the holder is told to end. Returns whether it was before.
+    """Note beside a lock that its holder is told to end. Returns whether it was before."""
+    found = _hint(folder / FILENAME)
+    with suppress(OSError):
+        _write(folder / FILENAME, replace(found, is_told=True))
+    return found.is_told
 
-    The note is a second line of the file, so it is removed with the lock.
-    """
-    with suppress(OSError), opened(folder / FILENAME, os.O_RDWR | os.O_APPEND) as handle:
-        was_told = os.pread(handle, 1 << 16, 0).endswith(_TOLD)
-        os.write(handle, _TOLD)
-        return was_told
-    return False
+
+_joined: list[BaseFileLock | None] = []
+"""The lock of this process as rank 0."""
 
 
 def join(folder: Path) -> None:
-    """Add this process to the holders of a lock that its parent process has acquired.
+    """Let the next start in a directory wait until this process, rank 0, has ended, even if its launcher is killed."""
+    with suppress(OSError):
+        _joined[:] = [_locked(folder / _RANK)]
+        _write_hint(folder / _RANK)
 
-    The lock is then held until both have ended, even if the parent is killed.
+
+def _locked(path: Path) -> BaseFileLock | None:
+    """Return the lock of a file, acquired; None if it is held.
+
+    Raises:
+        OSError: the file cannot be written, or its file system has no `flock`.
     """
-    with suppress(OSError), opened(folder / FILENAME) as handle:
-        holder = read(handle)
-        if holder is not None and holder.is_here:
-            write(handle, replace(holder, processes=(*holder.alive, (os.getpid(), started(os.getpid())))))
+    from filelock import FileLock, Timeout  # 50 ms, which --help and --dry-run do without
+
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None
+    return lock
+
+
+def _is_held(path: Path) -> bool:
+    """Return whether another process has locked a file. One that may not be read counts as free."""
+    import fcntl  # not on Windows
+
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who only look do not exclude each other
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep the lock
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without flock
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def _hint_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _hint(path: Path) -> Holder:
+    try:
+        return Holder(**json.loads(_hint_of(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return Holder()
+
+
+def _write_hint(path: Path) -> None:
+    with suppress(OSError):  # a full disk: the lock is held nevertheless
+        _write(path, Holder(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")))
+
+
+def _write(path: Path, holder: Holder) -> None:
+    atomic.write_text(_hint_of(path), json.dumps(asdict(holder)), flush=False)

@@ -31,8 +31,7 @@ from hydraloop.processes.failure import Requeue
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.lock_file.holder import HELD
+from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
 from hydraloop.run_files.output import print_to
 from hydraloop.run_files.processes import machine
 from hydraloop.run_files.result import describe
@@ -46,10 +45,9 @@ from hydraloop.validate.config import hydra_config
 
 _FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")
 """In errors that are not the job's, or a rank's: it continues when there is space again."""
-_PATIENCE = HELD + 5.0
-"""Seconds that a job waits, after Slurm has started it again, for the lock of its earlier process on another node."""
 _POLL = 0.5
 _EVERY_JOB = (
+    "filelock",
     "hydraloop.builder",
     "hydraloop.tracking.hook",
     "numpy.random",
@@ -98,16 +96,16 @@ class SweepJob(Worker):
                 folder.mkdir(parents=True, exist_ok=True)
                 print_to(folder / states.LOG)
                 state = queue.end(self._directory, request.number, None)  # an attempt that was killed
-                until = time.monotonic() + (_PATIENCE if slurm.was_started_again() else 0.0)
+                until = time.monotonic() + (LEASE if slurm.was_started_again() else 0.0)
                 while state.state == "running" and time.monotonic() < until:  # as on a node that does not answer
                     time.sleep(_POLL)
                     state = queue.end(self._directory, request.number, None)
                 if slurm.was_started_again() and state.controller == request.controller:
                     request = replace(request, attempts=state.attempts)
-                if lock.try_acquire() is not None:
+                if lock.try_acquire(PATIENCE) is not None:
                     return LEFT
                 claimed = queue.claim(self._directory, request)
-                return LEFT if claimed is None else self._run(request, claimed, lock)
+                return LEFT if claimed is None else self._run(request, claimed)
         except KeyboardInterrupt as error:
             return _exit_code(error)
         except (OSError, UserError) as error:  # a full disk
@@ -117,7 +115,7 @@ class SweepJob(Worker):
         finally:
             lock.release()
 
-    def _run(self, request: Request, state: JobState, lock: RunLock) -> int:
+    def _run(self, request: Request, state: JobState) -> int:
         """Run the job that this process has claimed, and write its end. Returns the exit code."""
         folder = Path(request.folder)
         error: BaseException | None = None
@@ -125,8 +123,7 @@ class SweepJob(Worker):
         def note(**changed: Any) -> None:
             nonlocal state
             state = replace(state, **changed)
-            if lock.is_held:
-                states.write(folder, state, flush=False)
+            states.write(folder, state, flush=False)
 
         try:
             with ExitStack() as locks:
@@ -159,8 +156,6 @@ class SweepJob(Worker):
         except BaseException as raised:
             error = first_signal(raised)
             self._starter.reports.show(error)
-        if not lock.is_held:  # this machine stalled, and another one continues the job
-            return LEFT
         run_dir = self._directory.run_dir(state)
         is_told = error is None and run_dir == folder  # `result.json` is on the disk, if this file is lost
         states.write(folder, _ended(state, run_dir, error), flush=not is_told)

@@ -6,7 +6,7 @@ The lock of the job's folder is the claim on the job. Only a process that has th
 - a process that finds a running job with a free lock, and writes that the job's process was killed;
 - a process that prunes a job that does not run.
 
-A process that has lost the lock writes nothing. Therefore each attempt has one process, and each job ends once.
+Therefore each attempt has one process, and each job ends once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hydraloop.platforms import signals
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files import atomic, lock
 from hydraloop.run_files.processes import machine
+from hydraloop.run_files.record_log import FILENAME as RECORDS
 from hydraloop.run_files.result import digest
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps import states
@@ -88,8 +89,8 @@ def end(directory: SweepDirectory, number: int, code: int | None, attempt: int |
     if is_running and (attempt, directory.controller) != (state.attempts, state.controller):
         code = None  # of another process
     held = lock.RunLock(folder, key="sweep")
-    ended = _renewed(folder) if code is None else time.time()
-    if held.try_acquire(renew=False) is not None:
+    ended = _last_seen(folder) if code is None else time.time()
+    if held.try_acquire() is not None:
         return state
     try:
         current = directory.state(number)
@@ -119,7 +120,7 @@ def prune(directory: SweepDirectory, number: int, reason: str) -> JobState | Non
     folder = directory.folder(number)
     folder.mkdir(parents=True, exist_ok=True)
     held = lock.RunLock(folder, key="sweep")
-    if held.try_acquire(renew=False) is not None:
+    if held.try_acquire() is not None:
         return None
     try:
         state = directory.state(number)
@@ -145,9 +146,7 @@ def _lost(state: JobState, code: int | None) -> JobState:
     return replace(state, state="failed", error=f"its process {how}; see {states.LOG}")
 
 
-def _renewed(folder: Path) -> float:
-    """Return when the process of a job was last seen: its lock is renewed every 10 s."""
-    try:
-        return (folder / lock.FILENAME).stat().st_mtime
-    except OSError:
-        return time.time()
+def _last_seen(folder: Path) -> float:
+    """Return when the process of a job has last written to its log or its records."""
+    times = [path.stat().st_mtime for path in (folder / states.LOG, folder / RECORDS) if path.exists()]
+    return max(times, default=time.time())

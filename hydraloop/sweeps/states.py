@@ -157,7 +157,7 @@ def current(folder: Path, state: JobState, run_dir: Path) -> JobState:
         return state
     held = lock.holder(folder)
     if held is not None:
-        return replace(state, host=held.host, pid=held.processes[0][0])
+        return replace(state, host=held.host, pid=held.pid) if held.host else state
     now = read(folder) or state  # it may have ended since
     if now.state != "running":
         return now

@@ -13,7 +13,7 @@ from hydraloop.engine.report.formats import brief
 from hydraloop.errors import UserError
 from hydraloop.run_files import lock
 from hydraloop.run_files.environment import shown
-from hydraloop.run_files.lock_file.holder import Holder
+from hydraloop.run_files.lock import Holder
 from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import holds_run
 from hydraloop.sweeps import states, sweep_description
@@ -145,11 +145,7 @@ class SweepDirectory:
         Raises:
             UserError: the directory cannot be written to.
         """
-        self._lock.try_acquire(renew=False)
-
-    def renew(self) -> None:
-        """Tell other machines that this controller is alive. Called every second."""
-        self._lock.renew()
+        self._lock.acquire()
 
     def withdraw(self) -> None:
         """Tell others that this controller has ended."""

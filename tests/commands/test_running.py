@@ -37,7 +37,7 @@ import os, signal, time
 from pathlib import Path
 from hydraloop.run_files.lock import RunLock
 
-RunLock(Path("run"), key="").acquire()
+held = RunLock(Path("run"), key="").acquire()
 if os.fork() == 0:  # as a rank of torch's launcher
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -71,7 +71,7 @@ def save_and_end():
 torch.save = save
 told = threading.Event()
 signal.signal(signal.SIGTERM, lambda number, frame: told.set())
-RunLock(Path("run"), key="").acquire()
+held = RunLock(Path("run"), key="").acquire()
 threading.Thread(target=save_and_end).start()
 threading.Event().wait()
 """
@@ -215,18 +215,20 @@ def test_stop_does_not_end_a_process_that_records_the_end_of_a_job(sweep: SweepD
     """A second `stop` or a controller holds the lock of the job for a moment."""
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
-            _lock_for(process.pid, sweep.folder(2))
-            assert main(["stop", "--kill", str(sweep.path)]) == 0
+            with _locked_for(process.pid, sweep.folder(2)):
+                assert main(["stop", "--kill", str(sweep.path)]) == 0
             assert process.poll() is None
         finally:
             process.kill()
 
 
-def _lock_for(pid: int, folder: Path) -> None:
-    """Lock a folder for another process."""
-    RunLock(folder, key="").try_acquire(renew=False)
-    content = json.loads((folder / ".lock").read_bytes())
-    (folder / ".lock").write_text(json.dumps({**content, "processes": [[pid, started(pid)]]}) + "\n")
+@contextmanager
+def _locked_for(pid: int, folder: Path) -> Iterator[None]:
+    """In the body, the lock of a folder names another process."""
+    with RunLock(folder, key=""):
+        hint = folder / ".lock.json"
+        hint.write_text(json.dumps({**json.loads(hint.read_text()), "pid": pid}))
+        yield
 
 
 def test_logs_prints_what_the_run_has_printed(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -356,8 +358,8 @@ def test_stop_names_what_it_cannot_end(
     process = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; read line"], stdin=PIPE, stdout=PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    _lock_for(process.pid, run)
-    assert main(["stop", str(run), "--wait", "0"]) == 1
+    with _locked_for(process.pid, run):
+        assert main(["stop", str(run), "--wait", "0"]) == 1
     printed = capfd.readouterr()
     assert printed.out == "processes ended: 0\n"
     assert printed.err == f"error: these processes could not be ended: ps -o pid,user,stat,args -p {process.pid}\n"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hydraloop.run_files import lock
 from tests.e2e.projects import Project, Run
 from tests.e2e.warm import Script
 from tests.processes import PATIENCE, until
@@ -96,7 +96,7 @@ def test_the_second_process_says_who_trains_and_changes_nothing(project: Project
     end(running)
     done = project.train("experiment=spirals", "resume=mine", "engine.max_iters=1", "engine.test=false")
     assert done.code == 0, done.text
-    assert not (project.path / "mine" / ".lock").exists()
+    assert lock.holder(project.path / "mine") is None
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_of_two_first_starts_in_one_directory_one_trains(project: Project) -> No
     records = Run(project.path / "mine").records
     keys = [(record["mode"], record["iteration"]) for record in records]
     assert len(keys) == len(set(keys))
-    assert not (project.path / "mine" / ".lock").exists()
+    assert lock.holder(project.path / "mine") is None
 
 
 @pytest.mark.slow
@@ -119,9 +119,10 @@ def test_a_jobs_directory_is_locked_while_its_sweep_runs(project: Project) -> No
     sweep = project.begin("-m", *ENDLESS, "seed=1,2", "hydra.sweep.dir=all")
     try:
         until(lambda: list(project.path.glob("all/0/checkpoints/last_checkpoint")), "the first job has a checkpoint")
-        (pid,) = [pid for pid, _ in json.loads((project.path / "all/0/.lock").read_text())["processes"]]
+        held = lock.holder(project.path / "all/0")
+        assert held is not None
         for line, said in (
-            (["resume=all/0"], f"process {pid} on "),
+            (["resume=all/0"], f"process {held.pid} on "),
             (["-m", "seed=1,2", "hydra.sweep.dir=all"], "hydra.sweep.dir: all holds a sweep already\n"),
         ):
             done = project.train("experiment=spirals", *line)
@@ -151,6 +152,6 @@ def test_ranks_and_their_restarts_are_not_locked_out_and_others_are(project: Pro
     done = project.train("experiment=spirals", "resume=mine")
     assert done.code == 2, done.text
     assert f"process {process.pid} on " in done.err
-    end(process)  # the ranks end soon after it and hold the lock until then
+    end(process)  # the ranks end soon after it and hold a lock until then
     line = ["experiment=spirals", "resume=mine", "engine.max_iters=1", "engine.test=false"]
     until(lambda: project.train(*line).code == 0, "the lock is free again")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hydraloop.run_files import lock
 from tests.e2e.projects import Project, Run
 from tests.processes import until
 from tests.slurm import Slurm
@@ -66,7 +67,7 @@ def assert_equal(run: Run, other: Run) -> None:
     assert run.result["val_metrics"] == other.result["val_metrics"]
     assert run.result["progress"] == other.result["progress"]
     assert [keys(record) for record in run.records] == [keys(record) for record in other.records]
-    assert not (run.path / ".lock").exists()
+    assert lock.holder(run.path) is None
 
 
 def keys(record: dict[str, object]) -> tuple[object, ...]:

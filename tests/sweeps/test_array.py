@@ -51,14 +51,14 @@ def saved(sweep: SweepDirectory, job: int) -> bool:
 def kill_asking(slurm: Slurm, sweep: SweepDirectory) -> None:
     """Kill the task that decides, while it has the lock of the search."""
     until(lambda: len(sweep.controllers()) == 2, "the tasks do not start")
-    tasks = {(one.host, one.processes[0][0]) for one in sweep.controllers().values()}
+    tasks = {(one.host, one.pid) for one in sweep.controllers().values()}
     assert {host for host, _ in tasks} == set(slurm.nodes)
     by_id = {(host, pid): one for host, pid in tasks for one in slurm.processes(host) if id_on_node(one) == pid}
     assert len(by_id) == 2
     for _ in range(1_000_000):
         held = lock.holder(sweep.path / LOCK)
         if held is not None:
-            process = by_id[held.host, held.processes[0][0]]
+            process = by_id[held.host, held.pid]
             process.suspend()
             if lock.holder(sweep.path / LOCK) == held:
                 process.kill()

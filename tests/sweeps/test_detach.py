@@ -177,7 +177,7 @@ def test_a_sweep_without_its_terminal_whose_controller_and_job_are_killed(
         sweep = SweepDirectory.load(path)
         job = stopped_job(sweep)
         (controller,) = sweep.controllers().values()
-        for pid in (controller.processes[0][0], job.pid):
+        for pid in (controller.pid, job.pid):
             os.kill(pid, signal.SIGKILL)
     before = [state for state in sweep.current_states() if state.state != "queued"]
     done = project.train(*shlex.split(line), "sweep.resume=auto")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.lock import RunLock, holder
 from hydraloop.run_files.result import Objective, Result
 from hydraloop.sweeps import queue, states
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Request
@@ -39,7 +39,7 @@ def test_a_job_whose_process_was_killed(code: int | None, state: str, text: str,
     assert (ended.state, ended.error or ended.reason, ended.attempts) == (state, text, 1)
     assert 14 < ended.seconds < 60
     assert queue.end(sweep, 0, code, 1) == ended
-    assert not (sweep.folder(0) / ".lock").exists()
+    assert holder(sweep.folder(0)) is None
 
 
 def test_a_result_before_the_kill_counts(sweep: SweepDirectory) -> None:
@@ -88,7 +88,7 @@ def test_a_job_that_does_not_run_and_is_not_over_can_be_pruned(state: State, swe
         assert queue.end(sweep, 0, -signal.SIGKILL, before.attempts + 1) == pruned, "it stays pruned"
     else:
         assert pruned == before
-    assert not (sweep.folder(0) / ".lock").exists()
+    assert holder(sweep.folder(0)) is None
 
 
 def test_a_job_that_another_process_has_claimed_is_not_pruned(sweep: SweepDirectory) -> None:

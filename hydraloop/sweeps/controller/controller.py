@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from hydraloop.errors import UserError
 from hydraloop.run_files import lock
-from hydraloop.run_files.processes import machine, send
+from hydraloop.run_files.processes import machine, send, started
 from hydraloop.sweeps import queue
 from hydraloop.sweeps.controller import problems
 from hydraloop.sweeps.controller.retries import Retries
@@ -33,7 +33,7 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 _POLL = 0.2
 """Seconds between two looks at signals and two updates of the display."""
 _LOOK = 1.0
-"""Seconds between two looks at jobs that other controllers have started, and two renewals of this one's lock."""
+"""Seconds between two looks at jobs that other controllers have started."""
 
 
 @dataclass
@@ -158,7 +158,6 @@ class Controller:
 
     def _look(self) -> None:
         """Look for ends that the executor does not report, and at the jobs of other controllers."""
-        self.directory.renew()
         for ended in list(self._unreported.values()):
             self._end(ended)
         found = [self._state(number) for number in sorted(self._elsewhere)]
@@ -334,5 +333,5 @@ class Controller:
             self.executor.cancel(number, sign)
             return
         held = lock.holder(self.directory.folder(number))
-        for pid, since in [] if held is None else held.alive[:1]:  # it signals the others
-            send(pid, since, sign)
+        if held is not None and held.is_here:  # it signals its ranks
+            send(held.pid, started(held.pid), sign)

@@ -95,7 +95,7 @@ class SearchLog:
             patience: seconds to wait for that process.
         """
         until = time.monotonic() + patience
-        while self._lock.try_acquire(renew=False) is not None:
+        while self._lock.try_acquire() is not None:
             if time.monotonic() >= until:
                 yield False
                 return

@@ -11,16 +11,12 @@ import time
 from dataclasses import dataclass, field
 
 from hydraloop.processes.failure import REQUEUE
-from hydraloop.run_files.lock_file.holder import HELD
+from hydraloop.run_files.lock import LEASE
 from hydraloop.sweeps import queue
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Ended
 from hydraloop.sweeps.slurm.arrays import Task
 from hydraloop.sweeps.states import JobState
-
-_PATIENCE = HELD + 10.0
-"""Seconds after its start in which a task that was started again looks for the job of its dead node, whose lock is free
-after a minute."""
 
 
 @dataclass
@@ -53,7 +49,7 @@ class ArrayTask(Controller):
 
     @property
     def _waits_for_others(self) -> bool:
-        is_early = self.task.restarts > 0 and time.monotonic() < self._began + _PATIENCE
+        is_early = self.task.restarts > 0 and time.monotonic() < self._began + LEASE
         return super()._waits_for_others and is_early
 
     @property

@@ -3,7 +3,7 @@
 `bindfs` (FUSE) shows a view of a folder. For 15 s, the kernel shows each view the sizes, times and missing files that
 it has seen before, also after another view has changed them. NFS is kinder: it asks the server when a file is opened.
 
-A second machine is a namespace with other process ids and another name, and a clock that is 30 s ahead.
+A second machine is a namespace with other process ids and another name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from tests.processes import until
 
 TIMEOUT = 15
 """Seconds for which a view may be wrong."""
-AHEAD = 30
-"""Seconds by which the clock of the second machine is ahead."""
-_PACKAGES = ("bindfs", "libfuse2", "fuse", "libfaketime")
+_PACKAGES = ("bindfs", "libfuse2", "fuse")
 _UNPACKED = Path(tempfile.gettempdir()) / f"hydraloop-debian-{os.getuid()}-bindfs"
 _CACHES = ",".join(f"{name}_timeout={TIMEOUT}" for name in ("attr", "entry", "negative"))
 
@@ -38,7 +36,6 @@ class Machine:
     """The folder, as this machine sees it."""
     command: tuple[str, ...] = ()
     """Begins the command lines of its processes."""
-    environment: tuple[tuple[str, str], ...] = ()
 
 
 def _unpacked() -> Path:
@@ -48,7 +45,7 @@ def _unpacked() -> Path:
             get = ["apt-get", "download", *_PACKAGES]
             got = shutil.which("apt-get") and subprocess.run(get, cwd=folder, capture_output=True, check=False)
             if not got or got.returncode:
-                pytest.skip("the packages of bindfs and libfaketime cannot be had")
+                pytest.skip("the packages of bindfs cannot be had")
             for package in Path(folder).glob("*.deb"):
                 subprocess.run(["dpkg", "-x", package, f"{folder}/root"], check=True)
             shutil.move(f"{folder}/root", _UNPACKED)
@@ -56,17 +53,12 @@ def _unpacked() -> Path:
 
 
 @contextlib.contextmanager
-def machines(folder: Path, *, shares_flock: bool) -> Iterator[tuple[Machine, Machine]]:
-    """In the body, two machines see `folder/real` as `folder/first` and `folder/second`.
-
-    Args:
-        shares_flock: whether a flock of one machine is seen by the other.
-    """
+def machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
+    """In the body, two machines see `folder/real` as `folder/first` and `folder/second`, with each other's flocks."""
     root = _unpacked()
-    (library,) = root.glob("usr/lib/*/faketime/libfaketimeMT.so.1")
     libraries = ":".join({str(path.parent) for path in root.rglob("*.so.*")})
     environment = os.environ | {"LD_LIBRARY_PATH": libraries, "PATH": f"{root}/bin:{os.environ['PATH']}"}
-    options = ["--enable-lock-forwarding", "--multithreaded"] if shares_flock else []
+    options = ["--enable-lock-forwarding", "--multithreaded"]
     views = [folder / "first", folder / "second"]
     (folder / "real").mkdir()
     with contextlib.ExitStack() as mounted:
@@ -81,8 +73,5 @@ def machines(folder: Path, *, shares_flock: bool) -> Iterator[tuple[Machine, Mac
             if process.poll() is not None:
                 pytest.skip("bindfs cannot mount here")
         apart = ("unshare", "--pid", "--uts", "--mount", "--fork", "--mount-proc", "--kill-child")
-        clock = {"LD_PRELOAD": str(library), "FAKETIME": f"+{AHEAD}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-        clock |= {"PYTHONPATH": f"{Path(__file__).with_name('ahead')}:{Path.cwd()}"}
-        server = {"NO_FAKE_STAT": "1", "FAKE_UTIME": "1"}  # the times of files are the server's
         named = ("sh", "-c", 'hostname second; exec "$@"', "sh")
-        yield Machine(views[0]), Machine(views[1], (*apart, *named), tuple((clock | server).items()))
+        yield Machine(views[0]), Machine(views[1], (*apart, *named))

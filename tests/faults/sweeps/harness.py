@@ -59,7 +59,7 @@ class Kill:
     """How many such events are waited for."""
     delay: float
     torn: str | None = None
-    """The file that is cut at a random byte: `job.json` of any job, `.lock`, or `sweep.json`."""
+    """The file that is cut at a random byte: `job.json` of any job, or `sweep.json`."""
 
     @classmethod
     def draw(
@@ -70,7 +70,7 @@ class Kill:
     ) -> Kill:
         """Return a random one."""
         victim = draws.choice(victims)
-        torn = draws.choice((None, states.FILENAME, lock.FILENAME, FILENAME)) if victim == "everything" else None
+        torn = draws.choice((None, states.FILENAME, FILENAME)) if victim == "everything" else None
         phase = draws.choice(phases)
         return cls(victim, phase, draws.randint(1, 6) if phase == "iteration" else 1, draws.random() * 0.05, torn)
 
@@ -192,12 +192,7 @@ class Sweep:
         """Return the numbers and the processes of jobs that hold their lock, if their state is readable."""
         folders = [file.parent for file in self.files(states.FILENAME)]
         found = [(states.read(folder), lock.holder(folder)) for folder in folders]
-        return [
-            (state.number, pid)
-            for state, held in found
-            if state is not None and held is not None
-            for pid, _ in held.alive
-        ]
+        return [(state.number, held.pid) for state, held in found if state is not None and held is not None]
 
     def files(self, pattern: str) -> list[Path]:
         """Return files of jobs: in their run directories, which may be in other folders, and beside their states."""

@@ -13,9 +13,11 @@ from tests.faults.sweeps.judge import problems
 
 FEW = ("seed=0,1,2",)
 WITHOUT_CLAIM = """
-import hydraloop.run_files.lock_file.holder
+import filelock
+import hydraloop.run_files.lock
 
-hydraloop.run_files.lock_file.holder.Holder.holds = lambda holder, path, handle: False
+hydraloop.run_files.lock._locked = filelock.FileLock  # not acquired
+hydraloop.run_files.lock._is_held = lambda path: False
 """
 
 

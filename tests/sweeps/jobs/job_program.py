@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,14 +23,14 @@ from hydraloop.cli import hydra_job
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
-from hydraloop.plan import Draft, RunPlan
+from hydraloop.plan import Draft
 from hydraloop.processes import torchrun
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import leave
 from hydraloop.run_files import atomic, checkpoint_files
 from hydraloop.run_files.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.sweeps import queue, states
+from hydraloop.sweeps import queue
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
@@ -69,21 +68,6 @@ def after_checkpoint(then: Callable[[], Any]) -> Callable[..., None]:
     return write
 
 
-def after_loss(train: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `RunStarter.train`, after another machine has taken over the job, as this one has stalled for a minute."""
-
-    def stalled(jobs: RunStarter, plan: RunPlan) -> Any:
-        run_dir = plan.run_dir
-        content = json.loads((run_dir / ".lock").read_bytes())
-        (run_dir / ".lock").write_text(json.dumps({**content, "token": "other", "machine": "node7", "host": "node7"}))
-        state = states.read(run_dir)
-        assert state is not None
-        states.write(run_dir, replace(state, attempts=2, host="node7", machine="node7"), flush=False)
-        return train(jobs, plan)
-
-    return stalled
-
-
 def write_twice(cfg: DictConfig, run_dir: Path) -> None:
     """Write the records, and a copy by Hydra itself."""
     write_records(cfg, run_dir)
@@ -103,8 +87,6 @@ def prepare(when: str) -> None:
         Result.write = after(Result.write, kill)  # type: ignore[method-assign]
     elif when == "start":
         RunStarter.train = kill  # type: ignore[method-assign]  # dies there
-    elif when == "stalled":
-        RunStarter.train = after_loss(RunStarter.train)  # type: ignore[method-assign]  # a fault
     elif when == "terminated":
         atomic.write_text = after_checkpoint(lambda: os.kill(os.getpid(), signal.SIGTERM))
     elif when == "torn":

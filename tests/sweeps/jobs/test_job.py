@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from hydraloop.errors import Terminated
 from hydraloop.processes.failure import RankError, Requeue
+from hydraloop.run_files import lock
 from hydraloop.run_files.result import Result
 from hydraloop.sweeps import job, states
 from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED
@@ -62,13 +63,13 @@ def module_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def sweep(module_project: Project) -> Path:
-    """Jobs: 0 finished, 1 failed, 2 killed before its first iteration, 3 taken over by another machine."""
+    """Jobs: 0 finished, 1 failed, 2 killed before its first iteration."""
     codes = run(
         module_project,
-        *([0, 0, "records"], [0, 0], [0, 1], [1, 0], [1, 5], [2, 0, "start"], [3, 0, "stalled"]),
-        **{"optimizer.lr": ["1e-3", "-1", "1e-2", "2e-3"]},
+        *([0, 0, "records"], [0, 0], [0, 1], [1, 0], [1, 5], [2, 0, "start"]),
+        **{"optimizer.lr": ["1e-3", "-1", "1e-2"]},
     )
-    assert codes == [0, LEFT, LEFT, 0, LEFT, -9, LEFT]
+    assert codes == [0, LEFT, LEFT, 0, LEFT, -9]
     return module_project.path / "sweep"
 
 
@@ -89,7 +90,7 @@ def test_a_finished_job(sweep: Path) -> None:
     assert (sweep / "0" / state.checkpoint).is_file()
     assert state.seconds > result["seconds"]
     assert "status      finished" in (sweep / "0" / "job.log").read_text()
-    assert not (sweep / "0" / ".lock").exists()
+    assert lock.holder(sweep / "0") is None
 
 
 def test_callbacks_of_hydra(sweep: Path) -> None:
@@ -119,14 +120,7 @@ def test_a_failed_job(sweep: Path) -> None:
 def test_a_killed_job(sweep: Path) -> None:
     state = state_of(sweep, 2)
     assert (state.state, state.reason, state.attempts) == ("interrupted", "killed by SIGKILL (out of memory?)", 1)
-    assert not (sweep / "2" / ".lock").exists()
-
-
-def test_a_job_that_another_machine_has_taken_over(sweep: Path) -> None:
-    """The first process trained to its end, but did not write it."""
-    assert Run(sweep / "3").result["status"] == "finished"
-    state = state_of(sweep, 3)
-    assert (state.state, state.attempts, state.host, state.total) == ("running", 2, "node7", None)
+    assert lock.holder(sweep / "2") is None
 
 
 def test_a_job_is_interrupted_by_the_kill_of_a_rank_and_a_full_disk(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_attach_follows_a_sweep_until_nothing_runs(directory: SweepDirectory, mo
     lines, now = Told(directory), [0.0]
     locks = {number: RunLock(directory.folder(number), key="") for number in (12, 20)}
     for held in locks.values():
-        held.try_acquire(renew=False)
+        held.acquire()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def pause(seconds: float) -> None:

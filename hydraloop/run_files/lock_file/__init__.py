@@ -1,1 +1,0 @@
-"""The file of a lock: what it says, and how processes of one or several machines read and write it."""
