@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 
 from hydraloop.engine.device.batch_transfer import has_streams
 from hydraloop.engine.interruption.worker_signals import QuietWorker
-from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate, instantiate_callable
 from hydraloop.schemas.data import loader_options
 
@@ -47,21 +46,8 @@ def options_from_config(data: DictConfig, split: str) -> tuple[dict[str, Any], d
             values[name] = instantiate_callable(values[name], keys[name])
     for name in _SAMPLERS:
         if values[name] is not None:
-            values[name] = _sampler(values[name], keys[name])
+            values[name] = instantiate(values[name], keys[name])
     context = values["multiprocessing_context"]
     if isinstance(context, DictConfig):
         values["multiprocessing_context"] = instantiate(context, keys["multiprocessing_context"])
     return values, keys
-
-
-def _sampler(node: Any, key: str) -> Any:
-    try:
-        return instantiate(node, key)
-    except UserError as error:
-        if "missing a required argument" in error.problem and "_partial_" not in node:
-            raise UserError(
-                error.problem,
-                key=error.key,
-                remedy=f"If it takes the data set, add it: ++{key}._partial_=true. {error.remedy}",
-            ) from error
-        raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sized
@@ -80,7 +79,7 @@ class _Builder:
         """Return the loader of the data set that `node` describes."""
         train = split == "train"
         data = instantiate(node, key)
-        kind = _kind(data, key)
+        kind = _kind(data)
         if kind == "batches":
             return self._given(data, split, key)
         options, keys = options_from_config(self.cfg.data, split)
@@ -179,29 +178,12 @@ def _named(node: Any, key: str) -> dict[str, DictConfig]:
     return sets
 
 
-def _kind(data: Any, key: str) -> Literal["batches", "samples", "stream"]:
-    """Return what `data` is: a loader, a set with indices, or a set that can only be iterated.
-
-    Raises:
-        UserError: it is something else.
-    """
+def _kind(data: Any) -> Literal["batches", "samples", "stream"]:
+    """Return what `data` is: a loader, a set with indices, or a set that can only be iterated."""
     if isinstance(data, IterableDataset):
         return "stream"
     if isinstance(data, DataLoader):
         return "batches"
     if hasattr(data, "__getitem__"):
         return "samples"
-    if inspect.isgenerator(data):
-        raise UserError(
-            "a generator can be read only once",
-            key=key,
-            remedy="Use a class whose __iter__ begins again at the first sample.",
-        )
-    if isinstance(data, Iterable):
-        return "batches" if isinstance(data, Sized) else "stream"
-    raise UserError(
-        f"{type(data).__name__} is neither a data set nor a loader",
-        key=key,
-        remedy="Use an object with __getitem__ and __len__ (samples), with __iter__ and __len__ (batches), or with "
-        "__iter__ alone (a stream of samples).",
-    )
+    return "batches" if isinstance(data, Sized) else "stream"

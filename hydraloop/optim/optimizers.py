@@ -157,11 +157,12 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
     node._partial_ = True  # the parameters are missing
     factory = instantiate(node, key)
     _check_counts(factory, key)
+
     parameters = _parameters(own, model, chosen, places, key)
     try:
         optimizer = factory(parameters)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        mistake = refused(node, error, key, _remedy(error, factory, parameters, key))
+        mistake = refused(node, error, key)
         if mistake is None:
             raise
         raise mistake from error
@@ -186,17 +187,6 @@ def _parameters(
     groups = grouped(chosen, own["groups"], scales, places, f"{key}.groups")
     is_plain = len(groups) == 1 and len(groups[0]) == 1
     return groups[0]["params"] if is_plain else groups  # LBFGS takes no groups
-
-
-def _remedy(error: Exception, factory: functools.partial[Any], parameters: Any, key: str) -> str | None:
-    """Return the remedy for an error of torch's optimizer; None: its options."""
-    if not factory.func.__module__.startswith("torch."):
-        return None
-    if factory.func is optim.Muon:
-        return "Use a second optimizer for the others: see docs/how-to/optimizers.md."
-    if len(parameters) > 1 and "parameter groups" in str(error):
-        return f"Use '{key}.groups=[]' {key}.layer_decay=null, which gives all parameters the same values."
-    return None
 
 
 def _not_an_optimizer(found: object, key: str) -> UserError:

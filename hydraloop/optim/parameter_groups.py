@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +9,6 @@ from torch import nn
 
 from hydraloop.engine.parameter_patterns import Places, matched
 from hydraloop.errors import UserError, suggestion
-
-_HIGHEST = {"lr": math.inf, "lr_scale": math.inf, "weight_decay": math.inf, "momentum": 1.0, "betas": 1.0}
-"""Values that are at least 0, and the highest one."""
 
 
 def grouped(
@@ -42,7 +38,9 @@ def grouped(
             remedy = 'Write rules as {match: "@norm|@bias", weight_decay: 0}.'
             raise UserError("needs a pattern, match, and a value", key=where, remedy=remedy)
         values = {
-            str(name): _value(value, str(name), f"{where}.{name}") for name, value in rule.items() if name != "match"
+            str(name): tuple(value) if isinstance(value, list) else value
+            for name, value in rule.items()
+            if name != "match"
         }
         for parameter in matched(rule["match"], within, f"{where}.match"):
             settings[parameter].update(values)
@@ -77,19 +75,6 @@ def check_settings(rules: Sequence[Mapping[str, Any]], defaults: Mapping[str, An
 def _form(value: Any) -> str:
     if isinstance(value, bool):
         return "true or false"
-    return f"{len(value)} numbers" if isinstance(value, list | tuple) else "a number"
-
-
-def _value(value: Any, name: str, key: str) -> Any:
-    """Return the value of a setting: a list as a tuple. torch checks only those of the whole optimizer."""
-    if name == "name":
-        return str(value)
-    found = tuple(value) if isinstance(value, list) and name not in ("lr", "lr_scale", "weight_decay") else value
-    for item in found if isinstance(found, tuple) else [found]:
-        if item is None and isinstance(found, tuple):  # as in Adafactor's eps
-            continue
-        if not isinstance(item, int | float):
-            raise UserError(f"{item!r} is not a number", key=key, remedy="Give the group a number, or remove this.")
-        if name in _HIGHEST and not 0 <= item <= _HIGHEST[name]:
-            raise UserError(f"cannot be {item!r}", key=key, remedy="Give the group a value that the optimizer takes.")
-    return found
+    if isinstance(value, list | tuple):
+        return f"{len(value)} numbers"
+    return "a number" if isinstance(value, int | float) else f"a {type(value).__name__}"

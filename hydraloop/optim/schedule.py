@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,8 +12,6 @@ from torch.optim import Optimizer
 from hydraloop.engine.optimizers import parts
 from hydraloop.errors import UserError, any_of, close_names
 from hydraloop.optim.schedule_functions import Function, Plateau
-
-log = logging.getLogger(__name__)
 
 _NOT_SCHEDULED = frozenset({"params", "max_lr", "min_lr", "max_momentum", "base_momentum"})
 """The parameters, and what torch's schedulers store in the groups."""
@@ -76,7 +73,7 @@ class Schedule:
         steps_per_epoch: optimizer steps in an epoch, to compare a `begin` in epochs with one in steps.
 
     Raises:
-        UserError: the groups have no `param`, or the function has no `value` of its own.
+        UserError: the groups have no `param`.
     """
 
     def __init__(
@@ -93,13 +90,6 @@ class Schedule:
         steps_per_epoch: int = 1,
     ) -> None:
         self.key = f"scheduler.{name}"
-        kind = type(function)
-        if kind.value is Function.value and kind.scale is Function.scale:
-            raise UserError(
-                f"{kind.__name__} has no method value",
-                key=f"{self.key}._target_",
-                remedy="Write: def value(self, k, length, value, initial)",
-            )
         self.function = function
         self.by_epoch = by_epoch
         self.begin = begin
@@ -144,25 +134,19 @@ class Schedule:
             self.function.mode = mode
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its begin and end, so that a resumed run can report a change, and the counts of a `Plateau`."""
-        state: dict[str, Any] = {"begin": self.begin, "end": self.end}
-        return {**state, **self.function.state_dict()} if isinstance(self.function, Plateau) else state
+        """Return the counts of a `Plateau`; nothing for others, whose values depend only on the counts of the run."""
+        return self.function.state_dict() if isinstance(self.function, Plateau) else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the counts of a `Plateau`. For other schedules, warn if their begin or end has changed.
+        """Continue the counts of a `Plateau`.
 
         Raises:
             UserError: it is the state of another kind of schedule.
         """
-        if self.state_dict().keys() - state.keys():
-            raise another_kind(self.key)
         if isinstance(self.function, Plateau):
-            self.function.load_state_dict({name: state[name] for name in self.function.state_dict()})
-        elif (state["begin"], state["end"]) != (self.begin, self.end):
-            log.warning(
-                "%s acts from %d to %d; before the run was resumed, it acted from %d to %d",
-                self.key, self.begin, self.end, state["begin"], state["end"],
-            )  # fmt: skip
+            if self.function.state_dict().keys() != state.keys():
+                raise another_kind(self.key)
+            self.function.load_state_dict(state)
 
 
 def another_kind(key: str) -> UserError:

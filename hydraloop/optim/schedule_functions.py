@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hydraloop.errors import UserError
-from hydraloop.option_checks import check_above, check_at_least, check_choice
+from hydraloop.option_checks import check_choice
 
 
 class Function:
@@ -49,9 +49,6 @@ class Constant(Function):
 
     factor: float = 1 / 3
 
-    def __post_init__(self) -> None:
-        check_above(0, factor=self.factor)
-
     def scale(self, k: int, length: int) -> float:
         return self.factor if k == 0 or k < length - 1 else 1.0
 
@@ -68,11 +65,6 @@ class Linear(Function):
     total_iters: int | None = None
     lengths: ClassVar = ("total_iters",)
 
-    def __post_init__(self) -> None:
-        check_above(0, start_factor=self.start_factor)
-        check_at_least(0, end_factor=self.end_factor)
-        check_at_least(1, total_iters=self.total_iters)
-
     def scale(self, k: int, length: int) -> float:
         return self.start_factor + (self.end_factor - self.start_factor) * _share(k, self.total_iters, length)
 
@@ -82,9 +74,6 @@ class Exponential(Function):
     """The value times `gamma` at each step. Converted from epochs: at each optimizer step, as in MMEngine."""
 
     gamma: float
-
-    def __post_init__(self) -> None:
-        check_above(0, gamma=self.gamma)
 
     def scale(self, k: int, length: int) -> float:
         return self.gamma**k
@@ -99,8 +88,6 @@ class MultiStep(Function):
     lengths: ClassVar = ("milestones",)
 
     def __post_init__(self) -> None:
-        check_at_least(1, milestones=min(self.milestones, default=None))
-        check_above(0, gamma=self.gamma)
         ascending = sorted(set(self.milestones))
         if list(self.milestones) != ascending:
             raise UserError("must be in ascending order", key="milestones", remedy=f"Use {ascending}.")
@@ -116,10 +103,6 @@ class Cosine(Function):
     T_max: int | None = None
     eta_min: float = 0.0
     lengths: ClassVar = ("T_max",)
-
-    def __post_init__(self) -> None:
-        check_at_least(1, T_max=self.T_max)
-        check_at_least(0, eta_min=self.eta_min)
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         steps = self.T_max or length
@@ -138,11 +121,6 @@ class Poly(Function):
     total_iters: int | None = None
     lengths: ClassVar = ("total_iters",)
 
-    def __post_init__(self) -> None:
-        check_above(0, power=self.power)
-        check_at_least(0, eta_min=self.eta_min)
-        check_at_least(1, total_iters=self.total_iters)
-
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         left: float = (1 - _share(k, self.total_iters, length)) ** self.power
         return self.eta_min + (value - self.eta_min) * left
@@ -157,11 +135,6 @@ class WarmupCosine(Function):
     start_factor: float = 0.01
     min_lr_ratio: float = 0.0
     lengths: ClassVar = ("total_iters", "warmup_iters")
-
-    def __post_init__(self) -> None:
-        check_at_least(1, total_iters=self.total_iters)
-        check_at_least(0, warmup_iters=self.warmup_iters, min_lr_ratio=self.min_lr_ratio)
-        check_above(0, start_factor=self.start_factor)
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
@@ -183,12 +156,6 @@ class YOLOX(Function):
     warmup_ratio: float = 1.0
     min_lr_ratio: float = 0.05
     lengths: ClassVar = ("total_iters", "warmup_iters", "num_last_epochs")
-
-    def __post_init__(self) -> None:
-        check_at_least(1, total_iters=self.total_iters)
-        check_at_least(0, warmup_iters=self.warmup_iters, num_last_epochs=self.num_last_epochs)
-        check_at_least(0, min_lr_ratio=self.min_lr_ratio)
-        check_above(0, warmup_ratio=self.warmup_ratio)
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
@@ -223,9 +190,6 @@ class Plateau(Function):
     def __post_init__(self) -> None:
         check_choice(("min", "max"), mode=self.mode)
         check_choice(("rel", "abs"), threshold_mode=self.threshold_mode)
-        check_above(0, factor=self.factor)
-        check_at_least(0, patience=self.patience, threshold=self.threshold, cooldown=self.cooldown)
-        check_at_least(0, min_lr=self.min_lr, eps=self.eps)
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         """Return the value after all reductions."""

@@ -97,8 +97,7 @@ def build_schedule(
         end: the n at which it ends; None: the end of training.
 
     Raises:
-        UserError: `begin` and `end` do not fit, a warm-up does not fit, a metric is missing or not used, or there are
-            no epochs to convert.
+        UserError: `begin` is not before `end`, a metric is missing or not used, or there are no epochs to convert.
     """
     key = f"scheduler.{name}"
     if not isinstance(made, Function):
@@ -109,8 +108,12 @@ def build_schedule(
         length = max(1, run.epochs if by_epoch else run.steps)
         return TorchSchedule(name, made, optimizer, by_epoch=by_epoch, monitor=monitor, length=length)
     _check_monitor(made, monitor, key)
-    _check_begin_and_end(begin, end, key)
-    _check_warm_up(made, begin, end, run, key, by_epoch=by_epoch)
+    if end is not None and begin >= end:
+        raise UserError(
+            f"begin={begin} is not before end={end}",
+            key=f"{key}.begin",
+            remedy=f"Use a begin below {end}, a later {key}.end, or {key}.end=null for the end of training.",
+        )
     if convert_to_iter_based:
         _check_counts_epochs(made, key, by_epoch=by_epoch)
         steps = max(1, run.steps_per_epoch)  # 0 without training data
@@ -160,33 +163,6 @@ def _check_counts_epochs(function: Function, key: str, *, by_epoch: bool) -> Non
             "there are no epochs to convert",
             key=f"{key}.convert_to_iter_based",
             remedy=f"Set {key}.by_epoch=true to count epochs, or {key}.convert_to_iter_based=false.",
-        )
-
-
-def _check_begin_and_end(begin: Any, end: Any, key: str) -> None:
-    for name, value in (("begin", begin), ("end", 0 if end is None else end)):
-        if not isinstance(value, int) or value < 0:
-            raise UserError(f"cannot be {value!r}", key=f"{key}.{name}", remedy="Use a whole number from 0.")
-    if end is not None and begin >= end:
-        raise UserError(
-            f"begin={begin} is not before end={end}",
-            key=f"{key}.begin",
-            remedy=f"Use a begin below {end}, a later {key}.end, or {key}.end=null for the end of training.",
-        )
-
-
-def _check_warm_up(function: Function, begin: int, end: int | None, run: Length, key: str, *, by_epoch: bool) -> None:
-    """Refuse a warm-up that leaves nothing for the rest of the schedule."""
-    total, unit = (run.epochs, "epochs") if by_epoch else (run.steps, "optimizer steps")
-    parts = {name: getattr(function, name, None) or 0 for name in ("warmup_iters", "num_last_epochs")}
-    length = getattr(function, "total_iters", None) or (end or total) - begin
-    if 0 < length <= sum(parts.values()):
-        longest = max(parts, key=lambda name: parts[name])
-        together = " and ".join(f"{name}={value}" for name, value in parts.items() if value)
-        raise UserError(
-            f"{together} leaves nothing of the schedule's {length} {unit} for the cosine",
-            key=f"{key}.{longest}",
-            remedy=f"Train longer, use less, or {key}.{longest}=null for a share of the length.",
         )
 
 

@@ -59,21 +59,12 @@ class TorchSchedule:
             self.scheduler: Any = factory(optimizer, **dict.fromkeys(required | null, length))
         except (TypeError, ValueError, ArithmeticError) as error:
             raise UserError(str(error), key=self.key, remedy=f"Give it the argument: +{self.key}.NAME=…") from error
-        self._check()
         if isinstance(self.scheduler, ReduceLROnPlateau) != (monitor is not None):
             raise UserError(
                 "only ReduceLROnPlateau follows a metric, and it needs one",
                 key=f"{self.key}.monitor",
                 remedy=f"Leave it out, or for ReduceLROnPlateau set {self.key}.monitor=loss.",
             )
-
-    def _check(self) -> None:
-        """Refuse an object without the methods of a scheduler."""
-        lacking = [name for name in ("step", "state_dict", "load_state_dict") if not hasattr(self.scheduler, name)]
-        if lacking:
-            problem = f"{type(self.scheduler).__name__} is not a scheduler: it has no {lacking[0]}"
-            remedy = "Name one of torch.optim.lr_scheduler, or use an option of the group: scheduler=cosine"
-            raise UserError(problem, key=f"{self.key}._target_", remedy=remedy)
 
     @property
     def mode(self) -> str | None:

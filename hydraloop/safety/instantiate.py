@@ -205,11 +205,11 @@ def _mistake_in(cause: BaseException, node: DictConfig, where: str, key: str) ->
     return refused(inner, cause, where) if isinstance(inner, DictConfig) and "_target_" in inner else None
 
 
-def refused(node: DictConfig, cause: BaseException, key: str, remedy: str | None = None) -> UserError | None:
+def refused(node: DictConfig, cause: BaseException, key: str) -> UserError | None:
     """Return the error of a class that refuses its options; None if it may be a bug.
 
     A `ValueError` is about the options, and so is a `RuntimeError` of torch's classes. A `TypeError` of a project's
-    class is about the options if it names the type of one. The default remedy is the options that `cause` names.
+    class is about the options if it names the type of one. The remedy is the options that `cause` names.
     """
     options = {str(name): value for name, value in node.items() if name not in _SPECIAL}
     words = set(re.findall(r"[\w.+-]+", str(cause)))
@@ -226,7 +226,7 @@ def refused(node: DictConfig, cause: BaseException, key: str, remedy: str | None
     return UserError(
         f"{target.rpartition('.')[2]} refuses its options: {cause}{'' if ours else _place(cause)}",
         key=key,
-        remedy=remedy or f"Change {change or f'{key}._target_, or add an option: +{key}.NAME=…'}.",
+        remedy=f"Change {change or f'{key}._target_, or add an option: +{key}.NAME=…'}.",
     )
 
 

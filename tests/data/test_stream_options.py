@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,6 @@ def test_the_steps_of_training_are_not_those_of_an_evaluation() -> None:
             "data.loader.sampler",
             "data.train is a stream: it has no indices",
         ),
-        ((f"data.train={{_target_: {STREAMS}.once}}",), "data.train", "a generator can be read only once"),
         ((f"data.train={{a: {{_target_: {STREAMS}.Sized}}}}",), "data.train", "nothing to build"),
     ],
 )
@@ -117,17 +117,15 @@ def test_a_collate_function_that_fails_in_a_stream_names_the_samples() -> None:
         train: Any = loaders.train
         batches = train.begin(0, 0)
         assert next(iter(batches)).tolist() == [[0.0], [1.0], [2.0], [3.0]]
-        with pytest.raises(UserError, match=r"default_collate fails for the samples \[4, 5, 6, 7\] of data\.train: "):
+        with pytest.raises(RuntimeError) as caught:
             list(islice(chain(batches), 3))
+        text = "".join(traceback.format_exception(caught.value))
+        assert "data.loader.collate_fn fails for the samples [4, 5, 6, 7] of data.train" in text
         train.end_workers()
 
 
 def test_errors_of_a_stream_name_the_section_that_sets_the_option() -> None:
     stream = [f"data.val={{_target_: {STREAMS}.Odd, at: 5}}", "data.val_loader.steps_per_epoch=9"]
-    val: Any = built(*stream, "data.val_loader.collate_fn={_target_: tests.data.loader_parts.refuses}").val
-    with pytest.raises(UserError, match=r"refuses fails for the samples \[0, ") as caught:
-        list(val)
-    assert caught.value.key == "data.val_loader.collate_fn"
     plain = f"data.val={{_target_: {STREAMS}.Plain}}"
     error = refused(plain, "data.val_loader.num_workers=2", "data.val_loader.split_stream=null", *stream[1:])
     assert "data.val_loader.split_stream=true" in str(error.remedy)

@@ -150,27 +150,6 @@ def test_a_mistake_names_its_key(factory: Any, ours: dict[str, Any], key: str) -
     assert caught.value.key == key
 
 
-class NotAScheduler:
-    """Cannot be stepped."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-
-
-@pytest.mark.parametrize(
-    ("factory", "key", "problem"),
-    [
-        (partial(NotAScheduler), "scheduler.mine._target_", "NotAScheduler is not a scheduler: it has no step"),
-        (partial(torchs.StepLR), "scheduler.mine", "missing 1 required positional argument: 'step_size'"),
-    ],
-)
-def test_what_is_not_a_scheduler_is_refused(factory: Any, key: str, problem: str) -> None:
-    with pytest.raises(UserError) as caught:
-        of("mine", factory, two_groups())
-    assert caught.value.key == key
-    assert problem in caught.value.problem
-
-
 def test_the_remedy_of_a_missing_argument_works(tmp_path: Path) -> None:
     lines = ["engine.device=cpu", "default_hooks=[]", "scheduler=[]", MINE.replace(",step_size:2", "")]
     with pytest.raises(UserError) as caught:
