@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +20,6 @@ PACKAGES = {
         "termcolor==3.3.0",
         "opencv-python-headless==5.0.0.93",
     ),
-    "lightning": ("lightning==2.6.6", "lightning-utilities==0.15.3"),
     "hydra": ("hydra-core==1.4.0rc3", "omegaconf==2.4.1rc1"),
 }
 """Packages that each needs in addition to hydraloop's, such as torch, which come from this environment."""
@@ -75,20 +71,3 @@ def environment(framework: str) -> dict[str, str]:
     """Return environment variables for a process that imports the framework, hydraloop and the tests."""
     path = os.pathsep.join((str(installed(framework)), str(REPOSITORY)))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def outcome_of(script: str, framework: str, folder: Path) -> Mapping[str, Any]:
-    """Run a script of this folder; return what it has written."""
-    out = folder / "outcomes.json"
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.compat.{script}", str(out)],
-        cwd=folder,
-        env=environment(framework),
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return found

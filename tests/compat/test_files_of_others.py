@@ -1,4 +1,4 @@
-"""Files of mmengine 0.10.7 and Lightning 2.6.6 are converted; the stored values of schedules are those of mmengine."""
+"""The stored values of schedules are those of mmengine 0.10.7."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.packages import REPOSITORY, environment, outcome_of
+from tests.compat.packages import REPOSITORY, environment
 
 pytestmark = pytest.mark.nightly
 STORED_SCHEDULES = REPOSITORY / "tests" / "optim" / "mmengine_values.json"
-
-
-@pytest.mark.parametrize("framework", ["mmengine", "lightning"])
-def test_a_file_of_another_framework_is_loaded(framework: str, tmp_path: Path) -> None:
-    found = outcome_of(f"with_{framework}", framework, tmp_path)
-    assert found["same"]
-    assert found["objects"] > 0, "it contains more than tensors"
 
 
 def test_the_stored_values_of_schedules_are_mmengines(tmp_path: Path) -> None:

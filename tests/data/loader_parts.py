@@ -81,8 +81,3 @@ class Epoch:
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(torch.arange(6).split(2))
-
-
-def refuses(samples: Sequence[Any]) -> Tensor:
-    """A collate function that fails."""
-    raise ValueError("refused")

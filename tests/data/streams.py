@@ -108,11 +108,6 @@ class Indexed:
         return index
 
 
-def once() -> Iterator[int]:
-    """A generator function."""
-    yield from range(10)
-
-
 class Odd:
     """Tensors `[1]`, and one of another shape."""
 

@@ -82,13 +82,6 @@ def test_a_missing_file_names_option_and_path(dataset: type, tmp_path: Path) -> 
     assert str(tmp_path / "nowhere") in caught.value.problem
 
 
-def test_only_the_diabetes_data_needs_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("examples.diabetes.diabetes.find_spec", lambda name: None)
-    assert len(Digits("train")) == 1259
-    with pytest.raises(UserError, match="pip install scikit-learn"):
-        Diabetes("train")
-
-
 def test_an_unknown_split_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match="train, val, test") as caught:
         Digits("valid")

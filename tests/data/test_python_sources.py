@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.char_lm.python_sources import SEPARATOR, PythonSources, files_of
+from examples.char_lm.python_sources import PythonSources, files_of
 from hydraloop.errors import UserError
 from hydraloop.examples.split import SPLITS
 
@@ -50,15 +50,6 @@ def test_the_parts_are_of_different_files_and_have_their_shares() -> None:
     assert PythonSources("train").blocks.numel() > 4_000_000
 
 
-@pytest.mark.parametrize(
-    ("path", "split"),
-    [("argparse.py", "train"), ("asyncio/tasks.py", "train"), ("json/decoder.py", "train"), ("enum.py", "val")],
-)
-def test_a_file_is_in_the_same_part_on_every_machine(path: str, split: str) -> None:
-    """In Python 3.11 to 3.14."""
-    assert path in files_of(LIBRARY, split)
-
-
 # Files. --------------------------------------------------------------------------------------------------------------
 
 
@@ -77,24 +68,6 @@ def test_which_files_of_a_folder_are_read(folder: Make) -> None:
     }
     root = folder(kept | left_out)
     assert sorted(path for split in SPLITS for path in files_of(root, split)) == sorted(kept)
-
-
-def test_files_follow_each_other_with_a_separator_after_each(folder: Make) -> None:
-    root = folder(numbered(30))
-    files = files_of(root, "train")
-    text = b"".join((root / path).read_bytes() + bytes([SEPARATOR]) for path in files)
-    data = PythonSources("train", 20, str(root))
-    assert len(data) == len(text) // 21
-    assert bytes(data.blocks.flatten().tolist()) == text[: 21 * len(data)]
-
-
-def test_a_limit_keeps_the_first_files_of_the_order(folder: Make) -> None:
-    root = folder(numbered(30))
-    whole = PythonSources("train", 9, str(root), megabytes=None).blocks.flatten()
-    part = PythonSources("train", 9, str(root), megabytes=0.0005).blocks.flatten()
-    assert len(part) == 500
-    assert torch.equal(part, whole[:500])
-    assert len(whole) > 500
 
 
 # Samples. ------------------------------------------------------------------------------------------------------------

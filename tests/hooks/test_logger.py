@@ -25,8 +25,6 @@ from hydraloop.engine.records.messages import position
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.hooks.param_scheduler import ParamSchedulerHook
-from hydraloop.hooks.progress import ProgressHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.metrics import MeanAbsoluteError
@@ -330,14 +328,6 @@ def test_an_attempt_that_fails_before_it_trains_takes_nothing_out(tmp_path: Path
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_weights_loaded_into_a_run_cut_nothing(tmp_path: Path) -> None:
-    _with(_engine(tmp_path, LoggerHook(interval=5)), checkpoint=CheckpointHook()).train()
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    settings = {"load_from": tmp_path / "checkpoints" / "epoch_1.pth"}
-    _engine(tmp_path, LoggerHook(interval=5), settings=settings).train()
-    assert (tmp_path / "metrics.jsonl").read_bytes().startswith(before)
-
-
 def test_each_record_is_in_the_file_before_later_hooks_get_it(tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -378,25 +368,6 @@ def _with(engine: Engine, **hooks: Hook) -> Engine:
     )
 
 
-def test_records_of_other_hooks_are_in_the_file_in_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="hydraloop.hooks.logger")
-    everybody = {"param_scheduler": ParamSchedulerHook(), "progress": ProgressHook(enabled=True)}
-    engine = _with(_engine(tmp_path, LoggerHook(interval=5)), reporting=Reporting(), **everybody)
-    engine.train()
-    records = _lines(tmp_path)
-    assert [(record["mode"], record["iteration"]) for record in records] == [
-        ("train", 5), ("weights", 7), ("val", 7), ("val", 7), ("train", 10), ("weights", 14), ("val", 14), ("val", 14),
-        ("test", 14),
-    ]  # fmt: skip
-    assert records[1] == {"mode": "weights", "iteration": 7, "norm": 2.5}
-    assert records[3] == {"mode": "val", "epoch": 1, "iteration": 7, "picture": "here.png"}
-    listener = engine.hooks["listener"]
-    assert isinstance(listener, Listener)
-    assert listener.records == records, "each once, the same for all hooks"
-    lines = [record.getMessage() for record in caplog.records if record.name == "hydraloop.hooks.logger"]
-    assert [line.split()[0] for line in lines] == ["epoch", "train", "val", "train", "val", "test"], "its own records"
-
-
 def test_a_record_without_a_position_gets_the_current_one(tmp_path: Path) -> None:
     def log(engine: Engine) -> None:
         engine.log_record({"mine": torch.tensor(0.5)})
@@ -406,14 +377,6 @@ def test_a_record_without_a_position_gets_the_current_one(tmp_path: Path) -> Non
         {"mode": "train", "epoch": 1, "iteration": 7, "mine": 0.5},
         {"mode": "val", "epoch": 1, "iteration": 7, "mine": 0.5},
     ]
-
-
-def test_a_record_without_a_mode_is_accepted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = _engine(tmp_path, LoggerHook())
-    engine = _with(engine, reporting=Reporting({}), progress=ProgressHook(enabled=True), lr=ParamSchedulerHook())
-    engine.train()
-    assert {"iteration": 7, "norm": 2.5} in _lines(tmp_path)
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("value", [{"a": math.nan}, [1.0, math.nan], torch.ones(2)])
@@ -439,20 +402,6 @@ def test_nothing_takes_the_place_of_where_a_record_belongs(kind: str, name: str,
     assert raised.value.key == (f"task.metrics.{name}" if kind == "metric" else None)
     assert "another name" in str(raised.value.remedy)
     assert engine.progress.iteration == (0 if kind == "metric" else 3)
-
-
-@pytest.mark.parametrize("point", ["before_run", "after_run"])
-def test_a_record_before_or_after_everything_leaves_no_file_open(point: str, tmp_path: Path) -> None:
-    priority = 0 if point == "before_run" else 100
-    early_or_late = at(point, lambda engine: engine.log_record({"mode": point, "x": 1}), priority=priority)
-    engine = _with(_engine(tmp_path, LoggerHook(interval=7)), reporting=early_or_late)
-    engine.train()
-    assert str(tmp_path / "metrics.jsonl") not in [file.path for file in psutil.Process().open_files()]
-    records = _lines(tmp_path)
-    assert len(records) == 6
-    # A record without a position gets the current one, as its first entries.
-    epoch, iteration, index = (0, 0, 0) if point == "before_run" else (2, 14, -1)
-    assert records[index] == {"mode": point, "epoch": epoch, "iteration": iteration, "x": 1}
 
 
 def test_without_a_logger_records_still_reach_the_others(tmp_path: Path) -> None:

@@ -94,14 +94,6 @@ def test_a_new_size_every_interval_within_the_range_and_in_proportion(tmp_path: 
     assert min(counts) > 20, "each of five sizes in about 40 of 200 iterations"
 
 
-def test_the_default_interval_is_ten_iterations_and_the_first_size_is_drawn(tmp_path: Path) -> None:
-    found = sizes(tmp_path, SyncRandomSizeHook(min_ratio=2.0, max_ratio=4.0), max_epochs=8)
-    assert all(height >= 16 for height, _ in found)
-    tens = [set(found[begin : begin + 10]) for begin in range(0, 40, 10)]
-    assert [len(ten) for ten in tens] == [1, 1, 1, 1]
-    assert len(set.union(*tens)) > 2
-
-
 def test_sizes_are_multiples_of_the_divisor(tmp_path: Path) -> None:
     found = sizes(tmp_path, SyncRandomSizeHook(interval=1, divisor=4, max_ratio=2.1), max_epochs=12)
     assert {height for height, _ in found} == {8, 12, 16}

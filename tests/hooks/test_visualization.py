@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -182,17 +181,6 @@ def test_names_and_scale_are_those_of_the_data_set_that_made_the_batch(drawn: li
 def test_data_sets_side_by_side_have_names_too(drawn: list[Tile], tmp_path: Path) -> None:
     _engine(tmp_path, VisualizationHook(), ConcatDataset([Subset(_data(4), [0]), _data(4)])).validate()
     assert [tile.label for tile in drawn] == ["left", "left", "right", "left", "right"]
-
-
-@pytest.mark.parametrize("classes", [2, "ab", ["right"], {"0": "right"}])
-def test_classes_that_name_nothing_are_none(
-    classes: Any, drawn: list[Tile], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = _data(1)
-    data.classes = classes
-    _engine(tmp_path, VisualizationHook(), data).validate()
-    assert (drawn[0].label, drawn[0].right) == ("1", True)
-    assert caplog.records == []
 
 
 def _kept(drawn: list[Tile], tiles: list[Tile], *rest: Any, **more: Any) -> Image.Image:
@@ -375,20 +363,6 @@ def test_an_evaluation_that_failed_leaves_nothing_for_the_next(tmp_path: Path) -
     image = _open(tmp_path)
     assert [_frame(image, index, 4) for index in range(8)] == [GREEN] * 8
     assert image.height == 29 + 2 * (16 * 8 + 18 + 2 * 17)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="another file system")
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "media").write_text("in the way")
-    result = _engine(tmp_path, VisualizationHook()).train()
-    assert result.status == "finished"
-    (failed,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert (
-        "hook visualization failed at after_val_epoch; the run continues (on_error=warn): NotADirectoryError" in failed
-    )
-    raising = type("Raising", (VisualizationHook,), {"on_error": "raise"})()
-    with pytest.raises(NotADirectoryError):
-        _engine(tmp_path, raising).train()
 
 
 def run_on_a_rank(distributed: Distributed, run_dir: str) -> None:

@@ -16,7 +16,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
-from hydraloop.hooks import CheckpointHook, LoggerHook
+from hydraloop.hooks import LoggerHook
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import Accuracy, Classification
 from hydraloop.tasks.values import forms_of
@@ -75,38 +75,6 @@ def test_a_mapping_a_vector_and_a_matrix(tmp_path: Path, world_size: int) -> Non
     assert objects["objects"] == [{"kind": "image", "name": "confusion", "path": "media/val/confusion_iter_0.png"}]
     assert (tmp_path / "media/val/confusion_iter_0.png").stat().st_size > 500
     assert numbers["recall/0"] == pytest.approx(2 / 3)
-
-
-class Matrix(Accuracy):
-    """A matrix in front of the accuracy."""
-
-    def value(self, sums: Tensor) -> Any:
-        return {"matrix": torch.eye(3), "accuracy": super().value(sums)}
-
-
-@pytest.mark.parametrize(
-    ("save_best", "problem"), [("m/matrix", "'m/matrix' is a matrix, not a number"), ("auto", None)]
-)
-def test_the_best_is_chosen_by_a_number(tmp_path: Path, save_best: str, problem: str | None) -> None:
-    task = Classification(nn.Linear(3, 3), nn.CrossEntropyLoss(), {"m": Matrix()})
-    batches = [(torch.eye(3), torch.arange(3))]
-    engine = EngineWithNeededHooks(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
-        loaders=Loaders(batches, batches),
-        hooks={"checkpoint": CheckpointHook(save_best=save_best)},
-        settings=Settings(device="cpu", max_epochs=1),
-        run_dir=tmp_path,
-    )
-    if problem is None:
-        engine.train()
-        assert engine.best is not None
-        assert engine.best.metric == "m/accuracy"
-        return
-    with pytest.raises(UserError, match=problem) as caught:
-        engine.train()
-    assert caught.value.key == "hooks.checkpoint.save_best"
-    assert engine.progress.iteration == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hydraloop.engine.device.batch_transfer import has_streams, mover, tensors_of
+from hydraloop.engine.device.batch_transfer import mover, tensors_of
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -40,21 +40,9 @@ def test_images_and_volumes_are_laid_out_channels_last(device: torch.device) -> 
         assert torch.equal(moved["images"], images)
 
 
-def test_images_that_are_channels_last_already_are_not_copied() -> None:
-    images = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    assert mover(CPU, channels_last=True)(images) is images
-
-
 @pytest.mark.parametrize("other", [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, 5, dtype=torch.int64), torch.zeros(2)])
 def test_channels_last_is_for_floating_images(other: Tensor) -> None:
     assert mover(CPU, channels_last=True)(other) is other
-
-
-def test_gpus_have_streams() -> None:
-    assert has_streams(torch.device("cuda:1"))
-    assert has_streams(torch.device("xpu"))
-    assert not has_streams(CPU)
-    assert not has_streams(torch.device("mps"))
 
 
 class CopiesTo(TorchFunctionMode):

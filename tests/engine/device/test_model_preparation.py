@@ -257,24 +257,6 @@ def test_options_that_torch_does_not_know(options: object, key: str) -> None:
     assert caught.value.remedy
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
-def test_a_config_names_no_compiler(tmp_path: Path) -> None:
-    """Inductor calls `cpp.cxx` for its version, then to compile."""
-    program = tmp_path / "c++"
-    program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/executed'\nexit 1\n")
-    program.chmod(0o755)
-    model = Net()
-
-    def train() -> None:
-        compile_modules([model], {"options": {"cpp.cxx": [None, str(program)]}})
-        model(torch.ones(2, 3))
-
-    with pytest.raises(UserError) as caught:
-        train()
-    assert not (tmp_path / "executed").exists()
-    assert caught.value.key == "engine.compile.options.cpp.cxx"
-
-
 @pytest.mark.parametrize(
     ("options", "key"),
     [

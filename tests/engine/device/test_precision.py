@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, optim
-from torch.nn.utils import clip_grad_norm_
 
 from hydraloop.engine.device.precision import FP16, TF32, Autocast, Precision, make_precision
 from hydraloop.engine.distributed.comm import Distributed
@@ -126,18 +125,6 @@ def test_a_device_without_autocast_is_refused(name: str) -> None:
 
 
 # Autocast. -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
-def test_only_the_forward_is_under_autocast(name: str) -> None:
-    model = linear()
-    precision = make_precision({"name": name}, CPU)
-    outputs = precision.forward(model)(torch.ones(4, 3))
-    assert outputs.dtype is HALF[name]
-    assert not torch.is_autocast_enabled("cpu")
-    precision.backward(outputs.float().mean())
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
 
 
 def test_a_change_of_weights_is_seen_by_the_next_forward() -> None:
@@ -264,21 +251,6 @@ def test_a_scale_that_fp32_rounds_is_no_overflow(init_scale: float) -> None:
     assert precision.skipped == 0
 
 
-def test_clipping_sees_gradients_of_true_size() -> None:
-    norms = []
-    for precision in (Precision(), FP16(CPU, init_scale=4096)):
-        model = linear()
-        optimizer = optim.SGD(model.parameters(), lr=0.1)
-        precision.backward(model(torch.ones(4, 3)).square().mean())
-        precision.unscale(optimizer)
-        norms.append(clip_grad_norm_(model.parameters(), 0.01))
-        before = model.weight.detach().clone()
-        assert precision.step(optimizer)
-        torch.testing.assert_close((before - model.weight).norm() / 0.1, model.weight.grad.norm())  # type: ignore[union-attr]
-        assert model.weight.grad.norm() <= 0.01  # type: ignore[union-attr]
-    torch.testing.assert_close(norms[0], norms[1])
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=ids)
 def test_a_step_costs_one_host_sync_and_the_rest_none(implementation: dict[str, bool]) -> None:
     def syncs_of(precision: Precision, factor: float) -> tuple[int, int]:
@@ -296,24 +268,6 @@ def test_a_step_costs_one_host_sync_and_the_rest_none(implementation: dict[str, 
     assert syncs_of(FP16(CPU), 1.0) == (0, optimizers_own + 1)
     assert syncs_of(FP16(CPU, loss_scale=512), 1.0) == (0, optimizers_own + 1)
     assert syncs_of(FP16(CPU), float("inf")) == (0, 1)
-
-
-def test_several_backwards_share_one_unscale() -> None:
-    """An accumulation window: gradients add up scaled; an overflow in any part skips the whole."""
-    model, precision = linear(), FP16(CPU, init_scale=64)
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    inputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    expected = torch.autograd.grad(model(inputs).square().mean(), model.weight)[0]
-    for part in inputs.view(3, 2, 3):
-        precision.backward(model(part).square().mean() / 3)
-    precision.unscale(optimizer)
-    torch.testing.assert_close(model.weight.grad, expected)
-    assert precision.step(optimizer)
-    optimizer.zero_grad()
-    for factor in (1.0, float("inf"), 1.0):
-        precision.backward(model(inputs).mean() * factor)
-    precision.unscale(optimizer)
-    assert not precision.step(optimizer)
 
 
 def test_a_step_without_gradients_is_taken_as_in_fp32() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -95,17 +94,6 @@ def test_an_error_arrives_in_place_of_its_batch(fails_at: int) -> None:
     assert events[-1:] == ([f"finish {fails_at - 1}"] if fails_at else [])
 
 
-def test_an_error_in_starting_arrives_in_place_of_its_batch_too() -> None:
-    iterator = one_ahead(iter([1, 0, 2]), lambda batch: 6 // batch, lambda batch: batch)
-    assert next(iterator) == 6
-    with pytest.raises(ZeroDivisionError):
-        next(iterator)
-
-
-def test_an_error_that_the_loop_does_not_reach_is_none() -> None:
-    assert list(islice(trace(Source([], 5, fails_at=2), []), 2)) == [0, 1]
-
-
 def test_an_interrupt_is_not_held_back() -> None:
     iterator = trace(Source([], 5, fails_at=2, error=KeyboardInterrupt), [])
     assert next(iterator) == 0
@@ -156,13 +144,6 @@ def test_on_the_cpu_nothing_is_fetched_ahead() -> None:
     for batch in prefetched(Source(events, 2), mover(CPU), CPU, ahead=True):
         train(batch, events)
     assert events == ["fetch 0", "train 0", "fetch 1", "train 1"]
-
-
-def test_every_batch_is_moved() -> None:
-    images = [torch.rand(2, 3, 4, 4) for _ in range(3)]
-    moved = list(prefetched(images, mover(CPU, channels_last=True), CPU, ahead=False))
-    assert all(batch.is_contiguous(memory_format=torch.channels_last) for batch in moved)
-    assert all(torch.equal(batch, image) for batch, image in zip(moved, images, strict=True))
 
 
 def test_only_what_worker_processes_make_is_read_ahead() -> None:

@@ -117,14 +117,6 @@ def test_without_a_val_loader_nothing_is_validated(tmp_path: Path) -> None:
     assert engine.evaluator.test_metrics
 
 
-def test_the_test_can_be_left_out(tmp_path: Path) -> None:
-    recorder = Recorder()
-    engine = make_engine(tmp_path, {"recorder": recorder}, test=batches(1))
-    object.__setattr__(engine.settings, "test", False)
-    engine.train()
-    assert not [entry for entry in recorder.trace if "test" in entry]
-
-
 # On which weights. ---------------------------------------------------------------------------------------------------
 
 

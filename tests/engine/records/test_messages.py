@@ -199,13 +199,6 @@ def test_adding_costs_no_host_sync_and_a_record_one() -> None:
         assert syncs.count == 1
 
 
-def test_the_counter_of_host_syncs_counts() -> None:
-    with HostSyncs() as syncs:
-        value = torch.tensor(1.5)
-        assert float(value) == value.item() == value.tolist()
-    assert syncs.count == 3
-
-
 def weighted(distributed: Distributed) -> dict[str, float]:
     """Rank 0 has 3 samples with the value 1, rank 1 one with the value 5, and another name without weights."""
     messages = Messages()
