@@ -169,6 +169,20 @@ def _not_ignored() -> list[signal.Signals]:
     return [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
+def end_with(parent: int) -> None:
+    """Send SIGTERM to this process when the process that has started it ends, or has ended before this call.
+
+    For a job that only its controller restarts. A thread looks twice a second.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="hydraloop-owner", daemon=True).start()
+
+
 def leave(code: int) -> NoReturn:
     """End this process at once after a failure. The normal end of torch.distributed may wait for lost ranks."""
     try:

@@ -18,6 +18,8 @@ _GIT_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CON
 """Without variables from a config. The user's git config is read, because it has `safe.directory`."""
 SWEEP_JOB = "HYDRALOOP_SWEEP_JOB"
 """Variable with the path of a request: this process runs that job of a sweep."""
+SWEEP_OWNER = "HYDRALOOP_SWEEP_OWNER"
+"""Variable with the id of the process that has started that job, and with which it ends."""
 SWEEP_SERVER = "HYDRALOOP_SWEEP_SERVER"
 """Variable with the number of an open socket: this process forks the jobs of a sweep that are asked for there."""
 SWEEP_TASK = "HYDRALOOP_SWEEP_TASK"

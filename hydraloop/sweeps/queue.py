@@ -63,7 +63,6 @@ def claim(directory: SweepDirectory, request: Request) -> JobState | None:
         seconds=before.seconds,
         iterations=before.iterations,
         earlier_result=digest(directory.run_dir(before)),
-        gpus=request.gpus or (),
     )
     states.write(folder, state, flush=False)
     return state

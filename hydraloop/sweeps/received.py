@@ -18,6 +18,7 @@ from hydraloop.plan import Draft
 from hydraloop.processes import slurm
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.processes.run_starter import RunStarter
+from hydraloop.processes.termination_signals import end_with
 from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.safety.secrets import remember_overrides
@@ -52,6 +53,9 @@ def run_jobs(composer: Composer, starter: RunStarter) -> None:
 
 def _run_job(composer: Composer, starter: RunStarter) -> NoReturn:
     """Run one job."""
+    owner = os.environ.pop(environment.SWEEP_OWNER, None)  # Slurm's jobs have none
+    if owner is not None:
+        end_with(int(owner))
     path, overrides, request = spawned.received()
     remember_overrides([*overrides, *request.lines])
     typed = typed_keys(overrides)
@@ -81,4 +85,4 @@ def _serve_jobs(composer: Composer, starter: RunStarter) -> NoReturn:
     remember_config(draft.cfg)
     worker = SweepJob(SweepDirectory.load(Path(begin["sweep"])), draft, starter, grid)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks Ctrl-C
-    os._exit(fork_server.Server(worker, connection, ends_jobs=True).serve())
+    os._exit(fork_server.Server(worker, connection).serve())

@@ -69,7 +69,6 @@ class JobState:
     """Completed iterations when an attempt last wrote its result."""
     earlier_result: str | None = None
     """Digest of `result.json` when the attempt began: such a file is not the outcome of this attempt."""
-    gpus: tuple[str, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -99,8 +98,9 @@ def read(folder: Path) -> JobState | None:
     try:
         found = json.loads(uncached.read(folder / FILENAME))
         value = found["value"]
-        lists = {name: tuple(found[name]) for name in ("overrides", "gpus")}
-        return JobState(**{**found, **lists, "value": None if value is None else float(value)})
+        return JobState(
+            **{**found, "overrides": tuple(found["overrides"]), "value": None if value is None else float(value)}
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

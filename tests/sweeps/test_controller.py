@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -46,7 +44,6 @@ class Played:
     """Whether jobs are ended by a scheduler."""
     is_lost: bool = False
     """Whether the machines of jobs are lost."""
-    jobs_outlive_it: bool = True
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)
@@ -267,10 +264,9 @@ def test_a_job_whose_machine_is_lost_starts_again_without_a_retry_but_not_for_ev
     assert (played.started.count(2), loop.ended[2].state) == (11, "interrupted")
 
 
-def test_a_job_that_ends_with_its_controller_is_not_adopted_and_starts_again(
+def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
     directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Adopted, it would be left as interrupted: the controller would have no retry for it."""
     monkeypatch.setattr(controller, "_LOOK", 0.0)
     state = JobState(3, "running", attempts=1, machine=machine(), controller="killed")
     lock = RunLock(directory.folder(3), key="").acquire()
@@ -282,7 +278,6 @@ def test_a_job_that_ends_with_its_controller_is_not_adopted_and_starts_again(
         return finish(played, request)
 
     loop, played = make(play, workers=1)
-    played.jobs_outlive_it = False
     loop.run()
     assert played.started == [0, 1, 2, 4, 5, 3]
     assert loop.ended[3].state == "finished"
@@ -355,65 +350,6 @@ def test_a_job_of_another_controller_is_waited_for(make: Make, monkeypatch: pyte
     assert loop.ended[1].state == "finished"
 
 
-def test_the_gpu_of_a_job_that_outlived_its_controller_is_not_given_to_another(
-    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "_LOOK", 0.0)
-    orphan = RunLock(directory.folder(3), key="").acquire()
-    states.write(directory.folder(3), JobState(3, "running", attempts=1, machine=machine(), gpus=("0",)), flush=False)
-
-    def play(played: Played, request: Request) -> int:
-        if request.number == 4:
-            finish(played, Request(3, (), ""))
-            orphan.release()
-        return finish(played, request)
-
-    loop, played = make(play, slots=Slots(["0", "1"], 1.0))
-    loop.run()
-    assert [(request.number, request.gpus) for request in played.requests[:3]] == [
-        (0, ("1",)),
-        (1, ("1",)),
-        (2, ("1",)),
-    ]
-    assert loop.code == 0
-
-
-ORPHAN = """
-import os, sys, time
-from pathlib import Path
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.processes import machine
-from hydraloop.sweeps import states
-folder = Path(sys.argv[1])
-held = RunLock(folder, key="").acquire()
-state = states.JobState(3, "running", attempts=1, machine=machine(), pid=os.getpid())
-states.write(folder, state, flush=False)
-print("ready", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_signal_also_ends_a_job_that_outlived_its_controller(
-    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "_LOOK", 0.0)
-
-    def play(played: Played, request: Request) -> int:
-        loop.signals.note(signal.SIGTERM)
-        return finish(played, request)
-
-    command = [sys.executable, "-c", ORPHAN, str(directory.folder(3))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as orphan:
-        assert orphan.stdout is not None
-        orphan.stdout.readline()
-        loop, played = make(play)
-        loop.run()
-        assert orphan.wait(10) == -signal.SIGTERM  # it sleeps for 60 s
-    assert played.started == [0]
-    assert loop.left == [1, 2, 3, 4, 5]
-    assert loop.directory.state(3).state == "interrupted"
-
-
 def test_a_job_that_another_controller_has_run_meanwhile_is_not_started(make: Make) -> None:
     def play(played: Played, request: Request) -> int:
         if request.number == 0:
@@ -424,32 +360,6 @@ def test_a_job_that_another_controller_has_run_meanwhile_is_not_started(make: Ma
     loop.run()
     assert played.started == [0, 1, 2, 3, 4]
     assert loop.ended[5].state == "finished"
-
-
-def test_a_job_that_outlived_its_controller_keeps_its_gpu(
-    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controller, "_LOOK", 0.0)
-    looks: list[int] = []
-
-    def play(played: Played, request: Request) -> int | None:
-        looks.append(request.number)
-        assert request.gpus == ("1",)
-        return finish(played, request)
-
-    folder = directory.folder(0)
-    with RunLock(folder, key=""):
-        states.write(folder, JobState(0, "running", attempts=1, machine=machine(), gpus=("0",)), flush=False)
-        loop, played = make(play, workers=2, slots=Slots(["0", "1"], 1))
-        loop.executor.poll = lambda seconds, poll=played.poll: poll(seconds) if len(looks) < 5 else end()  # type: ignore
-
-        def end() -> list[Ended]:
-            states.write(folder, JobState(0, "finished", attempts=1), flush=False)
-            return []
-
-        loop.run()
-    assert played.started == [1, 2, 3, 4, 5]
-    assert (played.most, loop.code) == (1, 0)
 
 
 @pytest.mark.parametrize(("code", "state"), [(LEFT, "failed"), (NOT_RECORDED, "interrupted"), (3, "failed")])
@@ -467,33 +377,6 @@ def test_a_program_may_exit_with_the_codes_of_the_protocol(make: Make, code: int
     assert [one.number for one in loop.failed] == [1]
 
 
-@pytest.mark.parametrize(("retries", "started"), [(0, []), (2, [(3, 1), (3, 2)])])
-def test_a_job_that_outlived_its_controller_is_retried_as_often_as_asked(
-    directory: SweepDirectory, make: Make, retries: int, started: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another controller runs, which does not matter."""
-    monkeypatch.setattr(controller, "_LOOK", 0.0)
-    other = SweepDirectory(directory.path, directory.description)
-    other.announce()
-    orphan = RunLock(directory.folder(3), key="").acquire()
-    states.write(directory.folder(3), JobState(3, "running", attempts=1, machine=machine()), flush=False)
-
-    def play(played: Played, request: Request) -> int:
-        if request.number == 3:
-            return fail(played, request)
-        if request.number == 0:
-            states.write(directory.folder(3), JobState(3, "failed", attempts=1), flush=False)
-            orphan.release()
-        return finish(played, request)
-
-    loop, played = make(play, workers=2, max_retries=retries, stop_on_failure=True)
-    loop.run()
-    assert [(request.number, request.attempts) for request in played.requests if request.number == 3] == started
-    assert played.most == (2 if retries else 1)
-    assert [state.number for state in loop.failed] == [3]
-    assert (loop.code, bool(loop.left)) == (1, not retries)
-
-
 def test_a_job_that_was_killed_with_its_controller_continues_in_its_turn(directory: SweepDirectory, make: Make) -> None:
     directory.folder(1).mkdir()
     states.write(directory.folder(1), JobState(1, "running", attempts=1, machine=machine()), flush=False)
@@ -501,29 +384,6 @@ def test_a_job_that_was_killed_with_its_controller_continues_in_its_turn(directo
     loop.run()
     assert [(request.number, request.attempts) for request in played.requests[:3]] == [(0, 0), (1, 1), (2, 0)]
     assert loop.ended[1].attempts == 2
-
-
-def test_after_a_signal_no_job_is_adopted(
-    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would not get that signal, and the sweep would wait for it."""
-    monkeypatch.setattr(controller, "_LOOK", 0.0)
-    other = SweepDirectory(directory.path, directory.description)
-    other.announce()
-    state = JobState(3, "running", attempts=1, machine=machine(), controller=other.controller)
-    with RunLock(directory.folder(3), key=""):
-        states.write(directory.folder(3), state, flush=False)
-
-        def play(played: Played, request: Request) -> int | None:
-            if loop.signals.first is None:
-                loop.signals.note(signal.SIGTERM)
-                other.withdraw()
-                return None
-            return finish(played, request)
-
-        loop, played = make(play, workers=1)
-        loop.run()
-    assert (played.started, loop.left) == ([0], [1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize("retries", [0, 1])

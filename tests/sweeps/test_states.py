@@ -26,7 +26,7 @@ FINISHED = Result(
 
 @pytest.mark.parametrize("value", [None, 0.5, math.inf])
 def test_it_is_read_as_it_was_written(tmp_path: Path, value: float | None) -> None:
-    state = replace(RUNNING, state="finished", value=value, gpus=("0", "1"), rule="less")
+    state = replace(RUNNING, state="finished", value=value, rule="less")
     states.write(tmp_path, state, flush=True)
     assert states.read(tmp_path) == state
     assert state.is_over

@@ -2,7 +2,7 @@
 
 All that it knows is in the directory too. Therefore a controller may be killed, and others may share the work. The
 state of a running job names the controller that has started it, and that one retries it and sends signals to it. When
-that controller has ended, another one on the same machine adopts the job.
+that controller has ended, its jobs save and end.
 
 The loop has no threads, and sleeps only in `Executor.poll`.
 """
@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import lock
-from hydraloop.run_files.processes import machine, send, started
 from hydraloop.sweeps import queue
 from hydraloop.sweeps.controller import problems
 from hydraloop.sweeps.controller.retries import Retries
@@ -66,10 +64,9 @@ class Controller:
     _attempts: Counter[int] = field(default_factory=Counter)
     """Attempts of each job that this controller knows of."""
     _running: dict[int, JobState] = field(default_factory=dict)
-    """The attempt that this controller has started or adopted, with the iterations of earlier ones."""
+    """The attempt that this controller has started, with the iterations of earlier ones."""
     _unreported: dict[int, Ended] = field(default_factory=dict)
-    """Running jobs whose end the executor does not report: adopted ones, and those whose launcher has ended, but not
-    all ranks. The end of that launcher."""
+    """The ends of the launchers of running jobs whose ranks have not all ended."""
     _pruned: dict[int, str] = field(default_factory=dict)
     """Running jobs that were told to end, and why."""
     _elsewhere: set[int] = field(default_factory=set)
@@ -100,7 +97,7 @@ class Controller:
                     self._end(ended)
                 if (sign := self.signals.to_send()) is not None:
                     for number in self._running:
-                        self._signal(number, sign)
+                        self.executor.cancel(number, sign)
                 self.watcher.update()
             self._prune()  # the source is told of the last ends
         for number, state in self.ended.items():  # another controller may have finished it since
@@ -157,31 +154,17 @@ class Controller:
         return state.is_over and not (self.retry_failed and state.state == "failed")
 
     def _look(self) -> None:
-        """Look for ends that the executor does not report, and at the jobs of other controllers."""
+        """Look at jobs whose ranks still end, and at the jobs of other controllers."""
         for ended in list(self._unreported.values()):
             self._end(ended)
-        found = [self._state(number) for number in sorted(self._elsewhere)]
-        # After the states, so that it has each controller that they name and that is alive.
-        others = self.directory.controllers().keys() - {self.directory.controller}
-        for state in found:
+        for state in [self._state(number) for number in sorted(self._elsewhere)]:
             if state.state == "running":
-                is_orphan = state.machine == machine() and state.controller not in others
-                if is_orphan and self.executor.jobs_outlive_it and not self._gives_up:
-                    self._adopt(state)
                 continue
             self._elsewhere.remove(state.number)
             if state.is_left or self._leaves(state):
                 self._leave(state)
             else:
                 self._start_again(state)
-
-    def _adopt(self, state: JobState) -> None:
-        """Answer for a running job whose controller has ended."""
-        self._elsewhere.remove(state.number)
-        self._running[state.number] = state
-        self._unreported[state.number] = Ended(state.number, None)
-        if self.shares.slots is not None:
-            self.shares.slots.hold(state.number, state.gpus)
 
     # Jobs start. -----------------------------------------------------------------------------------------------------
 
@@ -307,7 +290,7 @@ class Controller:
         for number, reason in unwanted.items():
             if number in self._running and number not in self._pruned:
                 self._pruned[number] = reason
-                self._signal(number, signal.SIGTERM)  # it saves and ends, as after a preemption
+                self.executor.cancel(number, signal.SIGTERM)  # it saves and ends, as after a preemption
             elif number not in self._running and number not in self._elsewhere:
                 state = self._pruned_state(number, reason)
                 if state is not None:
@@ -327,11 +310,3 @@ class Controller:
             yield
         except (OSError, UserError) as error:
             self.problem = self.problem or problems.undecided(error)
-
-    def _signal(self, number: int, sign: signal.Signals) -> None:
-        if number not in self._unreported:
-            self.executor.cancel(number, sign)
-            return
-        held = lock.holder(self.directory.folder(number))
-        if held is not None and held.is_here:  # it signals its ranks
-            send(held.pid, started(held.pid), sign)

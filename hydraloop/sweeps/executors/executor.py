@@ -64,9 +64,6 @@ class Ended:
 class Executor(Protocol):
     """Runs the processes of jobs."""
 
-    jobs_outlive_it: bool = True
-    """Whether jobs continue when their controller has ended, so that another one adopts them."""
-
     def wait_ready(self) -> None:
         """Wait until jobs can start without delay.
 
@@ -88,7 +85,7 @@ class Executor(Protocol):
         """Send a signal to a running job. SIGKILL also ends its children."""
 
     def close(self) -> None:
-        """Start no further job. Running jobs continue."""
+        """Start no further job. Running jobs save and end, unless a scheduler has them."""
 
 
 class Worker(Protocol):

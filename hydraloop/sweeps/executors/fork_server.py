@@ -1,8 +1,8 @@
 """The server of the pool: a process that has imported what jobs need, and forks a process for each job in 5 ms.
 
 It runs no tensor operation: the threads of one do not exist in forks, which would wait for them. It ends when the
-controller does. Jobs continue, because each has a separate session. The library's server (`forkserver`) would start
-each job without the composed configs of the sweep, and composing takes 0.2 s.
+controller does, and the jobs save and end when it does. The library's server (`forkserver`) would start each job
+without the composed configs of the sweep, and composing takes 0.2 s.
 
 The controller sends JSON, and gets one answer to each message:
 
@@ -11,13 +11,12 @@ The controller sends JSON, and gets one answer to each message:
 
 In addition, it gets `{"ended": 3, "code": 0}` when the process of job 3 has ended.
 
-On Ray, the controller is an actor, and jobs save and end when it has ended. The server is a new process, not a fork.
+On Ray, the controller is an actor. The server is a new process, not a fork.
 """
 
 from __future__ import annotations
 
 import contextvars
-import ctypes
 import gc
 import json
 import multiprocessing
@@ -35,7 +34,7 @@ from typing import Any, NoReturn
 
 from hydraloop import json_answers
 from hydraloop.platforms import signals
-from hydraloop.processes.termination_signals import leave
+from hydraloop.processes.termination_signals import end_with, leave
 from hydraloop.run_files.processes import started
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.sweeps.executors.executor import Request, Worker
@@ -43,8 +42,6 @@ from hydraloop.sweeps.executors.executor import Request, Worker
 _SIGNALS = signals("SIGINT", "SIGTERM", "SIGHUP")
 _LOOK = 1.0
 """Seconds between two looks for jobs whose own processes live on, which keep `sentinel` open."""
-_PR_SET_PDEATHSIG = 1
-"""Of Linux: the signal that a process gets when its parent ends."""
 
 
 def start(worker: Worker) -> tuple[BaseProcess, Connection]:
@@ -104,11 +101,10 @@ class Server:
     Args:
         worker: what the jobs run.
         controller: the connection to the controller.
-        ends_jobs: whether jobs get SIGTERM when the server has ended, also if it is killed. Otherwise they continue.
     """
 
-    def __init__(self, worker: Worker, controller: Connection, *, ends_jobs: bool = False) -> None:
-        self._worker, self._controller, self._ends_jobs = worker, controller, ends_jobs
+    def __init__(self, worker: Worker, controller: Connection) -> None:
+        self._worker, self._controller = worker, controller
         self._jobs: dict[int, BaseProcess] = {}
 
     def serve(self) -> int:
@@ -155,15 +151,12 @@ class Server:
     def _run(self, request: Request, server: int) -> int:
         """Run a job in its own process."""
         os.setsid()
-        if self._ends_jobs:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != server:  # it has ended before
-                os.kill(os.getpid(), signal.SIGTERM)
         self._controller.close()
         _handle_signals(signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        end_with(server)
         os.environ.update(request.variables())
         if request.threads is not None and (torch := sys.modules.get("torch")):
             torch.set_num_threads(request.threads)

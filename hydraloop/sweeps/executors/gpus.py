@@ -55,17 +55,13 @@ class Slots:
         """Return the GPUs for a job, those with the fewest jobs first; None if too few are free."""
         if not self.are_free:
             return None
-        self.hold(number, self._free()[: self._each])
+        self._taken[number] = tuple(self._free()[: self._each])
+        for gpu in self._taken[number]:
+            self._jobs[gpu] += 1
         return self._taken[number]
 
     def _free(self) -> list[str]:
         return sorted((gpu for gpu, jobs in self._jobs.items() if jobs < self._sharing), key=self._jobs.__getitem__)
-
-    def hold(self, number: int, gpus: Sequence[str]) -> None:
-        """Note the GPUs of a job that another controller has started."""
-        self._taken[number] = tuple(gpu for gpu in gpus if gpu in self._jobs)
-        for gpu in self._taken[number]:
-            self._jobs[gpu] += 1
 
     def give(self, number: int) -> None:
         """Take back the GPUs of a job that has ended, if it has any."""

@@ -93,7 +93,10 @@ class PoolExecutor(Executor):
             self._receive(0.0)
             for number in [number for number in self._unreported if self._has_ended(number)]:
                 spawned = self._jobs[number].spawned
-                self._end(number, None if spawned is None else spawned.returncode)
+                if spawned is None:
+                    self._end(number, None, is_lost=True)
+                else:
+                    self._end(number, spawned.returncode)
             left = until - time.monotonic()
             if self._ended or left <= 0:
                 ended, self._ended = self._ended, []
@@ -107,7 +110,7 @@ class PoolExecutor(Executor):
             send(process.pid, process.since, sign)
 
     def close(self) -> None:
-        """End the server. Running jobs continue, and `poll` still returns them."""
+        """End the server. Running jobs save and end."""
         if self._server is not None:
             self._server[0].kill()
             self._server_ended()
@@ -166,10 +169,10 @@ class PoolExecutor(Executor):
             return process.spawned.poll() is not None
         return not is_alive(process.pid, process.since)
 
-    def _end(self, number: int, code: int | None) -> None:
+    def _end(self, number: int, code: int | None, *, is_lost: bool = False) -> None:
         del self._jobs[number]
         self._unreported.discard(number)
-        self._ended.append(Ended(number, code))
+        self._ended.append(Ended(number, code, is_lost=is_lost))
 
 
 def _why_not_fork() -> str | None:

@@ -172,8 +172,6 @@ class RayExecutor(Executor):
         variables: None if no job sets any.
     """
 
-    jobs_outlive_it = False
-
     def __init__(self, cluster: Cluster, setup: Mapping[str, Any], variables: Variables | None = None) -> None:
         import ray
 

@@ -50,7 +50,12 @@ class Spawn:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **variables, environment.SWEEP_JOB: str(path)},
+                env={
+                    **os.environ,
+                    **variables,
+                    environment.SWEEP_JOB: str(path),
+                    environment.SWEEP_OWNER: str(os.getpid()),
+                },
                 start_new_session=True,
             )
 

@@ -79,11 +79,6 @@ class Worker:
             os._exit(0)
         Path(request.folder).write_text(json.dumps([child]))
 
-    def wait(self, request: Request) -> None:
-        """Wait until a file is there."""
-        until(lambda: Path(request.folder).exists())
-        Path(request.folder + ".done").touch()
-
 
 def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
@@ -172,17 +167,19 @@ def a_job_looks_like_a_single_run() -> None:
     assert [json.loads(Path(job.folder).read_text()) for job in jobs] == expected
 
 
-def a_killed_server_is_replaced_and_its_jobs_go_on() -> None:
+def a_killed_server_is_replaced_and_its_jobs_are_lost() -> None:
     with pool() as executor:
-        first = request(0, "wait")
+        first = request(0, "sleep")
         executor.submit(first)
+        children = processes(first)
         server = psutil.Process().children()[0]
         server.kill()
         time.sleep(0.05)
         executor.submit(request(1, "code", "5"))
-        assert ended(executor, 1) == [Ended(1, 5)]
-        Path(first.folder).touch()
-        assert ended(executor, 1) == [Ended(0, None)]
+        assert ended(executor, 2) == [Ended(0, None, is_lost=True), Ended(1, 5)]
+        assert [is_there() for is_there in children] == [False, True, True]
+        for process in json.loads(Path(first.folder).read_text())[1:]:
+            os.kill(process, signal.SIGKILL)
         psutil.Process().children()[0].kill()
         assert executor.poll(0.3) == []
         executor.submit(request(2, "code", "6"))
@@ -205,30 +202,21 @@ def a_signal_to_all_processes_does_not_end_the_server() -> None:
         assert executor._server is not None
 
 
-def a_job_outlives_its_controller() -> None:
-    job = request(0, "wait")
+def a_job_ends_with_its_controller() -> None:
+    job = request(0, "sleep")
     controller = os.fork()
     if controller == 0:
         executor = PoolExecutor(Worker(), spawn_nothing)
         executor.submit(job)
+        processes(job)
         Path(job.folder + ".server").write_text(str(psutil.Process().children()[0].pid))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(controller, 0)
     server = int(Path(job.folder + ".server").read_text())
     until(lambda: started(server) is None)
-    Path(job.folder).touch()
-    until(Path(job.folder + ".done").exists)
-
-
-def a_closed_pool_leaves_its_jobs_alone() -> None:
-    with pool() as executor:
-        job = request(0, "wait")
-        executor.submit(job)
-        executor.close()
-        assert executor.poll(0.3) == []
-        Path(job.folder).touch()
-        assert ended(executor, 1) == [Ended(0, None)]
-        assert Path(job.folder + ".done").exists()
+    until(lambda: started(json.loads(Path(job.folder).read_text())[0]) is None)
+    for process in json.loads(Path(job.folder).read_text())[1:]:
+        os.kill(process, signal.SIGKILL)
 
 
 def a_signal_ends_a_job_and_a_kill_its_whole_tree() -> None:
@@ -303,10 +291,9 @@ CHECKS = [
     each_job_is_a_process_that_reports_its_end,
     the_end_of_a_job_is_reported_while_its_child_lives,
     a_job_looks_like_a_single_run,
-    a_killed_server_is_replaced_and_its_jobs_go_on,
+    a_killed_server_is_replaced_and_its_jobs_are_lost,
     a_signal_to_all_processes_does_not_end_the_server,
-    a_job_outlives_its_controller,
-    a_closed_pool_leaves_its_jobs_alone,
+    a_job_ends_with_its_controller,
     a_signal_ends_a_job_and_a_kill_its_whole_tree,
     a_server_that_cannot_be_prepared_is_an_error,
     a_server_that_is_killed_again_and_again_is_an_error,

@@ -52,7 +52,7 @@ def serve() -> None:
     if begin.get("fails"):
         sys.exit("no module named torch")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os._exit(fork_server.Server(Saving(), connection, ends_jobs=True).serve())
+    os._exit(fork_server.Server(Saving(), connection).serve())
 
 
 def executor(variables: ray_executor.Variables | None = None, **begin: object) -> ray_executor.RayExecutor:

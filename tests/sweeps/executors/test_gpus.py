@@ -53,14 +53,6 @@ def test_jobs_share_gpus_or_use_several() -> None:
     assert Slots(["0"], 0.3).most == 3
 
 
-def test_jobs_of_an_earlier_controller_keep_their_gpus() -> None:
-    slots = Slots(["0", "1"], 1)
-    slots.hold(7, ["0", "9"])  # 9: this controller may not use it
-    assert (slots.take(0), slots.take(1)) == (("1",), None)
-    slots.give(7)
-    assert slots.take(1) == ("0",)
-
-
 @pytest.mark.parametrize("per_job", [0, -1, 1.5, 3])
 def test_an_impossible_share_is_refused(per_job: float) -> None:
     with pytest.raises(UserError) as caught:
