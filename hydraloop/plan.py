@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import atomic, attempts, checkpoint_to_resume, run_directory, uncached
+from hydraloop.run_files import atomic, attempts, checkpoint_to_resume, run_directory
 from hydraloop.run_files.config_yaml import dumped, plain, without_secrets
 from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
 
@@ -174,8 +174,6 @@ def plan_job(
         raise refused("holds a run already")
     if is_named and not has_begun:
         atomic.write_text(owner, number)
-    if continues:
-        uncached.refresh_all(run_dir)
     checkpoint = checkpoint_to_resume.newest_checkpoint(run_dir) if continues else None
     attempt = None if checkpoint is None else attempts.following(run_dir)
     known = checkpoint_to_resume.known_checkpoints(run_dir)
@@ -247,8 +245,6 @@ def _plan(
     directory = found or named or new()
     lock = RunLock(directory, key=lock_key, patience=patience)
     locks.enter_context(lock)
-    if found is not None:
-        uncached.refresh_all(found)
     found, checkpoint = find(found or named)  # again: another process may have trained there until it was locked
     if found is None and cfg.resume != "auto" and not may_hold:
         run_directory.refuse_held(directory, key=key)

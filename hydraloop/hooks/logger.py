@@ -48,7 +48,7 @@ class LoggerHook(Hook):
     has no NaN and no infinity: such a value is null, and `"nonfinite": {"loss": "nan"}` (or "inf", "-inf") names it. If
     the file cannot be written, because the disk is full, a warning is printed once. The records are kept in memory, up
     to 16 MiB, and written with the next record, in order. The end of the run reports the records that are missing. A
-    resumed run first moves the records after its checkpoint to `metrics.cut_<n>.jsonl`, because it makes them again. A
+    resumed run first removes the records after its checkpoint, because it makes them again. A
     warning says how many of the earlier records are missing or damaged.
 
     A record is flat: numbers, strings and None. A record without a position gets the current one. No scalar and no

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 import zlib
@@ -19,9 +18,8 @@ CHECKSUM = "crc32"
 NO_CHECKSUM = "0" * 8
 _CHECKSUM = re.compile(rb'"crc32":"([0-9a-f]{8})"')
 _PIECE = 1 << 20
-_SEALED = b"crc32:"
-"""Begins the comment of a sealed zip archive. It is short: an end that is cut off in it is damage, not an incomplete
-file."""
+_DIRECTORY = 0x10
+"""Bit in the attributes of a zip archive's member, which zipfile ignores. torch reads no data of such a member."""
 
 
 def damage(path: Path, rank: int = 0, ranks: int = 1, *, tensors: bool = True) -> str | None:
@@ -30,10 +28,9 @@ def damage(path: Path, rank: int = 0, ranks: int = 1, *, tensors: bool = True) -
     Of several ranks, each reads its share of the file and verifies the checksums in it. The file is intact if no rank
     has found damage. Without `tensors`, each verifies the plain values: of a `.pth` file, a few kilobytes.
 
-    A `.pth` file is a zip archive, which has a CRC-32 of each member, and in hydraloop's files one of the table of its
-    members (see `seal_archive`). hydraloop's safetensors files have one in their metadata (see `seal`), and a `.pth`
-    lists those of its shards. Files of other programs may have none; they are read, but their contents are not
-    verified.
+    A `.pth` file is a zip archive, which has a CRC-32 of each member. hydraloop's safetensors files have one in their
+    metadata (see `seal`), and a `.pth` lists those of its shards. Files of other programs may have none; they are read,
+    but their contents are not verified.
     """
     try:
         found = _damage_of(path, rank, ranks, tensors, *_version_of(path))
@@ -156,33 +153,16 @@ def _sum_of(path: Path) -> tuple[int, int]:
     return checksum, 0 if found is None else found.start(1)
 
 
-def seal_archive(path: Path) -> None:
-    """Write the CRC-32 of a zip archive's table of contents into its comment: the table says where each tensor is."""
-    import zipfile  # 5 ms, which a start without checkpoints does not need
-
-    with zipfile.ZipFile(path) as archive, path.open("rb+") as file:
-        file.seek(archive.start_dir)
-        comment = _SEALED + b"%08x" % zlib.crc32(file.read()[:-2])
-        file.seek(-2, os.SEEK_END)  # the length of the comment, which is the last field before it
-        file.write(len(comment).to_bytes(2, "little") + comment)
-
-
 def _in_zip(path: Path, rank: int, ranks: int, tensors: bool) -> str | None:
     import zipfile
 
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        file.seek(archive.start_dir)
-        end = file.read().removesuffix(archive.comment)
-        table, length = end[:-2], int.from_bytes(end[-2:], "little")
-        if length != len(archive.comment):  # zipfile accepts it
-            return "its end is cut off"
-        is_sealed = archive.comment.startswith(_SEALED)  # the files of other programs are not
-        if is_sealed and archive.comment != _SEALED + b"%08x" % zlib.crc32(table):
-            return "its table of contents is wrong"
+    with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if all(not member.CRC for member in members):
             return None  # torch.serialization.set_crc32_options(False)
         for member in members:
+            if member.external_attr & _DIRECTORY or member.compress_size != member.file_size:
+                return f"the table of contents is wrong at {member.filename}"
             # A share is a part of the file.
             mine = member.header_offset * ranks // archive.start_dir == rank
             if not (mine if tensors else member.filename.endswith(_VALUES)):

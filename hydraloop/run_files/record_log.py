@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast, get_args
 
-from hydraloop.run_files import uncached
-
 log = logging.getLogger(__name__)
 
 FILENAME = "metrics.jsonl"
@@ -116,7 +114,7 @@ class Reader:
         records: list[Record] = []
         offset, index = self.position.offset, self.position.index
         try:
-            file = uncached.reader(self._path)
+            file = self._path.open("rb")
         except FileNotFoundError:
             return [], self.position
         with file:

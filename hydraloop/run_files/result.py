@@ -14,7 +14,7 @@ from signal import SIGINT, Signals
 from typing import Any, Literal, Self, TypeVar, get_args
 
 from hydraloop.errors import Terminated
-from hydraloop.run_files import atomic, uncached
+from hydraloop.run_files import atomic
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_text
 
@@ -99,7 +99,7 @@ class Result:
             earlier: the `digest` of a file that an earlier attempt has written. That file is not read.
         """
         try:
-            content = uncached.read(run_dir / FILENAME)
+            content = (run_dir / FILENAME).read_bytes()
             found = {name: value for name, value in json.loads(content).items() if name in cls.__slots__}
             if earlier == _digest(content) or found["status"] not in get_args(Status):
                 return None
@@ -203,7 +203,7 @@ def by_keys(name: str, greater: Iterable[str] = GREATER_KEYS, less: Iterable[str
 def digest(run_dir: Path) -> str | None:
     """Return a checksum of the file, which tells later whether it was replaced; None if there is no file."""
     try:
-        return _digest(uncached.read(run_dir / FILENAME))
+        return _digest((run_dir / FILENAME).read_bytes())
     except OSError:
         return None
 

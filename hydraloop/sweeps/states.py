@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hydraloop.run_files import atomic, lock, uncached
+from hydraloop.run_files import atomic, lock
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.run_files.result import FILENAME as RESULT
@@ -96,7 +96,7 @@ class JobState:
 def read(folder: Path) -> JobState | None:
     """Return the state in a folder; None if the file does not exist, is damaged, or belongs to another program."""
     try:
-        found = json.loads(uncached.read(folder / FILENAME))
+        found = json.loads((folder / FILENAME).read_bytes())
         value = found["value"]
         return JobState(
             **{**found, "overrides": tuple(found["overrides"]), "value": None if value is None else float(value)}

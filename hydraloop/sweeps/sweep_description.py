@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.errors import UserError, missing_path
-from hydraloop.run_files import atomic, uncached
+from hydraloop.run_files import atomic
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.search.trials import Trials
@@ -82,7 +82,7 @@ def read(folder: Path, *, key: str | None = None) -> Description:
         UserError: the directory holds no sweep.
     """
     try:
-        return _description(json.loads(uncached.read(folder / FILENAME)))
+        return _description(json.loads((folder / FILENAME).read_bytes()))
     except FileNotFoundError:
         problem = "is not the directory of a sweep"
         remedy: str = missing_path(folder, "Name one, multirun/<date>/<sweep>.")

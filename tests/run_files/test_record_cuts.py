@@ -1,4 +1,4 @@
-"""Which records a resumed run moves out of its log, and the position of a follower that had sent some of them."""
+"""Which records a resumed run removes from its log, and the position of a follower that had sent some of them."""
 
 from __future__ import annotations
 
@@ -42,23 +42,18 @@ def _left(path: Path) -> list[tuple[str, int]]:
 def test_what_comes_again_is_cut(tmp_path: Path, iteration: int, last_validation: int, left: int) -> None:
     path = _write(tmp_path, _RUN)
     before = path.read_bytes()
-    cut = cut_after(path, iteration=iteration, last_validation=last_validation)
+    cut_after(path, iteration=iteration, last_validation=last_validation)
     assert _left(path) == _RUN[:left]
-    if left == len(_RUN):
-        assert cut is None
-        assert cuts(path) == []
-    else:
-        assert cut is not None
-        assert (cut.number, cut.index, cut.records) == (1, left, len(_RUN) - left)
-        assert path.read_bytes() + (tmp_path / cut.file).read_bytes() == before, "nothing is lost"
-        assert cuts(path) == [cut]
+    assert before.startswith(path.read_bytes())
+    assert cuts(path) == ([] if left == len(_RUN) else [left])
 
 
 def test_a_torn_line_is_no_record(tmp_path: Path) -> None:
     path = _write(tmp_path, _RUN[:2])
     with path.open("a") as file:
         file.write('{"mode": "train"')
-    assert cut_after(path, iteration=20, last_validation=0) is None
+    cut_after(path, iteration=20, last_validation=0)
+    assert cuts(path) == []
     assert _left(path) == _RUN[:2]
 
 
@@ -97,7 +92,8 @@ def test_missing_and_damaged_records_are_counted(
 
 
 def test_no_log_no_cut(tmp_path: Path) -> None:
-    assert cut_after(tmp_path / FILENAME, iteration=20, last_validation=0) is None
+    cut_after(tmp_path / FILENAME, iteration=20, last_validation=0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_followers_place_after_several_cuts_it_has_not_seen(tmp_path: Path) -> None:
@@ -116,9 +112,8 @@ def test_a_followers_place_after_several_cuts_it_has_not_seen(tmp_path: Path) ->
 @pytest.mark.parametrize("at", [999, 1000, 1001, 2500])
 def test_a_long_log_is_cut_at_the_right_line(tmp_path: Path, at: int) -> None:
     path = _write(tmp_path, [("train", n) for n in range(1, 2501)])
-    cut = cut_after(path, iteration=at, last_validation=0)
+    cut_after(path, iteration=at, last_validation=0)
     assert [iteration for _, iteration in _left(path)] == list(range(1, at + 1))
-    assert (None if cut is None else cut.records) == (2500 - at or None)
 
 
 def test_a_line_that_is_no_record_is_in_no_cuts_way(tmp_path: Path) -> None:
@@ -126,6 +121,5 @@ def test_a_line_that_is_no_record_is_in_no_cuts_way(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"nonfinite": 3}\n')
     _write(tmp_path, [("train", 30)])
-    cut = cut_after(path, iteration=20, last_validation=0)
-    assert cut is not None
-    assert (cut.index, cut.records) == (3, 1)
+    cut_after(path, iteration=20, last_validation=0)
+    assert cuts(path) == [3]

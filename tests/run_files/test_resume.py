@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -324,3 +325,19 @@ def test_going_on_elsewhere_is_refused_from_python_too() -> None:
     with pytest.raises(UserError, match="continues in its own directory") as caught:
         planned(config(resume=str(run_dir)), Path("other"))
     assert caught.value.key == "run_dir"
+
+
+def test_a_resume_opens_no_file_that_hooks_have_written() -> None:
+    """There may be thousands, on a file server."""
+    run_dir = make_run("long", "epoch_1.pth")
+    (run_dir / "media").mkdir()
+    (run_dir / "media" / "picture.png").touch()
+    opened: list[str] | None = []
+    sys.addaudithook(
+        lambda event, args: opened.append(str(args[0])) if event == "open" and opened is not None else None
+    )
+    plan, _ = plan_build(config(resume=str(run_dir)), None, (), Distributed())
+    seen, opened = opened, None
+    assert plan.run_dir == run_dir
+    assert any(path.endswith("epoch_1.pth") for path in seen)
+    assert not [path for path in seen if path.endswith("picture.png")]

@@ -45,7 +45,7 @@ from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files import atomic
 from hydraloop.run_files.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
-from hydraloop.run_files.integrity import SAFETENSORS, damage, seal_archive, shards_of
+from hydraloop.run_files.integrity import SAFETENSORS, damage, shards_of
 
 FORMAT = 1
 EVALUATED = ("state_dict", "task", "hooks")
@@ -94,7 +94,6 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
             except RuntimeError:  # does not name the error of the system; this does, if it occurs again
                 with unfinished.open("wb") as file:
                     torch.save(checkpoint, file)
-            seal_archive(unfinished)
     except (OSError, RuntimeError) as error:
         raise _cause(error, path) from error
 

@@ -1,22 +1,26 @@
 """What each job of a sweep gets of this machine: GPUs and CPU threads.
 
-NVML counts the GPUs. torch is never asked: a process that has opened a GPU cannot be forked.
+nvidia-smi lists the GPUs. torch is never asked: a process that has opened a GPU cannot be forked.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
-from hydraloop.errors import UserError, not_installed
+from hydraloop.errors import UserError
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OTHERS = {"submitit": ("Slurm", "+sweep.submitit.gpus_per_node"), "ray": ("Ray", "sweep.ray.num_gpus")}
 """What else chooses the GPUs of a job, and its option for them, by executor."""
+_PATIENCE = 60.0
+"""Seconds for nvidia-smi, which initializes all GPUs if the driver's persistence mode is off."""
 SUBMITTED = 32
 """Jobs that are given to Slurm at a time, by default. Slurm decides which of them run."""
 
@@ -115,20 +119,21 @@ def shares(options: Any, *, ranks: int = 1, device: str = "auto") -> Shares:
 
 
 def visible() -> list[str]:
-    """Return the GPUs that a run on this machine can use, as in CUDA_VISIBLE_DEVICES; empty without NVIDIA's driver.
+    """Return the GPUs that a run on this machine can use, for CUDA_VISIBLE_DEVICES; empty without NVIDIA's driver.
 
-    Like CUDA, this ignores everything after the first entry of that variable that is not a GPU.
+    They are the entries of that variable, up to the first one that is not a GPU, as for CUDA. Without it, they are
+    UUIDs, because the numbers of nvidia-smi are not those of CUDA.
     """
-    uuids = _uuids()
-    numbers = [str(number) for number in range(len(uuids))]
-    found: list[str] = []
-    for name in os.environ.get(_VISIBLE, ",".join(numbers)).split(","):
-        name = name.strip()
-        # A UUID may be shortened. Those of a part of a GPU (MIG) are not listed.
-        if not (name in numbers or name.startswith("MIG-") or any(name and uuid.startswith(name) for uuid in uuids)):
-            break
-        found.append(name)
-    return found
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_PATIENCE, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    uuids = re.findall(r"^GPU .*\(UUID: (\S+)\)$", listed.stdout, re.MULTILINE)
+    if _VISIBLE not in os.environ:
+        return uuids
+    numbers = list(map(str, range(len(uuids))))
+    names = map(str.strip, os.environ[_VISIBLE].split(","))
+    return list(takewhile(lambda name: name in numbers or name.startswith(("GPU-", "MIG-")), names))
 
 
 def _slots(options: Any, ranks: int, device: str) -> Slots | None:
@@ -138,7 +143,8 @@ def _slots(options: Any, ranks: int, device: str) -> Slots | None:
         for number in options.gpus:
             if not 0 <= number < len(gpus):
                 raise _no_such_gpu(number, gpus)
-        gpus = [gpus[number] for number in dict.fromkeys(options.gpus)]
+        names = gpus if _VISIBLE in os.environ else list(map(str, range(len(gpus))))
+        gpus = [names[number] for number in dict.fromkeys(options.gpus)]
     if not gpus:
         if options.gpus_per_job != 1:
             problem = "no GPU was found" if uses_gpus else "the jobs use no GPU"
@@ -164,24 +170,3 @@ def _no_such_gpu(number: int, gpus: Sequence[str]) -> UserError:
         else "Leave sweep.gpus out: this machine has none."
     )
     return UserError(f"GPU {number} does not exist ({found})", key="sweep.gpus", remedy=remedy)
-
-
-def _uuids() -> list[str]:
-    """Return the UUIDs of the machine's GPUs in NVML's order. Only their number counts, and CUDA's order may differ."""
-    try:
-        import pynvml  # type: ignore[import-untyped]  # has no types; imported here because it takes 50 ms
-    except ModuleNotFoundError:
-        if shutil.which("nvidia-smi"):  # comes with NVML, which is a part of the driver
-            raise not_installed("nvidia-ml-py", key="sweep.gpus", use="lists the GPUs") from None
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()

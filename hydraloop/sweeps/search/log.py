@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import uncached
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.run_files.lock import RunLock
 from hydraloop.sweeps.search.history import Event, History
@@ -55,7 +54,7 @@ class SearchLog:
     def events(self) -> Iterator[Event]:
         """Yield each new event before it is added to the history. Errors: as of `refresh`."""
         try:
-            file = uncached.reader(self._path)
+            file = self._path.open("rb")
         except FileNotFoundError:
             return
         with file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_each_bit_that_says_where_a_tensor_is_counts(tmp_path: Path) -> None:
         content = bytearray(whole)
         content[entry + byte] ^= 1 << bit
         path.write_bytes(content)
-        if damage(path) is None:
+        with suppress(UserError):
             assert not list(differences(load(path), CHECKPOINT)), (byte, bit)
 
 
@@ -73,7 +74,7 @@ def test_a_damaged_file_is_an_error_that_names_the_checkpoint_before_it(tmp_path
         load(path)
 
 
-def test_files_without_a_checksum_of_the_table_are_checked_by_member(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_checked_by_member(tmp_path: Path) -> None:
     """Files of other programs."""
     path = tmp_path / "epoch_1.pth"
     torch.save(CHECKPOINT, path)
