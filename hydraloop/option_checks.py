@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +11,9 @@ from hydraloop.errors import Remedy, UserError, suggestion
 
 CHECKPOINTS = ("best", "last", "all")
 """Values of the option `checkpoints` of trackers."""
+_CLOCK = re.compile(r"(\d+):([0-5]?\d):([0-5]?\d)")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def check_at_least(least: int, remedy: str = "", /, **options: float | None) -> None:
@@ -61,3 +66,29 @@ def names_or_callables(key: str, given: Any, names: tuple[str, ...], what: str) 
                 remedy=f"Use one of {', '.join(names)}, or a mapping with `_target_`: [{{_target_: my_project.mine}}].",
             )
     return several
+
+
+def seconds_of(given: Any) -> float:
+    """Return a time (`engine.max_time`) in seconds: `0:30:00`, `30min` or a number.
+
+    None is infinity.
+
+    Raises:
+        UserError: it is not a time above 0.
+    """
+    if given is None:
+        return math.inf
+    clock = _CLOCK.fullmatch(str(given))
+    amount = _AMOUNT.fullmatch(str(given))
+    if amount is not None:
+        found: float = float(amount[1]) * _UNITS[amount[2]]
+    elif clock is not None:
+        hours, minutes, seconds = map(int, clock.groups())
+        found = (hours * 60 + minutes) * 60 + seconds
+    else:  # YAML reads 1:30:00 as 5400
+        found = given if isinstance(given, int | float) and not isinstance(given, bool) else 0
+    if not found > 0:
+        text = "Use hours, minutes and seconds (0:30:00), a number with s, min, h or d (30min), or seconds (1800)."
+        remedy = Remedy(text, (str(given), "0:30:00"))
+        raise UserError(f"{given!r} is not a time above 0", key="engine.max_time", remedy=remedy)
+    return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.optim.optimizers import optimizer_overrides
 from hydraloop.parts import Parts
 from hydraloop.run_files.config_yaml import masked_metadata
@@ -28,8 +27,7 @@ def settings_from_config(
         typed: keys that were typed. Their values replace those of the checkpoint.
         channels_last: whether images are stored channels last on the device.
     """
-    options = cast("Mapping[str, Any]", OmegaConf.to_container(cfg.engine, resolve=True))
-    engine = {entry.name: options[entry.name] for entry in fields(Settings) if entry.name in options}
+    engine: Any = OmegaConf.to_container(cfg.engine, resolve=True)
     return Settings(
         **{**engine, "channels_last": channels_last},
         resume=resume,

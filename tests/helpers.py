@@ -20,7 +20,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.engine.loaders import Loaders, epoch_setters
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, ParamSchedulerHook
 from hydraloop.tasks.task import Task

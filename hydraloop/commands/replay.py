@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import sys
 from bdb import BdbQuit
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,8 +23,7 @@ from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.run_config import config_of
 from hydraloop.commands.diff import described, records
 from hydraloop.commands.on_ranks import RankCommand
-from hydraloop.engine.checkpoint.format import peek
-from hydraloop.engine.checkpoint.history import history
+from hydraloop.engine.checkpoint.format import load, peek
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
@@ -36,7 +36,7 @@ from hydraloop.hooks.grad_clip import GradClipHook, total_norm
 from hydraloop.parts import Parts
 from hydraloop.processes.checks import check_debugger
 from hydraloop.run_files import attempts, changes
-from hydraloop.run_files.checkpoint_files import first_intact
+from hydraloop.run_files.checkpoint_files import candidates, first_intact
 from hydraloop.run_files.config_yaml import loaded, plain
 from hydraloop.run_files.environment import versions
 from hydraloop.run_files.record_log import FILENAME, read_all
@@ -44,6 +44,44 @@ from hydraloop.run_files.run_directory import check_holds_run, checkpoint_folder
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate.config import validate
 from hydraloop.validate.values import check_strategy
+
+log = logging.getLogger(__name__)
+
+_NEEDED = {"meta", "progress", "rng", "optimizer", "schedulers", "hooks"}
+"""Entries of a checkpoint from which a run continues to the last bit."""
+
+
+class _Saved(NamedTuple):
+    """A checkpoint of a run."""
+
+    iteration: int
+    path: Path
+    meta: Mapping[str, Any]
+
+
+def _saved_in(folders: Sequence[Path]) -> list[_Saved]:
+    """Return the run's checkpoints, the newest first, without those of a part that the run has given up.
+
+    Their tensors are not verified.
+    """
+    found = list(_read(candidates(*folders)))
+    newest = found[0].iteration if found else 0
+    kept: list[_Saved] = []
+    for one in sorted(found, key=lambda one: (one.meta["time"], one.iteration), reverse=True):
+        if one.iteration <= newest:  # written before a `resume=` from an earlier file, if it is above
+            kept.append(one)
+            newest = one.iteration
+    return kept
+
+
+def _read(paths: Sequence[Path]) -> Iterator[_Saved]:
+    for path in paths:
+        try:
+            saved = load(path, mmap=True, only=())
+            if saved.keys() >= _NEEDED:
+                yield _Saved(saved["progress"]["iteration"], path, saved["meta"])
+        except UserError as error:
+            log.warning("%s", error.problem)
 
 
 class Replay(RankCommand):
@@ -69,7 +107,7 @@ class Replay(RankCommand):
         ALLOWLIST.distrust(run_dir)
         check_holds_run(run_dir)
         self._run_dir, self._iteration, self._debug = run_dir, int(iteration), args.pdb
-        saved = history(checkpoint_folders(run_dir))
+        saved = _saved_in(checkpoint_folders(run_dir))
         earlier = [one for one in saved if one.iteration < self._iteration]
         later = [one for one in saved if one.iteration >= self._iteration][-1:]
         intact = first_intact(one.path for one in earlier)

@@ -30,8 +30,7 @@ from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
-from hydraloop.engine.run import Run, check_task
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Run, Settings, check_task
 from hydraloop.engine.steps.task_steps import make_stepper
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import Best, Result

@@ -13,7 +13,6 @@ from typing import Literal
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.evaluation.evaluator import Evaluator
-from hydraloop.engine.evaluation.sanity_step import check_validation
 from hydraloop.engine.loaders import end_workers
 from hydraloop.engine.report.summary import Report
 from hydraloop.engine.requests import Requests
@@ -116,7 +115,7 @@ class Outcome:
             with run.precision.active(), self.closing("after_run"):
                 try:
                     with self._failing():  # on_exception is called before `result.json` is written
-                        check_validation(run, self._batches.loaders, self._evaluator)
+                        self._evaluator.check_validation()
                         self._calls.before_run()
                         yield
                 finally:
@@ -127,13 +126,6 @@ class Outcome:
             self._batches.end()
             for loader in self._batches.loaders.by_key().values():
                 end_workers(loader)
-            is_fp16 = run.precision.name == "fp16"
-            if run.ranks.is_main and is_fp16 and run.precision.skipped and self._progress.optimizer_step == 0:
-                log.warning(
-                    "precision=fp16: all %d optimizer steps were skipped, so nothing was learned; use a smaller "
-                    "precision.init_scale or precision.loss_scale",
-                    run.precision.skipped,
-                )
             if trains and (self.result is None or self.result.error is None) and self._failed_in_after_run():
                 self._put_result()
             # A user's mistake, or another rank's error, is printed once, by the process that reports it.

@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hydraloop.engine.hook import Mode
-from hydraloop.engine.settings import Settings
+
+if TYPE_CHECKING:
+    from hydraloop.engine.run import Settings
 
 _COUNTERS = ("epoch", "iteration", "optimizer_step", "samples", "batch_in_epoch", "last_validation")
 """What a checkpoint keeps."""

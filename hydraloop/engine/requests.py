@@ -28,7 +28,8 @@ from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.settings import Settings, seconds_of
+from hydraloop.engine.run import Settings
+from hydraloop.option_checks import seconds_of
 from hydraloop.run_files.result import PREEMPTED
 
 if TYPE_CHECKING:

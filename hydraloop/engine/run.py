@@ -1,9 +1,9 @@
-"""Run: what a run is made of."""
+"""Run: what a run is made of, and its options (`Settings`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,54 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.optimizers import Group, describe, parts
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
-from hydraloop.engine.settings import Settings
 from hydraloop.errors import UserError
+from hydraloop.run_files.result import PAUSE
+from hydraloop.schemas.engine import EngineConf
 
 if TYPE_CHECKING:
     from hydraloop.optim.schedule import Schedule
     from hydraloop.optim.torch_schedule import TorchSchedule
+
+
+@dataclass
+class Settings(EngineConf):
+    """The options of the engine, with those of other groups that it needs."""
+
+    channels_last: bool = False
+    """Whether images are stored channels last on the device."""
+    resume: Path | None = None
+    """The checkpoint file to resume from."""
+    resume_strict: bool = True
+    optimizer_overrides: frozenset[str] = frozenset()
+    """Hyperparameters (`lr`, with several optimizers `generator.lr`) whose values in the config replace those of the
+    resumed checkpoint; `groups` and `layer_decay` stand for all of them."""
+    every: Mapping[str, int] = field(default_factory=dict)
+    """For each step of the task, by name: it runs in every n-th iteration. 1 if it is not here."""
+    closures: Mapping[str, bool | None] = field(default_factory=dict)
+    """For each optimizer, by name: whether `step` gets a closure. None, or not here: if `step` requires one."""
+    load_from: Path | None = None
+    """A checkpoint file or state dict to take weights from."""
+    weights: str = "averaged"
+    """`averaged` or `raw`: which weights `load_from`, validation and test use if there are both."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values for every checkpoint's `meta` (the config, the experiment's name)."""
+
+    @property
+    def out_of_time(self) -> str:
+        """The reason of a stop by `max_time`."""
+        return f"engine.max_time={self.max_time}"
+
+    @property
+    def pause(self) -> str:
+        """The reason of a preemption by `pause_after`."""
+        return f"{PAUSE}={self.pause_after}"
+
+    def limited(self, split: str, length: int) -> int:
+        """Return how many of a loader's `length` batches a split uses (`limit_<split>_batches`)."""
+        limit = getattr(self, f"limit_{split}_batches")
+        if limit is None:
+            return length
+        return min(length, max(1, round(limit * length)) if isinstance(limit, float) else limit)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import re
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.engine.settings import seconds_of
 from hydraloop.errors import Remedy, UserError, use_one_of
-from hydraloop.option_checks import check_above, check_at_least
+from hydraloop.option_checks import check_above, check_at_least, seconds_of
 
 STRATEGIES = ("auto", "ddp", "fsdp2")
 AT_LEAST = {

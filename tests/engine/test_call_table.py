@@ -16,7 +16,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.hook_order import Slot, slot_of
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from tests.helpers import At, EngineWithNeededHooks, Recorder, at, batches, failing, make_engine, tiny_task
 

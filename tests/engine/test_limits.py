@@ -17,9 +17,10 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings, seconds_of
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook
+from hydraloop.option_checks import seconds_of
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import network
 from tests.helpers import EngineWithNeededHooks, batches, differences, make_engine

@@ -23,7 +23,7 @@ from hydraloop.data.stream_loader import StreamLoader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from tests.data.streams import stream_loader
 from tests.helpers import EngineWithNeededHooks, at, failing, tiny_task
 

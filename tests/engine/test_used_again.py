@@ -11,7 +11,7 @@ import torch
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook, ParamSchedulerHook
 from hydraloop.optim import MultiStep, Schedule

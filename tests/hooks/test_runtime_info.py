@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.run_files.result import Best

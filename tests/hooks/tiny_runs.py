@@ -15,7 +15,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks
 

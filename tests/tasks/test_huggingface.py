@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import Accuracy, HuggingFace, TokenAccuracy
 from tests.helpers import EngineWithNeededHooks

@@ -14,7 +14,7 @@ import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import MultiLabel
 from hydraloop.tasks.building import build_task

@@ -9,7 +9,7 @@ from torch import nn
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.tasks import Classification
 from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks

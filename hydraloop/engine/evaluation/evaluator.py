@@ -20,13 +20,13 @@ from hydraloop.engine.device.seeding import seeded
 from hydraloop.engine.evaluation.module_modes import in_eval_mode
 from hydraloop.engine.hook import Call, Mode
 from hydraloop.engine.interval import Every
-from hydraloop.engine.loaders import Loader, sets_of, share_of
+from hydraloop.engine.loaders import Loader, end_workers, sets_of, share_of
 from hydraloop.engine.records.pictures import heatmap
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
-from hydraloop.run_files.result import Best
+from hydraloop.run_files.result import Best, describe
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,6 @@ class Evaluator:
         )
         """Names of the validation metrics. Before `before_run`: the names that the task declares. After it: the names
         that the sanity step has seen."""
-        self.matrix_names: tuple[str, ...] = ()
-        """Names of the metrics that are a matrix, found by the sanity step; they are logged as pictures."""
         self.names_are_known = False
         """Whether the sanity step has seen the names."""
         self.data_set = ""
@@ -112,10 +110,6 @@ class Evaluator:
         """Set the metrics of the last validation before a checkpoint."""
         self.metrics = dict(metrics)
 
-    def set_metric_names(self, numbers: tuple[str, ...], matrices: tuple[str, ...]) -> None:
-        """Set the names that the sanity step has seen."""
-        self.metric_names, self.matrix_names, self.names_are_known = numbers, matrices, True
-
     def higher_is_better(self, metric: str) -> bool | None:
         """Return whether high values of one of `metric_names` are good; None if the metric does not say."""
         found: bool | None = self._run.task.higher_is_better(self.without_data_set(metric))
@@ -140,6 +134,52 @@ class Evaluator:
         """Return the name of one of `metric_names` without the data set in front of it."""
         name, _, rest = metric.partition("/")
         return rest if name in self._data_sets and rest else metric
+
+    # The sanity step. ------------------------------------------------------------------------------------------------
+
+    def check_validation(self) -> None:
+        """Evaluate the first `engine.sanity_val_steps` batches of the validation, once, to know the names of metrics.
+
+        Called on each rank, before the run begins. The weights are those that the model has been built with.
+
+        Raises:
+            Exception: of the data set, the collate function or the task. An error in computing the metrics is a
+                warning, because some need more samples.
+        """
+        settings, data_sets = self._run.settings, sets_of(self._batches.loaders.val)
+        if self.names_are_known or settings.val_interval is None or not settings.sanity_val_steps:
+            return
+        numbers: list[str] = []
+        try:
+            for name, loader in data_sets.items():
+                with self.without_effect(name):
+                    found = self._first_metrics(loader, settings.sanity_val_steps)
+                end_workers(loader)  # hooks may change the data set before the first validation
+                if not found:
+                    return
+                numbers += found
+        except Exception as error:
+            error.add_note(
+                "In the sanity step before the run, with the first validation data (engine.sanity_val_steps)."
+            )
+            raise
+        if data_sets:
+            self.metric_names, self.names_are_known = tuple(numbers), True
+
+    def _first_metrics(self, loader: Loader, steps: int) -> dict[str, float]:
+        """Return the metrics over the first batches of a loader; an empty dict if they are not known."""
+        self.run_batches(loader, most=steps)
+        try:
+            return self.compute()
+        except UserError:
+            raise
+        except Exception as error:  # of a metric
+            if self._run.ranks.is_main:
+                log.warning(
+                    "the metrics cannot be computed from %d batch%s, so their names are not checked: %s",
+                    self.length, "" if self.length == 1 else "es", describe(error),
+                )  # fmt: skip
+            return {}
 
     # Validation and test. --------------------------------------------------------------------------------------------
 

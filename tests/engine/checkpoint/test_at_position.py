@@ -15,7 +15,7 @@ from hydraloop.data import build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.hooks import CheckpointHook, ModeSwitchHook, SetEpochInfoHook
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks, at, batches, differences, make_engine

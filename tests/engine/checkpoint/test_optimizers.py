@@ -15,7 +15,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers import OptimizerSet
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import Cosine, Schedule

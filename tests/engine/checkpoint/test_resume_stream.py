@@ -24,7 +24,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.hooks import CheckpointHook, EMAHook, GradClipHook, LoggerHook, RuntimeInfoHook
 from hydraloop.tasks.classification import Classification
 from tests.data.streams import stream_loader

@@ -15,7 +15,7 @@ from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook

@@ -19,7 +19,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import is_sharded, whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import EMAHook
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder

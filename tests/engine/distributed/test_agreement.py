@@ -14,7 +14,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.hooks import CheckpointHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import dataset

@@ -14,7 +14,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers import OptimizerSet
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Regression
 from tests.helpers import EngineWithNeededHooks

@@ -20,7 +20,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
 from hydraloop.tasks import Regression, Task

@@ -23,7 +23,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import Terminated
 from hydraloop.hooks import CheckpointHook, EMAHook, TestTimeAugmentationHook
 from hydraloop.tasks import Regression

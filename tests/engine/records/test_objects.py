@@ -17,7 +17,7 @@ from PIL import Image
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.safety import secrets
 from tests.helpers import EngineWithNeededHooks, at, batches, make_engine, tiny_task

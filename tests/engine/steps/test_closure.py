@@ -17,7 +17,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers import OptimizerSet
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks.task import Task

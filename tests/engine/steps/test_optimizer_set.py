@@ -13,7 +13,7 @@ from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers import OptimizerSet, describe, parts
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.hooks import EMAHook, GradClipHook
 from hydraloop.tasks import Task
 from tests.helpers import EngineWithNeededHooks, batches, differences
