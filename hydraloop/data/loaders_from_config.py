@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from hydraloop.data.loader_options import options_from_config
 from hydraloop.data.map_style_loader import GlobalBatchLoader, build_loader
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
+from hydraloop.data.stream_worker import StreamPlace
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders
 from hydraloop.errors import UserError, any_of
@@ -91,7 +92,7 @@ class _Builder:
                     remedy="Use data with indices, or distributed.strategy=ddp.",
                 )
             of_split = TrainStreamLoader if train else StreamLoader
-            return of_split(data, options, **self._common(key, keys))
+            return of_split(data, options, StreamPlace(self.distributed, self.cfg.seed, self.device, key, keys))
         if options["steps_per_epoch"] is not None:
             raise UserError(
                 f"{key} has indices, so an epoch has all its samples",
@@ -143,17 +144,17 @@ class _Builder:
     def _of_samples(
         self, data: Any, split: str, key: str, options: Mapping[str, Any], keys: Mapping[str, str]
     ) -> GlobalBatchLoader:
-        return build_loader(data, shuffle=split == "train", **self._common(key, keys), **options)
-
-    def _common(self, key: str, keys: Mapping[str, str]) -> dict[str, Any]:
-        return {
-            "seed": self.cfg.seed,
-            "device": self.device,
-            "key": key,
-            "keys": keys,
-            "rank": self.distributed.rank,
-            "world_size": self.distributed.world_size,
-        }
+        return build_loader(
+            data,
+            shuffle=split == "train",
+            seed=self.cfg.seed,
+            device=self.device,
+            key=key,
+            keys=keys,
+            rank=self.distributed.rank,
+            world_size=self.distributed.world_size,
+            **options,
+        )
 
 
 def _named(node: Any, key: str) -> dict[str, DictConfig]:

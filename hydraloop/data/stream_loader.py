@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -15,7 +14,15 @@ from torch.utils.data import DataLoader
 
 from hydraloop.data.collate import Collate, as_is
 from hydraloop.data.loader_options import dataloader_options
-from hydraloop.data.stream_worker import BatchedStream, WorkerBatch, WorkerPosition, split, steps_of
+from hydraloop.data.stream_worker import (
+    BatchedStream,
+    NoSamples,
+    StreamPlace,
+    WorkerBatch,
+    WorkerPosition,
+    split,
+    steps_of,
+)
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_now
@@ -34,12 +41,7 @@ class StreamLoader:
         dataset: anything iterable. An iteration begins at the first sample, or after the one at
             which `state_dict` returned the state that was loaded.
         options: by name; see `LoaderConf`.
-        keys: of the options in the config, for errors.
-        seed: the run's seed.
-        device: to which the batches will be copied.
-        key: of the data set in the config (`data.train`), for errors.
-        rank: this process's number.
-        world_size: number of processes that share the stream.
+        place: where the stream is read.
 
     Raises:
         UserError: the set has no length, does not say how it is split, or has an option of sets with indices.
@@ -48,38 +50,18 @@ class StreamLoader:
     calls_set_epoch = True
     """Sets get the number of the pass, not of the epoch."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        options: Mapping[str, Any],
-        keys: Mapping[str, str],
-        *,
-        seed: int,
-        device: torch.device | None,
-        key: str,
-        rank: int,
-        world_size: int,
-    ) -> None:
+    def __init__(self, dataset: Any, options: Mapping[str, Any], place: StreamPlace) -> None:
+        key, keys, self._world_size = place.key, place.keys, place.ranks.world_size
         for name in ("sampler", "batch_sampler"):
             if options[name] is not None:
                 raise UserError(f"{key} is a stream: it has no indices", key=keys[name], remedy="Leave it out.")
         self.dataset, self.num_workers, self.batch_size = dataset, options["num_workers"], options["batch_size"]
-        self._key, self._world_size = key, world_size
+        self._key, self._workers_key = key, keys["num_workers"]
         self._collate = Collate(options["collate_fn"], keys["collate_fn"], key)
-        workers = max(self.num_workers, 1)
-        self._source = split(dataset, options["split_stream"], rank, world_size, workers, key, keys["split_stream"])
-        self._copies = rank * workers, world_size * workers
-        self._stream = partial(
-            BatchedStream,
-            batch_size=self.batch_size,
-            collate=self._collate,
-            seed=seed,
-            key=key,
-            workers_key=keys["num_workers"],
-        )
-        self._steps = steps_of(dataset, options, self.batch_size * world_size, key)
+        self._source = split(dataset, options, place)
+        self._steps = steps_of(dataset, options, self.batch_size * self._world_size, key)
         self._ends = options["steps_per_epoch"] is not None or options["drop_last"]
-        self._options = dataloader_options(options, device)
+        self._options = dataloader_options(options, place.device)
 
     def __len__(self) -> int:
         return self._steps
@@ -91,7 +73,7 @@ class StreamLoader:
             UserError: this rank has no samples.
         """
         drawn = None
-        for drawn in islice(self._drawn(endless=False), len(self) if self._ends else None):
+        for drawn in islice(self._drawn(), len(self) if self._ends else None):
             yield drawn.batch
         if drawn is None:
             raise UserError(
@@ -100,20 +82,32 @@ class StreamLoader:
                 remedy="Check its path and its split, use fewer ranks, or store the data in more shards.",
             )
 
-    def _drawn(self, **where: Any) -> Iterator[WorkerBatch]:
+    def _drawn(self, positions: Sequence[WorkerPosition] | None = None, first: int = 0) -> Iterator[WorkerBatch]:
+        """Yield the batches of the workers in turn; see `BatchedStream`."""
         seeds = torch.Generator()  # torch draws the seed of the workers from it, instead of the global generator
-        stream = self._stream(self._source, copies=self._copies, **where)
+        stream = BatchedStream(self._source, self._collate, self.batch_size, positions, first)
         batches = None
         try:
             loader = DataLoader(stream, batch_size=None, collate_fn=as_is, generator=seeds, **self._options)
             batches = ended_at_exit(loader)
             for drawn in batches:
-                if isinstance(drawn, UserError):
-                    raise drawn
+                if isinstance(drawn, NoSamples):
+                    raise self._no_samples(drawn.copy)
                 if drawn is not None:
                     yield drawn
         finally:
             end_now(batches)  # a traceback has torch's frames, which would keep the workers
+
+    def _no_samples(self, number: int) -> UserError:
+        """Return the error for a copy without samples."""
+        copies = self._source.copies[1]
+        if copies == 1:
+            return UserError("the stream has no samples", key=self._key, remedy="Check its path and its split.")
+        return UserError(
+            f"the stream cannot be split into {copies} parts (ranks times workers): part {number} has no samples",
+            key=self._key,
+            remedy=f"Use fewer workers ({self._workers_key}) or ranks, or store the data in more shards.",
+        )
 
 
 class TrainStreamLoader(StreamLoader):
@@ -123,8 +117,8 @@ class TrainStreamLoader(StreamLoader):
     the option `skip_on_resume`, a set is read forward to its position.
     """
 
-    def __init__(self, dataset: Any, options: Mapping[str, Any], *keys: Any, rank: int, **of_run: Any) -> None:
-        super().__init__(dataset, options, *keys, rank=rank, **of_run)
+    def __init__(self, dataset: Any, options: Mapping[str, Any], place: StreamPlace) -> None:
+        super().__init__(dataset, options, place)
         self._skip = options["skip_on_resume"]
         self._positions = [WorkerPosition() for _ in range(max(self.num_workers, 1))]
         """Of each worker, after the batches that were consumed."""
@@ -133,7 +127,7 @@ class TrainStreamLoader(StreamLoader):
         self._fetched: deque[tuple[int, WorkerBatch]] = deque()
         """Batches that may not have been consumed yet, with their numbers in the run."""
         self._running: Iterator[WorkerBatch] | None = None
-        self._reported = rank != 0  # whether the end of the stream is
+        self._reported = not place.ranks.is_main  # whether the end of the stream is
 
     def begin(self, first: int, iteration: int) -> Iterator[Any]:
         """Yield the batches of the epoch from index `first` on; see `TrainLoader`."""
@@ -177,7 +171,7 @@ class TrainStreamLoader(StreamLoader):
 
     def _fetch(self, number: int) -> Any:
         self._consume(number - 2)  # at most one batch is fetched ahead
-        running = self._running or self._drawn(endless=True, positions=self._positions, first=self._next)
+        running = self._running or self._drawn(self._positions, self._next)
         drawn = next(running)
         if self._running is None:
             self._check_state(drawn.position)

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.collate import Collate
 from hydraloop.data.seeded_fetcher import private_generators, seed_generators
 from hydraloop.engine.device.seeding import mix_seed
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 
 _STREAM = 3  # separates these seeds from others of the run
@@ -27,35 +29,55 @@ class Source(NamedTuple):
     dataset: Any
     split: Literal["own", "method", "samples"]
     """`own`: by the set itself; `method`: by `dataset.split(index, count)`; `samples`: each copy keeps every n-th."""
+    copies: tuple[int, int]
+    """(The first copy of this rank, copies of all ranks.)"""
+    seed: int
+    """Of the run."""
 
 
-def split(
-    dataset: Any, split_stream: bool | None, rank: int, world_size: int, workers: int, key: str, option: str
-) -> Source:
+class StreamPlace(NamedTuple):
+    """Where a stream is read, in the run and in the config."""
+
+    ranks: Distributed
+    """The processes that share the stream."""
+    seed: int
+    """Of the run."""
+    device: torch.device | None
+    """To which the batches will be copied."""
+    key: str
+    """Of the data set in the config (`data.train`), for errors."""
+    keys: Mapping[str, str]
+    """Of the options in the config, for errors."""
+
+
+def split(dataset: Any, options: Mapping[str, Any], place: StreamPlace) -> Source:
     """Return the set with the way in which it is split between the workers of all ranks.
 
     A Hugging Face set splits itself. A method `split(index, count)` is asked for the part of each worker. Any other
     set of a plain class is read whole by each worker, which keeps every n-th sample. A torch IterableDataset may split
-    itself between workers (torch asks for it) or not, so the user must say it, in `option`.
+    itself between workers (torch asks for it) or not, so the user must say it, in the option `split_stream`.
     """
-    if world_size * workers == 1 or split_stream is False:
-        return Source(dataset, "own")
+    rank, world_size, wanted = place.ranks.rank, place.ranks.world_size, options["split_stream"]
+    workers = max(options["num_workers"], 1)
+    copies = rank * workers, world_size * workers
+    if copies[1] == 1 or wanted is False:
+        return Source(dataset, "own", copies, place.seed)
     if is_hugging_face(dataset):
         if world_size > 1:
             theirs = importlib.import_module("datasets.distributed")  # installed, because the set is of its class
             dataset = theirs.split_dataset_by_node(dataset, rank, world_size)
-        return Source(dataset, "own")
+        return Source(dataset, "own", copies, place.seed)
     if callable(getattr(dataset, "split", None)):
-        return Source(dataset, "method")
-    if split_stream is None and isinstance(dataset, IterableDataset):
+        return Source(dataset, "method", copies, place.seed)
+    if wanted is None and isinstance(dataset, IterableDataset):
         raise UserError(
-            f"{type(dataset).__name__} does not say how {world_size * workers} workers (of all ranks) share it",
-            key=key,
+            f"{type(dataset).__name__} does not say how {copies[1]} workers (of all ranks) share it",
+            key=place.key,
             remedy="Give it a method split(index, count) that returns a part of it. Or set "
-            f"{option}=true to let each worker keep every n-th sample, or =false if it splits itself between ranks and "
-            "workers.",
+            f"{place.keys['split_stream']}=true to let each worker keep every n-th sample, or =false if it splits "
+            "itself between ranks and workers.",
         )
-    return Source(dataset, "samples")
+    return Source(dataset, "samples", copies, place.seed)
 
 
 def steps_of(dataset: Any, options: Mapping[str, Any], global_batch: int, key: str) -> int:
@@ -101,63 +123,58 @@ class WorkerBatch(NamedTuple):
     batch: Any
 
 
+class NoSamples(NamedTuple):
+    """A copy of the stream has no samples."""
+
+    copy: int
+    """Its number, from 0."""
+
+
 class BatchedStream(IterableDataset[Any]):
     """Yields a `WorkerBatch` for each batch, in each worker of a DataLoader that does not collate.
 
     For training it is endless: a stream that ends begins its next pass in the same batch. Otherwise each sample is read
-    once, and the last batch may be short; a worker may have no samples. If there are none in training, it yields the
-    UserError to raise.
+    once, and the last batch may be short; a worker may have no samples. If there are none in training, it yields
+    `NoSamples`.
 
     What the stream and `collate` draw from the generators of random, numpy and torch (CPU) is a function of the seed,
     the copy, the pass and the number of the sample. The generators of this process keep their states.
 
     Args:
         source: the stream.
-        batch_size: samples in a batch, 1 or more.
         collate: makes a batch of a list of samples.
-        seed: the run's seed.
-        copies: (the first copy of this rank, copies of all ranks).
-        key: of the stream in the config, for errors.
-        workers_key: of the number of workers in the config, for errors.
-        endless: whether to train.
-        positions: where each worker begins; None: at the first sample.
+        batch_size: samples in a batch, 1 or more.
+        positions: where each worker begins, for training; None: each sample is read once, from the first one.
         first: the worker whose batch is the next one. torch asks worker 0 first, so those before it yield None once.
     """
 
     def __init__(
         self,
         source: Source,
-        *,
-        batch_size: int,
         collate: Collate,
-        seed: int,
-        copies: tuple[int, int],
-        key: str,
-        workers_key: str,
-        endless: bool,
+        batch_size: int,
         positions: Sequence[WorkerPosition] | None = None,
         first: int = 0,
     ) -> None:
-        self._source, self._batch_size, self._collate = source, batch_size, collate
-        self._seed, self._copies, self._key, self._workers_key = seed, copies, key, workers_key
-        self._endless, self._positions, self._first = endless, positions, first
+        self._source, self._collate, self._batch_size = source, collate, batch_size
+        self._endless, self._positions, self._first = positions is not None, positions, first
 
-    def __iter__(self) -> Iterator[WorkerBatch | UserError | None]:
+    def __iter__(self) -> Iterator[WorkerBatch | NoSamples | None]:
         info = get_worker_info()
         worker = 0 if info is None else info.id
         if worker < self._first:
             yield None
         begin = WorkerPosition() if self._positions is None else self._positions[worker]
-        self._copy = self._copies[0] + worker
+        copy_of_this = self._source.copies[0] + worker
         with private_generators():
-            reader = _Reader(self._source, begin, (self._copy, self._copies[1]), self._seed, endless=self._endless)
+            reader = _Reader(self._source, copy_of_this, begin, endless=self._endless)
         while True:
             with private_generators():
                 samples, numbers = self._samples(reader)
                 batch = self._collate(samples, numbers) if samples else None
             if not samples:
                 if self._endless:
-                    yield self._no_samples()
+                    yield NoSamples(copy_of_this)
                 return
             yield WorkerBatch(worker, reader.position(), batch)
 
@@ -173,25 +190,12 @@ class BatchedStream(IterableDataset[Any]):
             numbers.append(reader.samples - 1)
         return drawn, numbers
 
-    def _no_samples(self) -> UserError:
-        """Return the error for a part without samples."""
-        copies = self._copies[1]
-        if copies == 1:
-            return UserError("the stream has no samples", key=self._key, remedy="Check its path and its split.")
-        return UserError(
-            f"the stream cannot be split into {copies} parts (ranks times workers): part {self._copy} has no samples",
-            key=self._key,
-            remedy=f"Use fewer workers ({self._workers_key}) or ranks, or store the data in more shards.",
-        )
-
 
 class _Reader:
     """Reads one copy of a stream, pass after pass."""
 
-    def __init__(
-        self, source: Source, begin: WorkerPosition, part: tuple[int, int], seed: int, *, endless: bool
-    ) -> None:
-        self._dataset = source.dataset
+    def __init__(self, source: Source, number: int, begin: WorkerPosition, *, endless: bool) -> None:
+        self._dataset, part = source.dataset, (number, source.copies[1])
         if get_worker_info() is not None and is_hugging_face(self._dataset):
             self._dataset = copy.deepcopy(self._dataset)  # its epoch is in memory that all workers share
         if source.split == "method":
@@ -199,7 +203,7 @@ class _Reader:
         # With `samples`, every copy must read the same stream, also if the stream shuffles itself.
         by_samples = source.split == "samples"
         self._part, self._parts = part if by_samples else (0, 1)
-        self._seeds, self._endless = (_STREAM, seed, 0 if by_samples else part[0]), endless
+        self._seeds, self._endless = (_STREAM, source.seed, 0 if by_samples else number), endless
         self.passes, self.samples = begin.passes, begin.samples
         self._iterator = self._begin(begin.state)
 

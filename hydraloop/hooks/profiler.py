@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import shlex
 import shutil
 import socket
 import time
@@ -49,7 +48,7 @@ class ProfilerHook(Hook):
     between is in the trace. At the end of each cycle, the trace is passed to `on_trace_ready`:
 
     * `tb_trace`: writes a Chrome trace `<run_dir>/tf_tracing_logs/<host>_<process>.<time>.pt.trace.json`, the name that
-      TensorBoard expects;
+      TensorBoard expects (with the package torch-tb-profiler, on an NPU torch-tb-profiler-ascend);
     * `chrome_trace`: writes the same trace to `json_trace_path`;
     * `log_trace`: writes a table to the log, sorted by the time spent in the operator itself;
     * anything callable with a `torch.profiler.profile` (a `_target_` in the config). torch exports a trace only once: a
@@ -197,12 +196,7 @@ class ProfilerHook(Hook):
             self._write(engine, trace, engine.run_dir / FOLDER / name)
             return
         self._analyse(trace)
-        log.info(
-            "profile up to iteration %d: in %s\n  open it in MindStudio Insight, or: pip install "
-            "torch-tb-profiler-ascend; tensorboard --logdir that folder",
-            engine.progress.iteration,
-            shown(engine.run_dir / FOLDER),
-        )
+        log.info("profile up to iteration %d: in %s", engine.progress.iteration, shown(engine.run_dir / FOLDER))
 
     def _advance(self, *, stop: bool) -> None:
         """Step or stop the profiler, if it is running; raise the error of a handler."""
@@ -251,13 +245,8 @@ class ProfilerHook(Hook):
         else:
             shutil.copyfile(self._written, path)
         log.info(
-            "profile up to iteration %d: %s\n"
-            "  open it in chrome://tracing or https://ui.perfetto.dev%s",
-            engine.progress.iteration,
-            shown(path),
-            f", or: pip install torch-tb-profiler; tensorboard --logdir {shlex.quote(shown(path.parent))}"
-            if path.name.endswith(".pt.trace.json")
-            else "",
+            "profile up to iteration %d: %s; open it in chrome://tracing or https://ui.perfetto.dev",
+            engine.progress.iteration, shown(path),
         )  # fmt: skip
 
     def _log_table(self, engine: Engine, trace: profile) -> None:

@@ -35,32 +35,6 @@ class Timing:
     """Share of `total` (0 .. 1) spent in the loader and in copying batches to the device."""
 
 
-class Durations:
-    """Count, sum and maximum of any number of durations, and quantiles of the latest 100,000. All are in seconds."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = self.max = 0.0
-        self._latest: deque[float] = deque(maxlen=_KEPT)
-
-    def add(self, seconds: float) -> None:
-        """Add a duration. Takes about 0.1 µs."""
-        self.count += 1
-        self.total += seconds
-        if seconds > self.max:
-            self.max = seconds
-        self._latest.append(seconds)
-
-    @property
-    def mean(self) -> float:
-        """The mean; 0 without durations."""
-        return self.total / self.count if self.count else 0.0
-
-    def quantile(self, q: float) -> float:
-        """Return the duration that a share `q` (above 0, up to 1) does not exceed; 0 without durations."""
-        return sorted(self._latest)[math.ceil(q * len(self._latest)) - 1] if self._latest else 0.0
-
-
 class IterTimerHook(Hook):
     """Measures each training iteration and the wait for its batch.
 
@@ -84,7 +58,8 @@ class IterTimerHook(Hook):
     """
 
     def __init__(self) -> None:
-        self._iterations = Durations()
+        self._count, self._total, self._max = 0, 0.0, 0.0
+        self._latest: deque[float] = deque(maxlen=_KEPT)
         self._recent: deque[float] = deque(maxlen=2 * _MOST_FOR_ETA)
         self._waited = self._end = 0.0
         self._interrupted = True
@@ -109,24 +84,26 @@ class IterTimerHook(Hook):
         taken = now - (engine.batches.asked_at if self._interrupted else self._end)
         self._interrupted, self._end = False, now
         self._waited += waited
-        self._iterations.add(taken)
+        self._count, self._total, self._max = self._count + 1, self._total + taken, max(self._max, taken)
+        self._latest.append(taken)
         self._recent.append(taken)
         engine.messages.add("data_time", waited)
         engine.messages.add("time", taken)
 
     def summary(self) -> Timing | None:
         """Return statistics over all iterations of this process; None before the first."""
-        taken = self._iterations
-        if not taken.count:
+        if not self._count:
             return None
+        latest = sorted(self._latest)
+        p50, p90 = (latest[math.ceil(share * len(latest)) - 1] for share in (0.5, 0.9))
         return Timing(
-            iterations=taken.count,
-            total=taken.total,
-            mean=taken.mean,
-            p50=taken.quantile(0.5),
-            p90=taken.quantile(0.9),
-            max=taken.max,
-            data_share=self._waited / taken.total if taken.total else 0.0,
+            iterations=self._count,
+            total=self._total,
+            mean=self._total / self._count,
+            p50=p50,
+            p90=p90,
+            max=self._max,
+            data_share=self._waited / self._total if self._total else 0.0,
         )
 
     def _eta(self, engine: Engine) -> float | None:

@@ -189,26 +189,12 @@ class Views(nn.Module):
                 key=f"{self._key}.transforms",
                 remedy="Leave the hook out, or use your own transforms: [{_target_: my_project.views.Jitter}].",
             )
-        outputs = [self.model(view(_copied(inputs)), *args, **kwargs) for view in self._views]
-        self._check(outputs)
-        wide = torch.promote_types(outputs[0].dtype, torch.float32)
-        return self._merge(torch.stack(outputs).to(wide))
+        outputs = torch.stack([self.model(view(_copied(inputs)), *args, **kwargs) for view in self._views])
+        self._check(outputs[0])
+        return self._merge(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
 
-    def _check(self, outputs: list[Any]) -> None:
-        first = outputs[0]
-        if not isinstance(first, Tensor) or not first.is_floating_point():
-            raise UserError(
-                f"the model returned {_shown(first)}; only a tensor of floats [N, ...] can be merged",
-                key=self._key,
-                remedy="Leave the hook out, or let the model return its logits.",
-            )
-        if any(output.shape != first.shape for output in outputs):
-            shapes = ", ".join(str(list(output.shape)) for output in outputs)
-            raise UserError(
-                f"the views' outputs differ in shape: {shapes}",
-                key=f"{self._key}.transforms",
-                remedy="Use views of one size: rot90 and rot270 swap height and width.",
-            )
+    def _check(self, first: Tensor) -> None:
+        """Refuse the outputs of a view for which the mean of the views would be wrong."""
         if self._turns and first.ndim > 2:
             raise UserError(
                 f"the model returned {_shown(first)}, a map, in which each view moves the image",

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
+from hydraloop.data.stream_worker import StreamPlace
+from hydraloop.engine.distributed.comm import Distributed
 
 
 class Numbers:
@@ -150,13 +152,8 @@ def stream_loader(
     dataset: Any, *, train: bool, rank: int = 0, world_size: int = 1, seed: int = 0, **options: Any
 ) -> StreamLoader:
     """A loader of a stream, with the defaults of the options, and batches of 3."""
-    return (TrainStreamLoader if train else StreamLoader)(
-        dataset,
-        {**_DEFAULTS, **options},
-        {name: f"data.loader.{name}" for name in _DEFAULTS},
-        seed=seed,
-        device=None,
-        key="data.train" if train else "data.val",
-        rank=rank,
-        world_size=world_size,
-    )
+    ranks = Distributed()
+    ranks.rank, ranks.world_size = rank, world_size
+    keys = {name: f"data.loader.{name}" for name in _DEFAULTS}
+    place = StreamPlace(ranks, seed, None, "data.train" if train else "data.val", keys)
+    return (TrainStreamLoader if train else StreamLoader)(dataset, {**_DEFAULTS, **options}, place)

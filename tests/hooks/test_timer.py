@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.hooks import timer
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.hooks.timer import Durations, IterTimerHook
+from hydraloop.hooks.timer import IterTimerHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at, logged
 from tests.hooks.tiny_runs import engine_of
@@ -218,12 +217,3 @@ def test_data_time_is_the_loader_and_the_copy_and_nothing_else(
     assert (statistics.median(record["data_time"] / record["time"] for record in records) > 0.5) == waiting
     in_hooks = sum(seconds for (seconds,) in engine.calls.seconds.values()) / timing.total
     assert (timing.data_share > in_hooks) == waiting
-
-
-def test_quantiles() -> None:
-    durations = Durations()
-    assert (durations.mean, durations.quantile(0.5)) == (0.0, 0.0)
-    for value in random.Random(0).sample(range(1, 5001), 5000):
-        durations.add(float(value))
-    assert [durations.quantile(q) for q in (0.0001, 0.5, 0.9, 1.0)] == [1.0, 2500.0, 4500.0, 5000.0]
-    assert (durations.count, durations.total, durations.max, durations.mean) == (5000, 12502500.0, 5000.0, 2500.5)

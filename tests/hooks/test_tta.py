@@ -330,7 +330,6 @@ def test_inputs_that_are_no_images_are_refused(tmp_path: Path) -> None:
     [
         (nn.Conv2d(1, 3, 1), {}, "hooks.tta.transforms", "each view moves the image"),
         (nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), {"merge": "probabilities"}, "hooks.tta.merge", "not logits"),
-        (nn.Flatten(1, 2), {"transforms": ["identity", lambda x: x[..., 1:]]}, "hooks.tta.transforms", "in shape"),
     ],
 )
 def test_outputs_that_cannot_be_merged_are_refused(
@@ -376,17 +375,6 @@ def test_a_run_without_a_test_is_one_warning(
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_a_model_that_returns_no_tensor_is_refused(tmp_path: Path) -> None:
-    class Two(Net):
-        def forward(self, images: Tensor) -> Any:
-            return super().forward(images), images
-
-    engine = _engine(tmp_path, TestTimeAugmentationHook(), task=Task(Two(), nn.MSELoss()))
-    with pytest.raises(UserError, match="returned a tuple") as raised:
-        engine.test()
-    assert raised.value.key == "hooks.tta"
 
 
 def test_a_task_that_does_not_call_forward_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

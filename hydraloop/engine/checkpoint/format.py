@@ -146,7 +146,11 @@ def load(
         with _verified(path, key, ranks, tensors=only != ()):
             return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
-        raise _not_complete(path, key)
+        raise UserError(
+            f"{path} is not a complete checkpoint: it was cut off, is of torch before 1.6, or is not a checkpoint",
+            key=key,
+            remedy=_another(path, key),
+        )
     with _verified(path, key, ranks, tensors=only != ()):
         checkpoint = _load_zip(path, key, mmap)
         if isinstance(checkpoint.get("shards"), str) and (found := shards_of(path)) is not None:
@@ -185,38 +189,16 @@ def _load_zip(path: Path, key: str, mmap: bool) -> Checkpoint:
     except (pickle.UnpicklingError, TypeError, ValueError) as error:
         found = re.search(r"GLOBAL (\S+)", str(error))  # the rest is advice to load it with pickle
         what = "" if found is None else f" ({found[1]})"
+        new = path.with_stem(f"{path.stem}_converted")
         raise UserError(
             f"{path} contains more than tensors and plain values{what}, so it is not loaded",
             key=key,
-            remedy=f"If you trust the file, whose code this runs, {_conversion(path, _STATE_DICT_ALONE)}",
+            remedy=f"If you trust the file, whose code this runs, convert it once, and use {new.name}: "
+            f'python -c "{_STATE_DICT_ALONE}" {shlex.quote(str(path))} {shlex.quote(str(new))}',
         ) from error
     if not isinstance(checkpoint, dict):
         raise UserError(f"{path} contains a {type(checkpoint).__name__}, not a checkpoint", key=key)
     return checkpoint
-
-
-def _not_complete(path: Path, key: str) -> UserError:
-    """Return the error for a file that is not a complete zip archive."""
-    magic = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
-    with path.open("rb") as file:
-        is_old = file.read(len(magic)) == magic
-    if is_old:
-        code = (
-            "import sys, torch; torch.save(torch.load(sys.argv[1], map_location='cpu', weights_only=True), sys.argv[2])"
-        )
-        remedy = f"To load it, {_conversion(path, code)}"
-        return UserError(f"{path} is in the format of torch before 1.6", key=key, remedy=remedy)
-    return UserError(
-        f"{path} is not a complete checkpoint: it was cut off while it was written, or it is not a checkpoint",
-        key=key,
-        remedy=_another(path, key),
-    )
-
-
-def _conversion(path: Path, code: str) -> str:
-    """Return the end of a remedy: the command that converts a file with this code, and the name of the new file."""
-    new = path.with_stem(f"{path.stem}_converted")
-    return f'convert it once, and use {new.name}: python -c "{code}" {shlex.quote(str(path))} {shlex.quote(str(new))}'
 
 
 def _another(path: Path, key: str) -> str:

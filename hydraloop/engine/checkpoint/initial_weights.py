@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ _STATE_DICTS = ("state_dict", "model", "model_state_dict")
 _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Parts that DDP, torch.compile, checkpointing and FSDP add to names, around the model or any of its modules."""
 _FEW = 6
-"""Up to this many names are listed in the table; more are counted by module."""
+"""Up to this many names are listed in the table."""
 
 
 def load_from(run: Run) -> Checkpoint | None:
@@ -201,16 +200,8 @@ def _table(rows: Mapping[str, Collection[str]]) -> str:
 
 
 def _listed(names: Collection[str]) -> str:
-    """Return a few names, or the modules that have them with their numbers of names."""
-    if len(names) <= _FEW:
-        return ", ".join(sorted(names))
-    parts = [name.split(".") for name in sorted(names)]
-    depth = next(depth for depth in itertools.count(1) if len({".".join(part[:depth]) for part in parts}) > 1)
-    modules = {module: [*group] for module, group in itertools.groupby(parts, lambda part: ".".join(part[:depth]))}
-    listed = [
-        ".".join(group[0]) if len(group) == 1 else f"{module}.* ({len(group)})" for module, group in modules.items()
-    ]
-    return ", ".join(listed[:_FEW]) + (f" and {len(listed) - _FEW} more" if len(listed) > _FEW else "")
+    """Return the first names."""
+    return ", ".join(sorted(names)[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

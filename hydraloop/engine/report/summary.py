@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.checkpoints import Checkpoints
@@ -54,7 +54,7 @@ class Report:
             + (f", {ranks} processes ({'fsdp2' if run.ranks.sharded else 'ddp'})" if ranks > 1 else ""),
         }
         if loaders.train is not None:
-            rows["optimizer"] = "none" if run.trained_by is None else format_optimizer(run, len("optimizer") + 2)
+            rows["optimizer"] = "none" if run.trained_by is None else format_optimizer(run)
             if run.schedules:
                 rows["schedule"] = ", ".join(run.schedules)
             rows["training"] = (
@@ -208,70 +208,30 @@ def group_names(groups: Sequence[Group]) -> list[str]:
     return names
 
 
-def format_optimizer(run: Run, width: int) -> str:
-    """Return the class, lr and weight decay; with several groups a line for each, without empty ones.
+def format_optimizer(run: Run) -> str:
+    """Return the class, lr and weight decay; with several groups, a line for each that is not empty.
 
-    What else differs between the groups of an optimizer is shown, too. Numbers are those before any schedule.
+    Numbers are those before any schedule.
 
     Args:
         run: has an optimizer.
-        width: of the column to the left.
     """
-    groups, hyperparameters = run.groups, [_hyperparameters(group) for group in run.optimizer.param_groups]
     kinds = ", ".join(f"{name} {type(one).__name__}".strip() for name, one in run.optimizers.items())
-    shown, first = ["lr", "weight_decay"], dict[str, Mapping[str, Any]]()
-    for group, own in zip(groups, hyperparameters, strict=True):
-        others = first.setdefault(group.optimizer, own)
-        shown += [name for name in own if own[name] != others.get(name, "") and name not in shown]
-    numbers = [[values.get(name, "") for name in shown] for values in hyperparameters]
-    rows = [
-        [name, f"{len(group.names)}", f"{_entries(own):,}", *values, group.names]
-        for name, group, own, values in zip(
-            group_names(groups), groups, run.optimizer.param_groups, numbers, strict=True
-        )
-        if group.names
-    ]
-    if len(rows) < 2:
-        values = (f"{name} {value}" for name, value in zip(shown, numbers[0], strict=True) if value)
-        return ", ".join([kinds, *values])
-    head: list[Any] = ["group", "tensors", "parameters", *shown, ()]
-    table = [head, *rows[:_MOST_GROUPS]]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head) - 1)]
-    lines = []
-    for row in table:
-        cells = [
-            f"{row[0]:<{widths[0]}}",
-            *(f"{cell:>{width}}" for cell, width in zip(row[1:-1], widths[1:], strict=True)),
-        ]
-        line = "  ".join(cells)
-        lines.append(f"{line}  {_fitting(row[-1], COLUMNS - width - len(line) - 2)}".rstrip())
-    left = [f"… {len(rows) - _MOST_GROUPS} more"] if len(rows) > _MOST_GROUPS else []
-    return "\n".join([f"{kinds}, {len(rows)} groups", *lines, *left])
+    lines: list[str] = []
+    values = ""
+    for name, group, own in zip(group_names(run.groups), run.groups, run.optimizer.param_groups, strict=True):
+        if group.names:
+            values = "".join(f", {key} {_number(own, key)}" for key in ("lr", "weight_decay") if key in own)
+            entries = sum(parameter.numel() for parameter in own["params"])
+            of_group = f"{_count(len(group.names), 'tensor')} ({group.names[0]}{', …' * (len(group.names) > 1)})"
+            lines.append(f"{name}: {of_group}, {entries:,} parameters{values}")
+    if len(lines) < 2:
+        return kinds + values
+    left = [f"… {len(lines) - _MOST_GROUPS} more"] if len(lines) > _MOST_GROUPS else []
+    return "\n".join([f"{kinds}, {len(lines)} groups", *lines[:_MOST_GROUPS], *left])
 
 
-def _fitting(names: Sequence[str], room: int) -> str:
-    """Return as many names as fit, at least one."""
-    text = names[0] if names else ""
-    for name in names[1:]:
-        if len(text) + len(name) + len(", , …") > room:
-            return f"{text}, …"
-        text += f", {name}"
-    return text
-
-
-def _hyperparameters(group: Mapping[str, Any]) -> dict[str, str]:
-    """Return the numbers of a group before any schedule, as text."""
-    own = {name: value for name, value in group.items() if name != "params" and not name.startswith("initial_")}
-    return {name: _number(group.get(f"initial_{name}", value)) for name, value in own.items()}
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_number, value))
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return f"{value:.4g}" if isinstance(value, int | float) else ""
-
-
-def _entries(group: dict[str, Any]) -> int:
-    return sum(parameter.numel() for parameter in group["params"])
+def _number(group: Mapping[str, Any], name: str) -> str:
+    """Return a number of a group before any schedule, as text."""
+    value = group.get(f"initial_{name}", group[name])
+    return f"{float(value):.4g}"

@@ -132,12 +132,6 @@ def _check(run: Run) -> None:
         )
     for name in steps:
         check_at_least(1, **{f"optimizer.{name}.every": run.settings.every.get(name)})
-    if all(run.settings.every.get(name, 1) > 1 for name in steps):
-        raise UserError(
-            "no step runs in the first iteration, because every optimizer pauses",
-            key=f"optimizer.{steps[0]}.every",
-            remedy=f"Use optimizer.{steps[0]}.every=1.",
-        )
     if run.settings.accumulate > 1:
         raise UserError(
             f"{task} has several steps, which cannot share accumulated batches",

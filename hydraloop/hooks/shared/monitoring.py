@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hydraloop.engine.engine import Engine
-from hydraloop.errors import UserError, any_of, suggestion
+from hydraloop.errors import UserError, suggestion
 from hydraloop.run_files.result import GREATER_KEYS, LESS_KEYS, by_keys
 
 RULES = ("greater", "less")
@@ -18,19 +18,10 @@ def check_metric(name: str, engine: Engine, *, key: str) -> None:
     names = engine.evaluator.metric_names
     if name in names:
         return
-    if name in engine.evaluator.matrix_names:
-        raise UserError(f"{name!r} is a matrix, not a number", key=key, remedy=_instead(names))
-    parts = [known for known in names if known.startswith(f"{name}/")]
-    if parts:
-        raise UserError(f"{name!r} is not one number", key=key, remedy=_instead(parts))
     remedy = suggestion(name, names)
     if not engine.evaluator.names_are_known:
         remedy += " If the task returns it, set engine.sanity_val_steps=1, which finds all names."
     raise UserError(f"there is no metric {name!r}", key=key, remedy=remedy)
-
-
-def _instead(names: Sequence[str]) -> str:
-    return f"Use {any_of(names[:5])}{', …' if len(names) > 5 else ''}."
 
 
 def check_validated(engine: Engine, *, key: str, instead: str | None = None) -> None:

@@ -7,7 +7,6 @@ import os
 import pickle
 import re
 import resource
-import shlex
 import signal
 import zipfile
 from collections import Counter, OrderedDict, defaultdict
@@ -176,22 +175,6 @@ def test_a_file_with_pickled_objects_is_refused_and_runs_nothing(tmp_path: Path)
     assert isinstance(caught.value.__cause__, pickle.UnpicklingError)
     assert f"({_Evil.__reduce__(_Evil(marker))[0].__module__}.mkdir)" in str(caught.value), "what the file names"
     assert "safe_globals" not in str(caught.value), "the advice of torch"
-
-
-@pytest.mark.parametrize("key", ["resume", "load_from", "init.checkpoint"])
-def test_a_file_of_an_old_torch_says_how_to_convert_it(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "it's old.pth"
-    torch.save({"weight": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(UserError, match=r"in the format of torch before 1\.6") as caught:
-        load(path, key=key)
-    assert caught.value.key == key
-    command = shlex.split(str(caught.value.remedy).partition(": ")[2])
-    assert command[:2] == ["python", "-c"]
-    monkeypatch.setattr("sys.argv", ["-c", *command[3:]])
-    exec(command[2])
-    assert load(tmp_path / "it's old_converted.pth")["weight"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])

@@ -177,13 +177,11 @@ def test_the_table_lists_every_entry_once(tmp_path: Path, caplog: pytest.LogCapt
     ]
 
 
-def test_many_names_are_counted_by_module(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_of_many_names_are_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    model = nn.ModuleDict(
-        {"a": nn.ModuleDict({"b": nn.ModuleList(nn.Linear(1, 1) for _ in range(8)), "c": nn.Linear(1, 1)})}
-    )
+    model = nn.ParameterDict({f"p{number}": nn.Parameter(torch.zeros(1)) for number in range(8)})
     initialise(model, _saved(tmp_path / "a.pth", model.state_dict()))
-    assert caplog.messages[0].splitlines()[1:] == ["  taken                    18  a.b.* (16), a.c.* (2)"]
+    assert caplog.messages[0].splitlines()[1:] == ["  taken                     8  p0, p1, p2, p3, p4, p5 and 2 more"]
 
 
 # Tied weights. -------------------------------------------------------------------------------------------------------

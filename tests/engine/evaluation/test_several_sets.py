@@ -15,11 +15,11 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.settings import Settings
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, NumClassCheckHook, VisualizationHook
 from hydraloop.hooks.shared.monitoring import direction
-from hydraloop.tasks import Classification, Regression, Task
+from hydraloop.tasks import Classification, Regression
 from hydraloop.tasks.metrics import Accuracy
 from tests.engine.distributed.test_equality import assert_same, dataset, network
 from tests.helpers import EngineWithNeededHooks, Recorder, batches, differences, make_engine, tiny_task
@@ -179,60 +179,6 @@ def test_each_set_has_its_picture_and_its_classes_are_checked(tmp_path: Path) ->
     }  # fmt: skip
     with pytest.raises(UserError, match=r"Images of data\.val\.light has 4 classes"):
         pictures_engine(tmp_path, {"check": NumClassCheckHook()}, classes=4).train()
-
-
-# What cannot be followed. --------------------------------------------------------------------------------------------
-
-
-class Parts:
-    """A metric with a vector and a matrix."""
-
-    higher_is_better = True
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Ignore a batch."""
-
-    def compute(self) -> dict[str, Tensor]:
-        return {"f1": torch.tensor([0.5, 1.0]), "confusion": torch.eye(3)}
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def to(self, device: torch.device) -> Parts:
-        return self
-
-
-@pytest.mark.parametrize(
-    ("name", "problem", "remedy"),
-    [
-        ("a/parts/f1", "'{}' is not one number", "{0}/0 or {0}/1"),
-        ("a/parts/confusion", "'{}' is a matrix, not a number", "parts/f1/0"),
-        ("a/parts/f2", "there is no metric '{}'", "parts/f1/0"),
-        ("a/parts/f1/1", None, ""),
-    ],
-)
-def test_a_metric_that_is_not_a_number_is_refused(tmp_path: Path, name: str, problem: str | None, remedy: str) -> None:
-    task = Task(tiny_task().model, nn.MSELoss(), {"parts": Parts()})
-    for key, hook in (
-        ("hooks.checkpoint.save_best", CheckpointHook(save_best=name)),
-        ("hooks.stop.monitor", EarlyStoppingHook(monitor=name)),
-    ):
-        engine = EngineWithNeededHooks(
-            task=task,
-            optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
-            loaders=Loaders(batches(1), {"a": batches(1), "b": batches(1)}),
-            hooks={key.split(".")[1]: hook},
-            settings=Settings(device="cpu", max_epochs=1),
-            run_dir=tmp_path,
-        )
-        if problem is None:
-            assert engine.train().status == "finished"
-            continue
-        with pytest.raises(UserError) as caught:
-            engine.train()
-        assert (caught.value.key, caught.value.problem) == (key, problem.format(name))
-        assert remedy.format(name) in str(caught.value.remedy)
-        assert engine.progress.iteration == 0
 
 
 @pytest.mark.parametrize("name", ["desktop", "phone"])
