@@ -9,9 +9,9 @@ from functools import partial
 from time import perf_counter
 from traceback import walk_tb
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Call, Hook, MountPoints, OnError
+from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Call, Hook, OnError
 from hydraloop.engine.hook_order import Slot, in_order, slot_of
 from hydraloop.errors import UserError
 
@@ -48,7 +48,7 @@ class _Policy:
         )  # fmt: skip
 
 
-class CallTable(MountPoints):
+class CallTable:
     """For each mount point, an attribute with a call that calls its hooks in order: `calls.before_train()`.
 
     It is built once, from overridden methods only. The hooks get the engine as their first argument. A call applies
@@ -83,6 +83,10 @@ class CallTable(MountPoints):
             for name, hook in hooks.items()
         }
         self.build()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, point: str) -> Call: ...
 
     def build(self) -> None:
         """Build the table again, after the `idle_points` of a hook have changed."""

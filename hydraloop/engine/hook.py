@@ -55,40 +55,6 @@ ON_ERROR: tuple[OnError, ...] = ("raise", "warn", "disable")
 Call = Callable[..., None]
 
 
-class MountPoints:
-    """One call for each mount point, in the order of a run. `Hook` says when each is called, and with what."""
-
-    before_run: Call
-    after_load_checkpoint: Call
-    at_position: Call
-    before_train: Call
-    before_train_epoch: Call
-    before_train_iter: Call
-    after_backward: Call
-    before_optimizer_step: Call
-    after_train_iter: Call
-    on_log: Call
-    after_train_epoch: Call
-    before_save_checkpoint: Call
-    before_val: Call
-    before_val_epoch: Call
-    before_val_iter: Call
-    after_val_iter: Call
-    after_val_epoch: Call
-    after_val: Call
-    on_exception: Call
-    after_train: Call
-    before_test: Call
-    before_test_epoch: Call
-    before_test_iter: Call
-    after_test_iter: Call
-    after_test_epoch: Call
-    after_test: Call
-    after_run: Call
-
-
-MOUNT_POINTS = tuple(MountPoints.__annotations__)
-"""Their names."""
 GENERAL_POINTS: dict[str, tuple[tuple[str, Mode], ...]] = {
     general: tuple((general.replace("_", f"_{mode}_"), mode) for mode in ("train", "val", "test"))
     for general in ("before_epoch", "after_epoch", "before_iter", "after_iter")
@@ -339,8 +305,10 @@ def check_hook(hook: object, key: str) -> None:
 
 
 _PREFIXES = ("before_", "after_", "on_")
-_POINT_NAMES = (*MOUNT_POINTS, *GENERAL_POINTS)
 _METHODS = [name for name, value in vars(Hook).items() if inspect.isfunction(value)]
+_POINT_NAMES = [name for name in _METHODS if name.startswith((*_PREFIXES, "at_"))]
+MOUNT_POINTS = tuple(name for name in _POINT_NAMES if name not in GENERAL_POINTS)
+"""The mount points in the order of a run. `Hook` says when each is called, and with what."""
 _ALMOST_EQUAL = 0.9
 """Similarity from which a name is a misspelled mount point: `fater_train_iter`, `at_positon`, but not `at_point`."""
 

@@ -42,7 +42,7 @@ def load_from(run: Run) -> Checkpoint | None:
         return None
     checkpoint = load(path, key=key, mmap=True, ranks=run.ranks, whole=True, only=EVALUATED)
     tied = _tied(run.model)
-    state = _weights(checkpoint, tied.keys(), path, key, run.settings.weights)
+    state = evaluation_weights(_weights(checkpoint, tied.keys(), path, key), run.settings.weights)
     load_weights(run, {**_for_tied(state, tied), **state}, key)
     log.info("weights loaded from %s", path)
     return checkpoint
@@ -67,7 +67,7 @@ def initialise(model: nn.Module, path: Path, rules: Rules, ranks: Distributed = 
     """
     own, tied = model.state_dict(), _tied(model)
     loaded = load(path, key="init.checkpoint", ranks=ranks, whole=True)
-    state = _weights(loaded, own.keys(), path, "init.checkpoint")
+    state = evaluation_weights(_weights(loaded, own.keys(), path, "init.checkpoint"))
     if rules.prefix is not None:
         prefix = rules.prefix if rules.prefix.endswith(".") else f"{rules.prefix}."
         state = _of_part(state, prefix, own.keys(), path)
@@ -110,26 +110,7 @@ def initialise(model: nn.Module, path: Path, rules: Rules, ranks: Distributed = 
     log.info("%d of %d entries of the model taken from %s%s", len(taken), len(own), path, _table(rows))
 
 
-def _weights(
-    checkpoint: Mapping[str, Any], own: Collection[str], path: Path, key: str, weights: str = "averaged"
-) -> dict[str, Any]:
-    """Return the weights of a loaded file for a model that has the names `own`.
-
-    Raises:
-        UserError: it has no weights, or the averaged ones are missing.
-    """
-    found = _find_weights(checkpoint, own, path, key)
-    try:
-        return dict(evaluation_weights(found, weights))
-    except KeyError as error:
-        raise UserError(
-            f"{path} does not have the averaged weights of {found['meta']['averaged_weights']}, which its meta names",
-            key=key,
-            remedy="For the raw ones, save them alone with torch.save(checkpoint['state_dict'], path) and load that.",
-        ) from error
-
-
-def _find_weights(checkpoint: Mapping[str, Any], own: Collection[str], path: Path, key: str) -> dict[str, Any]:
+def _weights(checkpoint: Mapping[str, Any], own: Collection[str], path: Path, key: str) -> dict[str, Any]:
     """Return the weights under `state_dict`, named without the wrappers of DDP, torch.compile, checkpointing and FSDP.
 
     Other entries are kept if there is a `meta`, which says whether there are averaged weights.

@@ -13,10 +13,6 @@ from hydraloop.engine.records.messages import as_tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _CHANNELS = (1, 3, 4)
 _WRITABLE = ("L", "RGB", "RGBA")

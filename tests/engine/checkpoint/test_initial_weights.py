@@ -307,30 +307,13 @@ def test_wrappers_around_a_module_of_that_name(tmp_path: Path) -> None:
     assert model[0]["module"].weight.item() == 3.0
 
 
-@pytest.mark.parametrize("content", [{"epoch": 3, "net": {"a": torch.ones(1)}}, {"state_dict": {}}])
-def test_a_file_without_weights_names_its_entries(tmp_path: Path, content: Any) -> None:
-    with pytest.raises(UserError, match=f"contains no state dict; its entries are {next(iter(content))}"):
-        initialise(_Net(), _saved(tmp_path / "a.pth", content))
-
-
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({0: torch.ones(1), "a": torch.ones(1)}, "its entries are 0, a"),
-        ({"format": 1, "state_dict": _filled(1.0), "meta": {"averaged_weights": "ema"}}, "averaged weights of ema"),
-        (
-            {"format": 1, "state_dict": _filled(1.0), "meta": {"averaged_weights": "ema"}, "hooks": {"ema": {}}},
-            "of ema",
-        ),
-    ],
-    ids=["numbers", "no hooks", "no averages"],
+    "content", [{"epoch": 3, "net": {"a": torch.ones(1)}}, {"state_dict": {}}, {0: torch.ones(1), "a": torch.ones(1)}]
 )
 @pytest.mark.parametrize("load_from", [False, True])
-def test_a_file_that_does_not_have_what_is_needed_is_one_message(
-    content: Any, words: str, load_from: bool, tmp_path: Path
-) -> None:
+def test_a_file_without_weights_names_its_entries(tmp_path: Path, content: Any, load_from: bool) -> None:
     path = _saved(tmp_path / "a.pth", content)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=f"contains no state dict; its entries are {next(iter(content))}") as caught:
         make_engine(tmp_path, load_from=path) if load_from else initialise(_Net(), path)
     assert caught.value.key == ("load_from" if load_from else "init.checkpoint")
     assert "torch.save(" in str(caught.value.remedy)
