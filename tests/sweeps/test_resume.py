@@ -14,6 +14,7 @@ import pytest
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
+from hydraloop.run_files import lock
 from hydraloop.sweeps import planning, resume_sweep
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.states import JobState
@@ -62,7 +63,7 @@ def test_the_same_sweep_continues(composer: Composer, tmp_path: Path) -> None:
     assert directory.description == begun.description
     assert axes.count == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [FILENAME]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [lock.FILENAME, FILENAME]
     assert (tmp_path / "new" / FILENAME).read_text() == text
 
 
