@@ -104,14 +104,10 @@ def _auto(cfg: DictConfig, explicit: Path | None) -> Start:
 def _newest_first() -> list[Path]:
     """Return the runs below OUTPUTS, those first that were started or resumed last. Jobs of sweeps are left out."""
     found: list[tuple[int, Path]] = []
-    seen: set[str] = set()
-    for folder, below, files in os.walk(OUTPUTS, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen or not set(SWEEP_FILES).isdisjoint(files):  # links may form a circle
+    for folder, below, files in os.walk(OUTPUTS):
+        if not set(SWEEP_FILES).isdisjoint(files):
             below.clear()
-            continue
-        seen.add(real)
-        if RECORDS in below:
+        elif RECORDS in below:
             below.remove(RECORDS)
             config = config_file(Path(folder))
             if config is not None:

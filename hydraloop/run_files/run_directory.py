@@ -135,13 +135,15 @@ def check_links(directory: Path, *, key: str) -> None:
             )
 
 
-def _links(directory: Path | str, left_out: str | None = "wandb") -> Iterator[str]:
-    with suppress(OSError), os.scandir(directory) as entries:  # a missing one, or one that cannot be read
+def _links(directory: Path | str, *, is_run: bool = True) -> Iterator[str]:
+    with suppress(OSError):  # a missing one, or one that cannot be read
+        entries = list(os.scandir(directory))
+        is_run = is_run or RECORDS in [entry.name for entry in entries]  # a job of a sweep
         for entry in entries:
             if entry.is_symlink():
                 yield entry.path
-            elif entry.is_dir() and entry.name != left_out:
-                yield from _links(entry.path, None)
+            elif entry.is_dir() and not (is_run and entry.name == "wandb"):
+                yield from _links(entry.path, is_run=False)
 
 
 def refuse_held(directory: Path, *, key: str) -> None:

@@ -33,7 +33,6 @@ from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
 from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
 from hydraloop.run_files.output import print_to
-from hydraloop.run_files.processes import machine
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
 from hydraloop.sweeps import queue, states
@@ -76,8 +75,7 @@ class SweepJob(Worker):
         """Import torch, and the parts of hydraloop that the first job names. The user's modules are not imported."""
         for name in _EVERY_JOB:
             import_module(name)
-        environment.versions()  # is cached, as the next
-        machine()
+        environment.versions()  # is cached
         if self._grid is not None:
             self._grid.prepare()
         config = str(OmegaConf.to_container(self._draft.cfg, resolve=False))

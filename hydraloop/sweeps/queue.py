@@ -21,7 +21,6 @@ from pathlib import Path
 from hydraloop.platforms import signals
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files import atomic, lock
-from hydraloop.run_files.processes import machine
 from hydraloop.run_files.record_log import FILENAME as RECORDS
 from hydraloop.run_files.result import digest
 from hydraloop.safety.secrets import mask_overrides
@@ -57,7 +56,6 @@ def claim(directory: SweepDirectory, request: Request) -> JobState | None:
         controller=request.controller,
         directory=before.directory,
         host=socket.gethostname(),
-        machine=machine(),
         pid=os.getpid(),
         began=time.time(),
         seconds=before.seconds,

@@ -42,8 +42,6 @@ class JobState:
     directory: str = ""
     """The run directory, relative to that of the sweep."""
     host: str = ""
-    machine: str = ""
-    """From `processes.machine`."""
     pid: int = 0
     began: float | None = None
     """Seconds since 1970 at the start of the last attempt."""

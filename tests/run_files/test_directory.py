@@ -49,6 +49,16 @@ def test_links_out_of_a_run_are_refused_but_not_those_to_logs_of_wandb() -> None
         Path(link).unlink()
 
 
+def test_the_links_of_wandb_in_a_job_are_its_own() -> None:
+    for folder in (".hydra", "wandb/run-1/logs", "checkpoints/wandb"):
+        Path("sweep/0", folder).mkdir(parents=True)
+    Path("sweep/0/wandb/run-1/logs/debug-core.log").symlink_to(Path("elsewhere").absolute())
+    run_directory.check_links(Path("sweep"), key="sweep.resume")
+    Path("sweep/0/checkpoints/wandb/x").symlink_to(Path("elsewhere").absolute())
+    with pytest.raises(UserError, match="0/checkpoints/wandb/x is a link"):
+        run_directory.check_links(Path("sweep"), key="sweep.resume")
+
+
 def test_what_is_recorded_without_hydra() -> None:
     run_dir = Path("mine")
     run_directory.record(OmegaConf.create({"seed": 1}), run_dir, resumed=False, folder=run_dir / ".hydra")

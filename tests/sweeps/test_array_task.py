@@ -70,7 +70,7 @@ def test_a_job_that_another_task_has_lost_meanwhile_is_left(directory: SweepDire
 
 
 def test_a_task_ends_while_others_run_and_knows_their_ends(directory: SweepDirectory) -> None:
-    running = JobState(5, "running", attempts=1, controller="other", machine="another", directory="5")
+    running = JobState(5, "running", attempts=1, controller="other", directory="5")
     with RunLock(directory.folder(5), key="sweep"):
         states.write(directory.folder(5), running, flush=False)
         loop, played = task(directory)

@@ -14,7 +14,6 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.processes import machine
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller import controller, signals
 from hydraloop.sweeps.controller.controller import Controller
@@ -71,7 +70,7 @@ class Played:
         folder = self.directory.folder(request.number)
         folder.mkdir(parents=True, exist_ok=True)
         attempts = request.attempts + (state == "running")
-        made = JobState(request.number, state, attempts=attempts, controller=request.controller, machine=machine())
+        made = JobState(request.number, state, attempts=attempts, controller=request.controller)
         states.write(folder, made, flush=False)
 
 
@@ -268,7 +267,7 @@ def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
     directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "_LOOK", 0.0)
-    state = JobState(3, "running", attempts=1, machine=machine(), controller="killed")
+    state = JobState(3, "running", attempts=1, controller="killed")
     lock = RunLock(directory.folder(3), key="").acquire()
     states.write(directory.folder(3), state, flush=False)
 
@@ -379,7 +378,7 @@ def test_a_program_may_exit_with_the_codes_of_the_protocol(make: Make, code: int
 
 def test_a_job_that_was_killed_with_its_controller_continues_in_its_turn(directory: SweepDirectory, make: Make) -> None:
     directory.folder(1).mkdir()
-    states.write(directory.folder(1), JobState(1, "running", attempts=1, machine=machine()), flush=False)
+    states.write(directory.folder(1), JobState(1, "running", attempts=1), flush=False)
     loop, played = make(finish)
     loop.run()
     assert [(request.number, request.attempts) for request in played.requests[:3]] == [(0, 0), (1, 1), (2, 0)]

@@ -11,7 +11,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hydraloop.cli import arguments
-from hydraloop.run_files.processes import machine
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller.controller import Controller
@@ -111,5 +110,5 @@ class Search:
     def _write(self, played: Played, request: Request, state: JobState) -> None:
         folder = played.directory.folder(request.number)
         folder.mkdir(parents=True, exist_ok=True)
-        ours = {"controller": request.controller, "machine": machine(), "directory": str(request.number)}
+        ours = {"controller": request.controller, "directory": str(request.number)}
         states.write(folder, replace(state, attempts=request.attempts + 1, **ours), flush=False)

@@ -1,1 +1,0 @@
-"""Sweeps that two machines run in one folder, which each of them sees through caches of its own."""
