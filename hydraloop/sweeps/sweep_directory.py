@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,8 @@ class SweepDirectory:
 
     def withdraw(self) -> None:
         """Tell others that this controller has ended."""
+        # Each look at the sweep reads the folders of all controllers.
+        shutil.rmtree(self.path / lock.CONTROLLERS / self.controller, ignore_errors=True)
         self._lock.release()
 
     def controllers(self) -> dict[str, Holder]:

@@ -141,6 +141,7 @@ def test_controllers_that_are_alive(sweep: SweepDirectory) -> None:
         )
         other.withdraw()
         assert list(sweep.controllers()) == [sweep.controller]
+        assert len(list((sweep.path / lock.CONTROLLERS).iterdir())) == 1, "a look costs nothing for ended ones"
         sweep.withdraw()
         sweep.withdraw()
         assert sweep.controllers() == {}
