@@ -12,7 +12,7 @@ import hydraloop.engine.hook as hook_module
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, Mode, Priority
 from hydraloop.errors import UserError
-from tests.helpers import at, batches, make_engine
+from tests.helpers import batches, make_engine
 
 # Priority. -----------------------------------------------------------------------------------------------------------
 
@@ -256,14 +256,3 @@ def test_the_last_epoch_is_the_last_throughout(tmp_path: Path, settings: dict[st
     points = {place.rpartition(" ")[0] for place in hook.yes}
     assert points >= {"before epoch", "before iter", "after iter", "validation"}
     assert ("after epoch" in points) == (settings.get("max_iters", 9) % 3 == 0)
-
-
-def test_a_run_resumed_in_its_last_epoch_knows_it(tmp_path: Path) -> None:
-    stop = at("after_train_iter", lambda engine: engine.request_checkpoint("here"), nth=5)
-    make_engine(tmp_path, {"stop": stop}, train=batches(3), max_epochs=2).train()
-    hook = LastEpoch()
-    checkpoint = tmp_path / "checkpoints" / "here.pth"
-    settings = {"max_epochs": 2, "resume": checkpoint, "resume_strict": False}
-    make_engine(tmp_path, {"last": hook}, train=batches(3), **settings).train()
-    assert hook.no == set()
-    assert "before epoch 2" in hook.yes

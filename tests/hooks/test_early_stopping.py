@@ -238,19 +238,6 @@ def test_an_engine_that_was_stopped_is_used_again(tmp_path: Path) -> None:
     assert engine.train().progress["epoch"] > 3
 
 
-def resumed_on_rank(distributed: Distributed, run_dir: str, saved: str) -> tuple[int, str | None]:
-    """A stopped run, resumed on several ranks."""
-    hooks = {"early_stopping": EarlyStoppingHook(patience=2), "saving": AfterValidation()}
-    engine = _engine(Path(run_dir), VALUES, hooks, resume=Path(saved), distributed=distributed)
-    return engine.train().progress["epoch"], engine.requests.stop_reason
-
-
-@pytest.mark.slow
-def test_ranks_are_stopped_together_when_they_are_resumed(tmp_path: Path) -> None:
-    whole, saved = _stopped(tmp_path, *STOPPING[0])
-    assert on_ranks(2, resumed_on_rank, str(tmp_path / "resumed"), str(saved)) == [(3, whole.reason)] * 2
-
-
 def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _engine(tmp_path, VALUES, {"early_stopping": EarlyStoppingHook(patience=4), "saving": Saving()}).train()
     hook = EarlyStoppingHook(monitor="loss", patience=9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.distributed.comm import Distributed
@@ -24,7 +22,6 @@ from hydraloop.hooks.ema.hook import EMAHook
 from hydraloop.hooks.tta import TestTimeAugmentationHook, Views, named_views
 from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy
-from tests.config.composed import REPOSITORY
 from tests.helpers import differences, failing
 from tests.hooks.tiny_runs import engine_of
 from tests.ranks import on_ranks
@@ -295,20 +292,6 @@ def test_views_of_ones_own_take_any_inputs(tmp_path: Path) -> None:
     engine.test()
     with torch.no_grad():
         torch.testing.assert_close(torch.cat(_of(engine).test), (net(rows) + net(rows + 1)) / 2)
-
-
-def test_from_a_config(tmp_path: Path) -> None:
-    transforms = "hooks.tta.transforms=[identity,{_target_: torch.nn.AvgPool2d, kernel_size: 3, stride: 1, padding: 1}]"
-    lines = ["hooks=[tta]", transforms, "hooks.tta.merge=outputs", "engine.device=cpu", "engine.max_epochs=1"]
-    engine = hydraloop.build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
-    engine.train()
-    record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert record["mode"] == "test"
-    pool, data = nn.AvgPool2d(3, 1, 1), engine.loaders.test.dataset  # type: ignore[union-attr]
-    with torch.no_grad():
-        model = engine.model.eval()
-        merged = (model(data.inputs) + model(pool(data.inputs))) / 2
-    assert record["accuracy"] == pytest.approx((merged.argmax(1) == data.targets).float().mean().item())
 
 
 # Bad input. ----------------------------------------------------------------------------------------------------------

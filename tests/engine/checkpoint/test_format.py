@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import re
 import resource
 import signal
 import zipfile
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,12 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hydraloop.engine.checkpoint.format import FORMAT, check_resumable, evaluation_weights, load, write
-from hydraloop.engine.hook import Hook
 from hydraloop.errors import Terminated, UserError
-from tests.helpers import at, differences, make_engine
+from tests.helpers import differences
 
 # Writing. ------------------------------------------------------------------------------------------------------------
 
@@ -74,19 +71,6 @@ def test_a_signal_while_writing_is_raised_and_leaves_the_old_file(tmp_path: Path
     assert [entry.name for entry in tmp_path.iterdir()] == ["epoch_1.pth"]
 
 
-def test_what_could_not_be_loaded_is_not_written(tmp_path: Path) -> None:
-    class Kind(IntEnum):
-        ONE = 1
-
-    class Special(Tensor):
-        pass
-
-    for entry in ({Kind.ONE: 1}, {"a": torch.ones(1).as_subclass(Special)}, {"a": [Kind.ONE]}):
-        with pytest.raises(TypeError, match="cannot be loaded without pickle"):
-            write(tmp_path / "a.pth", entry)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_writing_replaces_the_old_file_and_makes_folders(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "epoch_1.pth"
     write(path, {"a": 1})
@@ -101,7 +85,7 @@ class _Integer(int):
 
 @pytest.mark.parametrize(
     "value",
-    [object(), print, _Integer(3), Path("a"), nn.Linear(1, 1), lambda: None, defaultdict(int), np.float64(1)],
+    [object(), print, _Integer(3), {_Integer(3): 1}, Path("a"), nn.Linear(1, 1), lambda: None, np.float64(1)],
     ids=lambda value: type(value).__name__,
 )
 def test_what_could_not_be_loaded_is_refused_while_writing_and_named(tmp_path: Path, value: Any) -> None:
@@ -109,18 +93,6 @@ def test_what_could_not_be_loaded_is_refused_while_writing_and_named(tmp_path: P
         write(tmp_path / "a.pth", {"hooks": {"mine": {"list": [1, {"value": value}]}}})
     assert "checkpoint['hooks']['mine']['list'][1]['value']" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_hook_with_such_a_state_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    class Stateful(Hook):
-        def state_dict(self) -> dict[str, Any]:
-            return {"where": Path("a")}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    asking = at("after_train_epoch", lambda engine: engine.request_checkpoint("a"))
-    with pytest.raises(TypeError, match=re.escape("checkpoint['hooks']['mine']['where']")):
-        make_engine(tmp_path, {"mine": Stateful(), "asking": asking}).train()
 
 
 @pytest.mark.parametrize(
@@ -201,30 +173,21 @@ def test_a_file_that_is_not_there_or_no_checkpoint_is_a_clear_message(tmp_path: 
     torch.save(torch.ones(2), tmp_path / "tensor.pth")
     with pytest.raises(UserError, match="contains a Tensor, not a checkpoint"):
         load(tmp_path / "tensor.pth")
+    with zipfile.ZipFile(tmp_path / "other.pth", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(UserError):
+        load(tmp_path / "other.pth")
     (tmp_path / "text.pth").write_text("hello")
     with pytest.raises(UserError, match="is not a checkpoint"):
         load(tmp_path / "text.pth")
 
 
-def test_a_zip_file_of_something_else_is_a_clear_message(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "other.pth", "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    with pytest.raises(UserError) as caught:
-        load(tmp_path / "other.pth", key="load_from")
-    assert caught.value.key == "load_from"
+ENTRIES = ("state_dict", "meta", "progress", "rng", "hooks", "precision")
 
 
-@pytest.mark.parametrize("entry", ["state_dict", "meta", "progress", "rng", "hooks", "precision"])
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_a_file_without_the_rest_of_a_run_cannot_be_resumed(tmp_path: Path, entry: str) -> None:
-    checkpoint = {
-        "format": FORMAT,
-        "state_dict": {},
-        "meta": {},
-        "progress": {},
-        "rng": {},
-        "hooks": {},
-        "precision": {},
-    }
+    checkpoint: dict[str, Any] = {"format": FORMAT, **{key: {} for key in ENTRIES}}
     check_resumable(checkpoint, Path("a.pth"))
     del checkpoint[entry]
     with pytest.raises(UserError, match=f"has no {entry}") as caught:
@@ -233,15 +196,7 @@ def test_a_file_without_the_rest_of_a_run_cannot_be_resumed(tmp_path: Path, entr
 
 
 def test_another_format_is_refused() -> None:
-    checkpoint = {
-        "format": FORMAT + 1,
-        "state_dict": {},
-        "meta": {},
-        "progress": {},
-        "rng": {},
-        "hooks": {},
-        "precision": {},
-    }
+    checkpoint: dict[str, Any] = {"format": FORMAT + 1, **{key: {} for key in ENTRIES}}
     with pytest.raises(UserError, match=f"the checkpoint format {FORMAT + 1}"):
         check_resumable(checkpoint, Path("a.pth"))
 

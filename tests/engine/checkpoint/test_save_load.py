@@ -19,7 +19,6 @@ from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.ema.hook import EMAHook
-from hydraloop.optim import Cosine, Schedule
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, differences, make_engine, tiny_task
 from tests.hooks.tiny_runs import engine_of, model
@@ -167,31 +166,6 @@ def test_a_state_without_its_hook_is_named(tmp_path: Path) -> None:
     assert caught.value.key == "hooks.counting"
     assert "resume_strict=false" in str(caught.value)
     assert make_engine(tmp_path, resume=path, max_epochs=2, resume_strict=False).train().status == "finished"
-
-
-def _with_schedule(run_dir: Path, name: str | None, **settings: Any) -> Engine:
-    task = tiny_task()
-    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
-    return EngineWithNeededHooks(
-        task=task,
-        optimizer=optimizer,
-        loaders=Loaders(batches(2)),
-        hooks={"saving": _saving()},
-        schedules={} if name is None else {name: Schedule(name, Cosine(T_max=9), optimizer)},
-        settings=Settings(**{"device": "cpu", "max_epochs": 1, **settings}),
-        run_dir=run_dir,
-    )
-
-
-@pytest.mark.parametrize(("saved", "used"), [("cosine", None), (None, "cosine"), ("cosine", "warmup")])
-def test_schedules_are_strict_too(tmp_path: Path, saved: str | None, used: str | None) -> None:
-    _with_schedule(tmp_path, saved).train()
-    path = tmp_path / "checkpoints" / "a.pth"
-    with pytest.raises(UserError) as caught:
-        _with_schedule(tmp_path, used, resume=path).train()
-    assert caught.value.key in (f"schedulers.{saved}", f"schedulers.{used}")
-    engine = _with_schedule(tmp_path, used, resume=path, resume_strict=False, max_epochs=2)
-    assert engine.train().status == "finished"
 
 
 @pytest.mark.parametrize("entry", ["optimizer", "schedulers"])

@@ -93,13 +93,22 @@ def test_one_all_reduce_for_each_optimizer_step_and_one_for_its_number_of_terms(
 # Buffers and evaluation. ---------------------------------------------------------------------------------------------
 
 
+class Twice(Regression):
+    """Evaluates with two forwards, as test-time augmentation does: a rank without samples needs both."""
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        """The second forward does not count."""
+        self.model(-batch[0])
+        return super().evaluate(batch)
+
+
 def evaluate(distributed: Distributed, samples: int, strategy: str) -> tuple[dict[str, float], list[list[float]]]:
     """Metrics over `samples` samples with a trained normalisation layer, and the samples this rank saw."""
     torchmetrics = pytest.importorskip("torchmetrics")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     metrics = {"own": torchmetrics.MeanAbsoluteError()}
-    task = Regression(model, nn.MSELoss(), metrics)
+    task = Twice(model, nn.MSELoss(), metrics)
     distributed.prepare(model)
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     engine = EngineWithNeededHooks(
@@ -335,34 +344,6 @@ def test_fsdp2_around_blocks(tmp_path: Path) -> None:
     for fsdp in (FSDPConf(wrap=["Linear"]), FSDPConf(wrap=["Linear"], reshard_after_forward=False)):
         for found in on_ranks(2, train, 3, 1, {}, str(tmp_path), strategy="fsdp2", fsdp=fsdp):
             assert_same(found, expected)
-
-
-class Twice(Regression):
-    """Evaluates with two forwards, as test-time augmentation does."""
-
-    def evaluate(self, batch: Any) -> dict[str, Any]:
-        """The second forward does not count."""
-        self.model(-batch[0])
-        return super().evaluate(batch)
-
-
-def evaluate_twice(distributed: Distributed, samples: int) -> dict[str, float]:
-    """Validate with it."""
-    torch.manual_seed(0)
-    task = Twice(nn.Linear(3, 1), nn.MSELoss())
-    distributed.prepare(task.model)
-    part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    return EngineWithNeededHooks(
-        task=task,
-        loaders=Loaders(None, build_loader(dataset(samples), shuffle=False, batch_size=2, **part)),
-        settings=Settings(device="cpu"),
-        distributed=distributed,
-    ).validate()
-
-
-def test_a_rank_without_samples_does_all_that_an_evaluation_does() -> None:
-    expected = evaluate_twice(Distributed(), 5)
-    assert on_ranks(2, evaluate_twice, 5, strategy="fsdp2") == [pytest.approx(expected, abs=1e-6)] * 2
 
 
 class Some(nn.Module):

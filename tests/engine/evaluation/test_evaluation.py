@@ -108,15 +108,6 @@ def test_validation_is_due_at_the_interval_and_at_the_end(
     assert engine.progress.last_validation == (validated[-1] if validated else 0)
 
 
-def test_without_a_val_loader_nothing_is_validated(tmp_path: Path) -> None:
-    recorder = Recorder()
-    engine = make_engine(tmp_path, {"recorder": recorder}, test=batches(1))
-    engine.train()
-    assert not [entry for entry in recorder.trace if "val" in entry]
-    assert engine.metrics == {}
-    assert engine.evaluator.test_metrics
-
-
 # On which weights. ---------------------------------------------------------------------------------------------------
 
 
