@@ -13,7 +13,7 @@ from hydraloop import json_answers
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import end_with_reader
 from hydraloop.cli.help_topics import Topics, row
-from hydraloop.engine.hook_order import by_mount_point, format_order
+from hydraloop.engine.call_table import by_mount_point, format_order
 from hydraloop.errors import printable
 from hydraloop.hooks.shared.selected_hooks import notices
 from hydraloop.plan import Draft

@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.call_table import CallTable
+from hydraloop.engine.call_table import CallTable, Slot, check_needed, in_place
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.seeding import mix_seed, seed_everything
@@ -21,7 +21,6 @@ from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.evaluation.module_modes import begin_training
 from hydraloop.engine.evaluation.prediction import only_test_set, predict_batches
 from hydraloop.engine.hook import Hook, OnError
-from hydraloop.engine.hook_order import Slot, check_needed, in_place
 from hydraloop.engine.interruption.signals import preemptible
 from hydraloop.engine.loaders import Loader, Loaders, epoch_setters
 from hydraloop.engine.loss_check import LossCheck
@@ -65,7 +64,7 @@ class Engine:
         schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
         hooks: by name, in the order of registration. To train with schedules, `param_scheduler` must be one of them;
             with a train loader that has `set_epoch`, `sampler_seed`, which is None to leave it out.
-        slots: the hooks' places (`hook_order.Slot`); by default from the classes, all given ones custom.
+        slots: the hooks' places (`call_table.Slot`); by default from the classes, all given ones custom.
         on_error: by name; by default from the classes.
         lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
         settings: the options; None: the defaults.

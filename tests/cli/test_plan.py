@@ -8,7 +8,7 @@ import pytest
 import hydraloop
 from hydraloop.cli import command
 from hydraloop.cli.help import format_plan
-from hydraloop.engine.hook_order import by_mount_point
+from hydraloop.engine.call_table import by_mount_point
 from hydraloop.validate.hooks import slots_of
 from tests.config.composed import REPOSITORY, composer
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import hydraloop
-from hydraloop.engine.call_table import CallTable
+from hydraloop.engine.call_table import CallTable, Slot, slot_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.hook_order import Slot, slot_of
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from hydraloop.engine.call_table import Slot, check_order, in_order, mount_points_of, slot_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode
-from hydraloop.engine.hook_order import Slot, check_order, in_order, mount_points_of, slot_of
 from hydraloop.errors import UserError
 
 

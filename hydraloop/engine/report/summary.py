@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from hydraloop.engine.batches import Batches
+from hydraloop.engine.call_table import COLUMNS, format_order
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.evaluation.evaluator import Evaluator
-from hydraloop.engine.hook_order import COLUMNS, format_order
 from hydraloop.engine.optimizers import Group
 from hydraloop.engine.report.formats import duration, in_bytes, number, rate
 from hydraloop.engine.run import Run

@@ -248,17 +248,6 @@ def test_a_bare_sequential_is_warned_of(caplog: pytest.LogCaptureFixture) -> Non
 
 @pytest.mark.parametrize(
     ("options", "key"),
-    [({"mod": "max-autotune"}, "engine.compile.mod"), ("yes", "engine.compile"), (3, "engine.compile")],
-)
-def test_options_that_torch_does_not_know(options: object, key: str) -> None:
-    with pytest.raises(UserError) as caught:
-        compile_modules([network()], options)
-    assert caught.value.key == key
-    assert caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
     [
         ({"cpp": {"cxx": "evil"}}, "cpp.cxx"),
         ({"cuda.cuda_cxx": "evil"}, "cuda.cuda_cxx"),
@@ -355,8 +344,3 @@ def test_channels_last(wanted: object, expected: bool, tmp_path: Path) -> None:
         run_dir=tmp_path,
     ).train()
     assert model.layouts == [expected] * 5, "of the sanity step, two iterations and the validation"
-
-
-def test_a_layout_that_is_none() -> None:
-    with pytest.raises(UserError, match=r"engine\.channels_last"):
-        use_channels_last(Images(), "yes")
