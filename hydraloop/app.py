@@ -166,10 +166,10 @@ class _App:
 
             return hydra_run.show([*flags, *overrides], folder, name)
         from hydraloop.processes import other_launchers
-        from hydraloop.tracking.sweep_trackers import SweepTrackers
+        from hydraloop.tracking.sweep_sender import SweepSender
 
-        trackers = SweepTrackers(sweep.swept, sweep.axes.count)
-        return other_launchers.run_sweep(self._starter(), sweep, trackers, flags, folder, name)
+        sender = SweepSender(sweep.swept)
+        return other_launchers.run_sweep(self._starter(), sweep, sender, flags, folder, name)
 
     def _resume(self, args: argparse.Namespace) -> None:
         """Continue a run with its saved config, or show its plan."""

@@ -37,7 +37,6 @@ from hydraloop.run_files.record_cuts import cut_after
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.settings_from_config import settings_from_config
 from hydraloop.tasks.building import build_task, prepare_model
-from hydraloop.tracking.cursor import wait_for_followers
 from hydraloop.validate.typed_only import check_typed
 
 
@@ -62,7 +61,6 @@ def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock:
     if distributed.is_main:
         log_notices(cfg, given=parts.hooks)
         if checkpoint is None:
-            wait_for_followers(run_dir)  # the directory may be that of an attempt that was killed
             cut_after(run_dir / FILENAME, iteration=-1, last_validation=-1)
         folder = None if plan.is_recorded else plan.attempt or run_dir / RECORDS
         run_directory.record(cfg, run_dir, resumed=checkpoint is not None, folder=folder)

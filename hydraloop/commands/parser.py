@@ -257,6 +257,8 @@ def _add_trackers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help=f"{what}one only")
     what = "a package or file with a custom tracker"
     parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGE", help=what)
+    what = "used by runs and sweeps: send what is new until the process ends that has started this one"
+    parser.add_argument("--follow", action="store_true", help=what)
 
 
 def _add_project(parser: argparse.ArgumentParser) -> None:

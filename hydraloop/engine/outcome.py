@@ -21,6 +21,7 @@ from hydraloop.engine.steps.loss_weighting import sparse_error
 from hydraloop.errors import UserError, interrupt
 from hydraloop.run_files.environment import versions
 from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.run_files.result import PREEMPTED, Objective, Result, Status, describe, signal_of
 
 log = logging.getLogger(__name__)
@@ -276,6 +277,7 @@ class Outcome:
             best=evaluator.best,
             objective=self._objective(),
             progress=self._progress.state_dict(),
+            records=count(self._run.run_dir / FILENAME),
             seconds=self.seconds,
             hook_seconds={name: cell[0] for name, cell in self._calls.seconds.items()},
             versions=versions(),

@@ -20,7 +20,6 @@ from hydraloop.run_files.record_cuts import cut_after
 from hydraloop.run_files.record_log import FILENAME, is_after
 from hydraloop.run_files.record_writer import RecordLog
 from hydraloop.run_files.run_directory import checkpoint_folders
-from hydraloop.tracking.cursor import wait_for_followers
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,6 @@ class LoggerHook(Hook):
         """Remove the records after the checkpoint of a resume from the file, because the run makes them again."""
         resume, progress = engine.settings.resume, engine.progress
         if engine.distributed.is_main and resume is not None and not self._resumed:
-            wait_for_followers(engine.run_dir)
             self._close()
             self._file, self._again = None, []
             cut_after(

@@ -38,7 +38,6 @@ class MLflowLoggerHook(TrackerHook):
 
     kind = MLFLOW
     library = "mlflow"
-    shares_sender = True
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
 

@@ -48,7 +48,6 @@ class TensorBoardLoggerHook(TrackerHook):
 
     kind = TENSORBOARD
     library = "tensorboard"
-    shares_sender = True
 
     def __init__(
         self,

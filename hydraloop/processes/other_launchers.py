@@ -20,7 +20,7 @@ from hydraloop.run_files.result import Result
 from hydraloop.run_files.run_directory import SWEEP_FILES, holds_run
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.tracking.sweep_trackers import SweepTrackers
+from hydraloop.tracking.sweep_sender import SweepSender
 from hydraloop.validate.config import hydra_config
 
 ACCEPT_NAN = ("hydra_plugins.hydra_nevergrad_sweeper.nevergrad_sweeper.NevergradSweeper",)
@@ -28,13 +28,13 @@ ACCEPT_NAN = ("hydra_plugins.hydra_nevergrad_sweeper.nevergrad_sweeper.Nevergrad
 
 
 def run_sweep(
-    starter: RunStarter, draft: Draft, trackers: SweepTrackers, flags: list[str], folder: Path, name: str
+    starter: RunStarter, draft: Draft, sender: SweepSender, flags: list[str], folder: Path, name: str
 ) -> None:
     """Train the jobs of a sweep, as Hydra's sweeper and launcher run them. An error has been reported.
 
     Args:
         starter: trains.
-        trackers: of the sweep.
+        sender: of the sweep.
         flags: the arguments that are not overrides.
         folder: with the config files; `name` is that of the primary config.
     """
@@ -63,16 +63,15 @@ def run_sweep(
 
     with ExitStack() as locks:
         directory, overrides = _settle(draft, locks)
+        interrupted = False
         try:
-            trackers.share_senders()
-            trackers.begin(directory)
+            sender.begin(directory)  # only marks it: each job has a sender of its own
             hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
         except BaseException as error:
-            trackers.ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            interrupted = isinstance(error, KeyboardInterrupt)
             raise
         finally:
-            trackers.end(directory)
-            starter.reports.print_sweep(interrupted=trackers.ended == "interrupted")
+            starter.reports.print_sweep(interrupted=interrupted)
 
 
 def _begin_process(folders: Sequence[str], packages: Sequence[str], overrides: Sequence[str]) -> None:

@@ -82,6 +82,8 @@ class Result:
     objective: Objective | None = None
     """None without a validation that reports the metric."""
     progress: dict[str, int] = field(default_factory=dict)
+    records: int = 0
+    """Number of lines of `metrics.jsonl`."""
     seconds: float = 0.0
     """Wall-clock time of this process."""
     hook_seconds: dict[str, float] = field(default_factory=dict)

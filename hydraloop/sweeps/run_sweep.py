@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import json_answers
 from hydraloop.cli.console import prepare_handlers
@@ -25,6 +25,7 @@ from hydraloop.safety import hydra_versions
 from hydraloop.sweeps import resume_sweep
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.controller.controller import Controller
+from hydraloop.sweeps.controller.watcher import Watcher
 from hydraloop.sweeps.executors import gpus, ray_executor, spawned
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
@@ -37,10 +38,11 @@ from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.slurm import arrays, submissions, submitit_executor, submitted_sweep
 from hydraloop.sweeps.slurm.array_task import ArrayTask
 from hydraloop.sweeps.source import Grid, Source
+from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.report_process import check_installed, write_report
-from hydraloop.tracking.sweep_trackers import SweepTrackers
+from hydraloop.tracking.sweep_sender import SweepSender
 
 
 def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
@@ -69,9 +71,8 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     lines = Lines(directory)
-    trackers = SweepTrackers(axes=draft.swept, jobs=directory.description.axes.count)
-    if draft.options.executor == "pool":  # Slurm ends what a job has started, and other machines have other folders
-        trackers.share_senders()
+    hooks: Any = OmegaConf.to_container(draft.cfg.hooks)
+    sender = SweepSender(draft.swept, hooks)
     source = _source(directory, axes, draft)
     if is_array and task is None:
         submitted_sweep.submit(directory, draft, shares.workers)
@@ -79,7 +80,8 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     controller = _controller(
         draft, task, directory=directory, executor=executor, source=source, shares=shares, watcher=lines
     )
-    with _shown_to_others(controller, trackers, draft.master, name), watching(lines) as controller.watcher:
+    with _shown_to_others(controller, sender, draft.master, name), watching(lines) as shown:
+        controller.watcher = _Followed(shown, sender, directory)
         if controller.left:
             executor.wait_ready()
         if background is not None:
@@ -165,26 +167,39 @@ def _executor(
 
 
 @contextmanager
-def _shown_to_others(controller: Controller, trackers: SweepTrackers, master: DictConfig, name: str) -> Iterator[None]:
+def _shown_to_others(controller: Controller, sender: SweepSender, master: DictConfig, name: str) -> Iterator[None]:
     """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
     directory = controller.directory
     callbacks = Callbacks(master)
     callbacks.on_multirun_start(config=master, config_name=name)
     try:
         directory.announce()
-        trackers.begin(directory.path)
+        sender.begin(directory.path)
         yield
     finally:
         controller.executor.close()
         directory.withdraw()
-        if directory.controllers():
-            trackers.ended = None
-        elif controller.left:
-            trackers.ended = "interrupted"
-        elif controller.failed:
-            trackers.ended = "failed"
-        trackers.end(directory.path)
+        sender.end()
         callbacks.on_multirun_end(config=master, config_name=name)
+
+
+class _Followed:
+    """Tells the sender of the sweep of its jobs, and another watcher, too."""
+
+    def __init__(self, watcher: Watcher, sender: SweepSender, directory: SweepDirectory) -> None:
+        self._watcher, self._sender, self._directory = watcher, sender, directory
+
+    def started(self, state: JobState) -> None:
+        self._sender.job_begins(self._directory.folder(state.number))
+        self._watcher.started(state)
+
+    def ended(self, state: JobState) -> None:
+        self._sender.job_ends(self._directory.folder(state.number))
+        self._watcher.ended(state)
+
+    def update(self) -> None:
+        self._sender.check()
+        self._watcher.update()
 
 
 def _description(draft: SweepDraft) -> Description:

@@ -7,37 +7,30 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shlex
-import signal
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.run_files import atomic
 from hydraloop.run_files.environment import shown
-from hydraloop.run_files.processes import is_alive, machine, started
 from hydraloop.tracking.tracker import FOLDER
 
 if TYPE_CHECKING:
-    from filelock import FileLock
+    from filelock import BaseFileLock
 
 log = logging.getLogger(__name__)
-
-PATIENCE = 15.0
-"""Seconds to wait for the sender of an earlier process; longer than the default `flush_timeout`."""
 
 
 @dataclass(slots=True)
 class Cursor:
-    """The contents of `<run_dir>/tracking/<hook name>.cursor.json`."""
+    """The contents of `<run_dir>/tracking/<hook name>.cursor.json`. Only the holder of the lock writes it."""
 
     kind: str
     """Dotted path of the tracker."""
-    options: dict[str, Any]
-    """The hook's options, with secrets masked, for `sync.py`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options given to `sync` that replace the run's, with secrets masked."""
     offset: int = 0
     """Bytes of the log that are processed."""
     index: int = 0
@@ -56,6 +49,12 @@ class Cursor:
     """Whether the service also has all files of that attempt."""
     where: str | None = None
     """Where a person finds the run: an address or a command."""
+    about: int = -1
+    """Number of the attempt that `trouble` and `remarks` are about."""
+    trouble: str | None = None
+    """What does not work now; None if everything works."""
+    remarks: list[str] = field(default_factory=list)
+    """Warnings for the terminal of the run."""
     memory: dict[str, Any] = field(default_factory=dict)
     """The tracker's own state."""
 
@@ -93,86 +92,29 @@ def path_of(run_dir: Path, name: str) -> Path:
     return run_dir / FOLDER / f"{name}.cursor.json"
 
 
-def hook_names(run_dir: Path) -> list[str]:
-    """Return the names of the tracker hooks that a run has had."""
-    return sorted(path.name.removesuffix(".cursor.json") for path in (run_dir / FOLDER).glob("*.cursor.json"))
-
-
 def run_dirs(folder: Path) -> list[Path]:
     """Return the runs with a tracker in a folder and below it, `2` before `10`."""
-    found = {path.parent.parent for path in folder.rglob(f"{FOLDER}/*.cursor.json")}
+    found = {path.parent.parent for path in folder.rglob(f"{FOLDER}/run.json")}
     return sorted(found, key=lambda path: [(len(part), part) for part in path.parts])
 
 
-def lock_of(run_dir: Path, name: str) -> FileLock:
+def lock_of(run_dir: Path, name: str) -> BaseFileLock:
     """Return the lock of a tracker hook's sender."""
     from filelock import FileLock  # imported here, because the command line does not need it
 
     return FileLock(run_dir / FOLDER / f"{name}.lock")
 
 
-def sign(run_dir: Path, name: str, owner: Sequence[float | None]) -> None:
-    """Note the machine, and the ids and starts of this sender, which holds the lock, and of its owner.
-
-    The owner is the training process; if jobs share the sender, the controller of their sweep.
-    """
-    atomic.remove_unfinished(path_of(run_dir, name))  # of senders that were killed
-    with suppress(OSError):  # not in the lock file, which older versions of filelock truncate
-        content = json.dumps([machine(), [os.getpid(), started(os.getpid())], list(owner)])
-        _holder(run_dir, name).write_text(content)
-
-
-def wait_for_followers(run_dir: Path) -> None:
-    """Wait for senders of an earlier process, and kill those that hang on this machine.
-
-    `sync`, or a sender on another machine, may send longer. When the log is cut, `Follower` notices it and ends.
-    """
-    for name in sorted(path.stem for path in (run_dir / FOLDER).glob("*.lock")):
-        if not is_free(run_dir, name, 0.0):
-            log.info("%s: waiting for the sender of an earlier process", name)
-            if not is_free(run_dir, name, PATIENCE):
-                kill_hanging(run_dir, name)
-                if not is_free(run_dir, name, 1.0):
-                    log.warning("%s: another process is sending this run's records", name)
-                    continue
-        _holder(run_dir, name).unlink(missing_ok=True)  # the next sender, which may still be starting, has not ended
-
-
 def is_followed(run_dir: Path) -> bool:
     """Return whether a sender reads the log of a run now."""
-    return any(not is_free(run_dir, path.stem, 0.0) for path in (run_dir / FOLDER).glob("*.lock"))
+    return any(not _is_free(run_dir, path.stem) for path in (run_dir / FOLDER).glob("*.lock"))
 
 
-def has_ended(run_dir: Path, name: str) -> bool:
-    """Return whether a sender has had the lock and does not have it now."""
-    return _holder(run_dir, name).exists() and is_free(run_dir, name, 0.0)
-
-
-def kill_hanging(run_dir: Path, name: str) -> None:
-    """Kill the sender that holds the lock, unless its owner is alive and is not this process.
-
-    Does nothing if the sender is on another machine, where process ids mean something else.
-    """
-    try:
-        where, (pid, since), owner = json.loads(_holder(run_dir, name).read_text())
-    except (OSError, ValueError):
-        return
-    if where == machine() and is_alive(pid, since) and (owner[0] == os.getpid() or not is_alive(*owner)):
-        log.warning("%s: the sender of an earlier process hangs and is killed", name)
-        with suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)  # a sender leads its own session
-
-
-def is_free(run_dir: Path, name: str, seconds: float) -> bool:
-    """Wait at most `seconds` until nobody holds the lock. Returns whether nobody does."""
+def _is_free(run_dir: Path, name: str) -> bool:
     from filelock import Timeout
 
     try:
-        with lock_of(run_dir, name).acquire(timeout=seconds):
+        with lock_of(run_dir, name).acquire(timeout=0.0):
             return True
     except Timeout:
         return False
-
-
-def _holder(run_dir: Path, name: str) -> Path:
-    return run_dir / FOLDER / f"{name}.pid"

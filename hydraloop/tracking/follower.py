@@ -31,7 +31,8 @@ _FILES = 1.0
 _PATIENCE = 3.0
 """Seconds for which a busy service may refuse before it is reported as a problem."""
 
-State = Literal["following", "caught up", "in trouble", "done", "given up"]
+State = Literal["following", "caught up", "in trouble", "cut", "done", "given up"]
+"""`cut`: a resume has cut the log. The run is opened again when that attempt is described."""
 
 
 class Follower:
@@ -81,6 +82,8 @@ class Follower:
             return "in trouble"
         try:
             state = self._step(finish)
+        except _CutError:
+            return "cut"
         except UnusableError as error:
             remedy = f"; `{sync_command(self._run_dir, [self._cursor.kind], '--again')}` sends everything again"
             self._told(f"{error}{remedy if isinstance(error, GoneError) else ''}")
@@ -156,6 +159,8 @@ class Follower:
             if finish is None and monotonic() >= self._files_due:  # records may arrive faster than they are sent
                 self._send_files()
             return "following"
+        if finish is not None and self._cursor.index < finish.records:
+            return "caught up"  # a file server does not show the last lines yet
         if finish is not None and not self._cursor.finished:
             self._tracker.finish(finish)
             self._cursor.finished = True
@@ -215,7 +220,7 @@ class Follower:
         path = self._run_dir / FILENAME
         with suppress(FileNotFoundError):  # a run without records yet, or one that was moved
             if len(record_cuts.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._cursor.offset:
-                raise UnusableError(f"{path.name} was cut or replaced by another process after its records were sent")
+                raise _CutError
 
     def _go_back(self, index: int) -> None:
         """Set the cursor back to line `index`."""
@@ -236,6 +241,10 @@ class Follower:
         self._cursor.where = self._tracker.where
         self._cursor.save(self._run_dir, self._name)
         self._saved = repr(self._cursor.memory)
+
+
+class _CutError(Exception):
+    """The log is not the one that was opened."""
 
 
 def described(error: BaseException) -> str:

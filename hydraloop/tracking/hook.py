@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
+import time
 from collections.abc import Mapping
-from contextlib import suppress
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,15 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError, not_installed
 from hydraloop.option_checks import check_at_least
-from hydraloop.run_files.processes import is_ancestor
+from hydraloop.run_files import lock
 from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import run_description
-from hydraloop.tracking.cursor import Cursor, sync_command
-from hydraloop.tracking.link import Link
-from hydraloop.tracking.starting import SENDERS
-from hydraloop.tracking.tracker import Finish, Sweep
+from hydraloop.tracking.cursor import Cursor, path_of, sync_command
+from hydraloop.tracking.sender import Sender
+from hydraloop.tracking.tracker import Finish
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -32,18 +30,36 @@ log = logging.getLogger(__name__)
 _DAY = 86_400
 _OPENING = 30.0
 """Least seconds to wait for a service that must be available: importing its library alone may take ten."""
+_CONTINUES = "; training continues, the records stay in the run directory"
+_POLL = 0.05
+"""Seconds between two looks whether the service has opened the run."""
 
 
 class TrackerError(Exception):
     """A tracker does not work, and its `on_error` is not `warn`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """What the trackers of a run share."""
+
+    sender: Sender | None
+    """None: the controller of the sweep has one for all jobs."""
+    attempt: int
+    """Number of the attempt that is described."""
+    seconds: float
+    """The longest `flush_timeout`."""
+    is_new: bool
+    """Whether the attempt has begun now. Otherwise, a run is validated or tested separately."""
+
+
 class TrackerHook(Hook):
     """Sends the run's records to a tracking service.
 
     The training thread does nothing for a record: the `logger` hook writes it to `metrics.jsonl`. A sender, a
-    separate process, reads it there and sends it, in batches, about once a second. A service that is down or slow does
-    not slow training. `python -m hydraloop sync` sends what was not sent.
+    separate process for all trackers of the run, reads it there and sends it, in batches, about once a second. A
+    service that is down or slow does not slow training. `python -m hydraloop sync` sends what was not sent. The jobs of
+    a sweep have no senders: the controller has one.
 
     Args:
         flush_timeout: seconds to send the rest after the run has ended, from 0 to 86,400 (a day).
@@ -59,8 +75,6 @@ class TrackerHook(Hook):
     """Dotted path of the `Tracker` class, which the sender imports. The allowlist must permit it."""
     library: ClassVar[str | None] = None
     """Package that the tracker imports. If it is not installed, a warning before training says so."""
-    shares_sender: ClassVar[bool] = False
-    """Whether one process may serve several jobs of a sweep, each in a thread."""
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
     on_error = "warn"
@@ -73,11 +87,16 @@ class TrackerHook(Hook):
         self._flush_timeout = flush_timeout
         check_at_least(1, interval=interval)
         self._options = {**options, "flush_timeout": flush_timeout, "interval": interval}
-        self._link: Link | None = None
-        self._begun = self._logged = self._leaves = False
+        self._is_used = self._logged = self._warned = False
+        self._trouble: str | None = None
+        self._heard = 0
+        """Number of remarks in the cursor that were logged."""
+        self._seen = 0
+        """Modification time of the cursor that was read last."""
+        self._not_installed: UserError | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Start the sender, which imports its library while the run is prepared.
+        """Check that the run has records and that the library is installed.
 
         Raises:
             UserError: the run has no `logger` hook, whose records are sent. Or `on_error=raise`, and the library is not
@@ -89,42 +108,35 @@ class TrackerHook(Hook):
                 key=self.key,
                 remedy="Keep the logger, or remove this hook.",
             )
-        self._begun = self._logged = False
-        on_error = engine.calls.on_error(self.name)
-        sweep = _sweep_that_waits(engine.run_dir)
-        self._leaves = sweep is not None
-        self._link = Link(
-            engine.run_dir,
-            self.name,
-            self.kind,
-            self._options,
-            training_continues=on_error != "raise",
-            sweep=sweep,
-            is_shared=self.shares_sender and engine.distributed.world_size == 1,  # ranks have other variables
-            trust=engine.messages.read("trust"),
-        )
-        if self._is_installed():
-            self._link.start()
-            return
-        mistake = not_installed(self.library or "", key=self.key)
-        if on_error == "raise":
-            raise mistake
-        self._link.refuse(f"{mistake.problem}: {mistake.remedy}")
+        engine.messages.provide("sending", lambda: None)
+        self._is_used, self._logged, self._warned = True, False, False
+        self._trouble, self._heard, self._seen, self._not_installed = None, 0, 0, None
+        if not self._is_installed():
+            self._not_installed = not_installed(self.library or "", key=self.key)
+            if engine.calls.on_error(self.name) == "raise":
+                raise self._not_installed
+            self._trouble = f"{self._not_installed.problem}: {self._not_installed.remedy}"
+            self._warn(engine, self._trouble)
 
     def before_train(self, engine: Engine) -> None:
-        """Let the sender begin. The log has been cut to the iteration at which the run resumes.
+        """Start the sender. The log has been cut to the iteration at which the run resumes.
 
         Raises:
             UserError: `on_error=raise`, and the service does not open the run within `flush_timeout`, at least 30 s.
         """
-        self._begin(engine, trains=True)
-        link, patience = self._link, max(self._flush_timeout, _OPENING)
-        if engine.calls.on_error(self.name) == "raise" and link is not None and not link.until_opened(patience):
-            raise UserError(
-                link.trouble or f"no answer within {patience:g} s",
-                key=self.key,
-                remedy=f"Fix it, or train without waiting for the service: {self.key}.on_error=warn",
-            )
+        sending = self._begin(engine, trains=True)
+        if engine.calls.on_error(self.name) != "raise" or not self._is_used:
+            return
+        patience = max(self._flush_timeout, _OPENING)
+        until = time.monotonic() + patience
+        while not self._is_opened(engine, sending):
+            if self._trouble is not None or time.monotonic() >= until:
+                raise UserError(
+                    self._trouble or f"no answer within {patience:g} s",
+                    key=self.key,
+                    remedy=f"Fix it, or train without waiting for the service: {self.key}.on_error=warn",
+                )
+            time.sleep(_POLL)
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Do nothing while the tracker works: the record is in the log already.
@@ -133,33 +145,34 @@ class TrackerHook(Hook):
             TrackerError: the tracker does not work, and `on_error` is not `warn`.
         """
         self._logged = True
-        trouble = None if self._link is None else self._link.trouble
-        if trouble is not None and engine.calls.on_error(self.name) != "warn":
-            raise TrackerError(trouble)
+        sending: _Sending | None = engine.messages.read("sending")
+        if sending is not None:
+            self._listen(engine, sending)
+        if self._trouble is not None and engine.calls.on_error(self.name) != "warn":
+            raise TrackerError(self._trouble)
 
     def after_run(self, engine: Engine) -> None:
         """Send the rest in bounded time, and add the number of records sent to the summary.
 
-        All trackers are told to finish before the first one is awaited, so together they take no longer than the
-        slowest. Ctrl-C ends the waiting and does not change the status of the run. In a sweep,
-        the sender sends the rest while this process continues.
+        The trackers are served together, so they take no longer than the slowest. Ctrl-C ends the waiting and does not
+        change the status of the run. A job of a sweep does not wait.
         """
-        trackers = [hook for hook in engine.hooks.values() if isinstance(hook, TrackerHook)]
-        try:
-            for hook in trackers:
-                hook._finish(engine)
-            if self._link is not None:
-                self._link.leave() if self._leaves else self._link.wait()
-        except KeyboardInterrupt:  # result.json is written already
-            log.warning("interrupted: not waiting for the trackers to send the rest")
-            for link in (hook._link for hook in trackers):
-                if link is not None:
-                    link.stop()
-        if self._link is not None:
-            summary = self._summary(engine.run_dir, self._link)
-            self._link = None
-            told = {**(engine.messages.read("tracked") or {}), self.name: summary}
-            engine.messages.provide("tracked", lambda: told)
+        sending: _Sending | None = engine.messages.read("sending")
+        if sending is None and self._logged and self._is_used:  # a separate validation or test
+            sending = self._begin(engine, trains=False)
+        if sending is None or not self._is_used:
+            return
+        if sending.sender is not None:
+            try:
+                sending.sender.finish(**asdict(_ending(engine, is_new=sending.is_new)))
+                sending.sender.wait(sending.seconds)
+            except KeyboardInterrupt:  # result.json is written already
+                log.warning("interrupted: not waiting for the trackers to send the rest")
+                sending.sender.kill()
+        self._listen(engine, sending)
+        summary = self._summary(engine.run_dir, sending)
+        told = {**(engine.messages.read("tracked") or {}), self.name: summary}
+        engine.messages.provide("tracked", lambda: told)
 
     def check_only_one(self, engine: Engine, what: str) -> None:
         """Check that a run has only one hook of this class.
@@ -171,29 +184,70 @@ class TrackerHook(Hook):
         if len(same) > 1:
             raise UserError(f"{' and '.join(same)} would {what}", key=self.key, remedy="Remove one of them.")
 
-    def _begin(self, engine: Engine, *, trains: bool) -> None:
-        """Let the sender open the run. The first tracker describes the run for all of them.
+    def _begin(self, engine: Engine, *, trains: bool) -> _Sending:
+        """Describe the run and start its sender. The first tracker does so for all of them.
 
         A separate validation or test is not an attempt: it leaves an existing description as it is.
         """
-        if self._link is None:
-            return
-        described = engine.messages.read("described") is not None
-        if not described and (trains or run_description.read(engine.run_dir) is None):
-            run_description.write(run_description.run_of(engine))
-            engine.messages.provide("described", lambda: True)
-        if Cursor.load(engine.run_dir, self.name) is None:  # for `sync.py`, if the sender dies before it writes one
-            with suppress(OSError):  # the sender reports a full disk
-                Cursor(self.kind, masked(self._options)).save(engine.run_dir, self.name)
-        self._begun = True
-        self._link.begin()
+        found: _Sending | None = engine.messages.read("sending")
+        if found is not None:
+            return found
+        hooks = [hook for hook in engine.hooks.values() if isinstance(hook, TrackerHook) and hook._is_used]
+        trackers = {hook.name: {"kind": hook.kind, "options": masked(hook._options)} for hook in hooks}
+        run = run_description.read(engine.run_dir)
+        is_new = trains or run is None
+        if run is None or trains:
+            run = run_description.run_of(engine, trackers)
+            run_description.write(run)
+        sender = None
+        if run.sweep is None or not lock.controllers(run.sweep.folder):
+            hidden = {hook.name: hook._hidden_options for hook in hooks if hook._not_installed is None}
+            sender = Sender(engine.run_dir, hidden, engine.messages.read("trust"))
+            sender.start()
+        sending = _Sending(sender, run.attempt.number, max(hook._flush_timeout for hook in hooks), is_new)
+        engine.messages.provide("sending", lambda: sending)
+        return sending
 
-    def _finish(self, engine: Engine) -> None:
-        if self._link is None:
+    @property
+    def _hidden_options(self) -> dict[str, Any]:
+        """The options whose values are masked in files."""
+        stored = masked(self._options)
+        return {key: value for key, value in self._options.items() if value != stored[key]}
+
+    def _is_opened(self, engine: Engine, sending: _Sending) -> bool:
+        self._listen(engine, sending)
+        cursor = Cursor.load(engine.run_dir, self.name)
+        return self._trouble is None and cursor is not None and cursor.attempt == sending.attempt
+
+    def _listen(self, engine: Engine, sending: _Sending) -> None:
+        """Log what the sender says of this tracker in its cursor."""
+        if sending.sender is not None:
+            sending.sender.check()
+            if sending.sender.problem is not None and self._trouble != sending.sender.problem:
+                self._trouble, self._warned = sending.sender.problem, False
+                self._warn(engine, self._trouble)
+                return
+        try:
+            seen = path_of(engine.run_dir, self.name).stat().st_mtime_ns
+        except OSError:  # no cursor yet
             return
-        if self._logged and not self._begun:  # a separate validation or test
-            self._begin(engine, trains=False)
-        self._link.finish(_ending(engine))
+        if seen == self._seen:
+            return
+        self._seen, cursor = seen, Cursor.load(engine.run_dir, self.name)
+        if cursor is None or cursor.about != sending.attempt:
+            return
+        for remark in cursor.remarks[self._heard :]:
+            log.warning("%s: %s", self.name, mask_text(remark))
+        self._heard = len(cursor.remarks)
+        if cursor.trouble is not None and cursor.trouble != self._trouble:
+            self._warn(engine, cursor.trouble)
+        self._trouble = cursor.trouble
+
+    def _warn(self, engine: Engine, text: str) -> None:
+        """Log a warning; after the first one of a run, at level INFO."""
+        level, self._warned = logging.INFO if self._warned else logging.WARNING, True
+        suffix = "" if engine.calls.on_error(self.name) == "raise" else _CONTINUES
+        log.log(level, "%s: %s%s", self.name, mask_text(text), suffix)
 
     def _is_installed(self) -> bool:
         if self.library is None:
@@ -201,40 +255,30 @@ class TrackerHook(Hook):
         found = find_spec(self.library)
         return found is not None and found.origin is not None  # not only a folder of this name
 
-    def _summary(self, run_dir: Path, link: Link) -> str:
+    def _summary(self, run_dir: Path, sending: _Sending) -> str:
         cursor, total = Cursor.load(run_dir, self.name), count(run_dir / FILENAME)
-        sent = 0 if cursor is None else cursor.sent
-        text = f"{sent:,} of {total:,} records sent"
+        text = f"{0 if cursor is None else cursor.sent:,} of {total:,} records sent"
         if cursor is not None and cursor.refused:
             text += f", {len(cursor.refused):,} refused"
         if cursor is not None and cursor.left_out:
             text += f", {cursor.left_out:,} left out by interval"
-        if cursor is not None and cursor.finished and cursor.index == total:
+        if cursor is not None and cursor.finished and cursor.index == total and cursor.attempt == sending.attempt:
             if cursor.complete:
                 return f"{text}, {cursor.where}" if cursor.where else text
             text += ", but not all files"
-        why = link.trouble or link.died
-        text += "" if why is None else f" ({mask_text(why)})"
-        if link.is_alive():
-            return f"{text}; the rest is being sent, for up to {self._flush_timeout:g} s"
+        text += "" if self._trouble is None else f" ({mask_text(self._trouble)})"
+        if sending.sender is None:
+            return f"{text}; the sweep sends the rest"
         return f"{text}; {sync_command(run_dir, [self.kind])} sends the rest"
 
 
-def _sweep_that_waits(run_dir: Path) -> Sweep | None:
-    """Return the sweep of a job whose controller runs, and waits for the senders of its jobs."""
-    sweep = run_description.sweep_of(run_dir) if SENDERS in os.environ else None
-    if sweep is None or sweep.ended is not None or sweep.host != socket.gethostname():
-        return None
-    return sweep if is_ancestor(sweep.pid, sweep.started) else None
-
-
-def _ending(engine: Engine) -> Finish:
+def _ending(engine: Engine, *, is_new: bool) -> Finish:
     """Return how the run ended. A separate validation or test leaves that as it was."""
     if engine.outcome.result is not None:
         return run_description.finish_of(engine.outcome.result.status, engine.outcome.result.error)
     run = run_description.read(engine.run_dir)
     before = None if run is None else run_description.ending(engine.run_dir, run.attempt)
-    if before is not None and (before.status != "killed" or engine.messages.read("described") is None):
+    if before is not None and (before.status != "killed" or not is_new):
         return before
     error = engine.error
     return run_description.finish_of(

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hydraloop.errors import not_installed
-from hydraloop.tracking.starting import spawn
+from hydraloop.tracking.sender import spawn
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ def check_installed(key: str | None = None) -> None:
 
 def write_report(folder: Path) -> None:
     """Write `report.html` into the folder of a run or a sweep. If that is not possible, a warning says why."""
-    pipes = (subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT)
-    with spawn("hydraloop", "report", str(folder), pipes=pipes) as process:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with spawn("hydraloop", "report", str(folder), **pipes) as process:
         try:
             printed = process.communicate(timeout=_SECONDS)[0].decode("utf-8", "replace").strip()
         except subprocess.TimeoutExpired:

@@ -27,7 +27,6 @@ from hydraloop.run_files.checkpoint_files import SUFFIX, newest_intact
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.run_files.environment import command, git_commit, versions
 from hydraloop.run_files.integrity import shards_of
-from hydraloop.run_files.processes import started
 from hydraloop.run_files.result import Result, digest
 from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_command, mask_text, masked
@@ -64,6 +63,24 @@ def read(run_dir: Path) -> Run | None:
         return None
     name = {key: found[key] for key in ("uid", "experiment", "name")}
     return Run(run_dir=run_dir, attempts=attempts, sweep=sweep_of(run_dir), **name)
+
+
+def is_described(run_dir: Path, number: int) -> bool:
+    """Return whether the attempt of a number is described."""
+    return (run_dir / FOLDER / _ATTEMPT.format(number)).exists()
+
+
+def trackers_of(run_dir: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return the number of the last attempt and `Run.trackers`. Faster than `read`.
+
+    Returns:
+        -1 and no trackers if the run is not described, or if its description is damaged.
+    """
+    try:
+        attempts = [*_attempts(run_dir / FOLDER)] if (run_dir / FOLDER / _RUN).exists() else []
+    except (OSError, ValueError, TypeError):
+        attempts = []
+    return len(attempts) - 1, {name: one for attempt in attempts for name, one in attempt.trackers.items()}
 
 
 def names_of_secrets(run_dir: Path) -> list[str]:
@@ -123,8 +140,10 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
 
 def ending(run_dir: Path, attempt: Attempt) -> Finish:
     """Return how an attempt ended whose process has exited: the status in `result.json`, else `killed`."""
-    result = result_of(run_dir, attempt)
-    return finish_of(result["status"], result["error"]) if result else finish_of("killed", None)
+    result = Result.read(run_dir, earlier=attempt.earlier_result)
+    if result is None:
+        return finish_of("killed", None)
+    return finish_of(result.status, result.error, result.records)
 
 
 def result_of(run_dir: Path, attempt: Attempt) -> dict[str, Any]:
@@ -136,9 +155,9 @@ def result_of(run_dir: Path, attempt: Attempt) -> dict[str, Any]:
     return {} if result is None else cast(dict[str, Any], plain(asdict(result)))
 
 
-def finish_of(status: Any, error: str | None) -> Finish:
+def finish_of(status: Any, error: str | None, records: int = 0) -> Finish:
     """Convert a status of `result.json`, or `killed`, to a `Finish`."""
-    return Finish(status, None if error is None else mask_text(error), EXIT_CODES[status])
+    return Finish(status, None if error is None else mask_text(error), EXIT_CODES[status], records)
 
 
 def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
@@ -215,19 +234,23 @@ def _put(path: Path, content: Mapping[str, Any]) -> None:
     atomic.write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def run_of(engine: Engine) -> Run:
-    """Return the description of the run that an engine is about to train: of a resumed run, with one more attempt."""
+def run_of(engine: Engine, trackers: Mapping[str, dict[str, Any]]) -> Run:
+    """Return the description of the run that an engine is about to train: of a resumed run, with one more attempt.
+
+    Args:
+        trackers: `kind` and masked `options` of each tracker, by the name of the hook.
+    """
     run_dir = engine.run_dir.absolute()
     sweep = sweep_of(run_dir)
     run = read(run_dir)
     if run is not None:
-        return replace(run, attempts=(*run.attempts, _attempt(engine, run_dir, run.attempt.number + 1)))
+        return replace(run, attempts=(*run.attempts, _attempt(engine, run_dir, run.attempt.number + 1, trackers)))
     return Run(
         run_dir=run_dir,
         uid=secrets.token_hex(8),
         experiment=experiment_name(engine),
         name=mask_text(_job_name(run_dir, sweep) if sweep is not None else run_dir.name),
-        attempts=(_attempt(engine, run_dir, 0),),
+        attempts=(_attempt(engine, run_dir, 0, trackers),),
         sweep=sweep,
     )
 
@@ -237,7 +260,7 @@ def experiment_name(engine: Engine) -> str:
     return mask_text(str(engine.settings.metadata.get("experiment_name", "hydraloop")))
 
 
-def _attempt(engine: Engine, run_dir: Path, number: int) -> Attempt:
+def _attempt(engine: Engine, run_dir: Path, number: int, trackers: Mapping[str, dict[str, Any]]) -> Attempt:
     patch = code_patch.find(run_dir)
     config = masked(yaml.safe_load(engine.settings.metadata.get("config") or "{}"))
     for key in ("sweep", "detach"):  # how jobs are run, which does not change what they compute
@@ -254,7 +277,7 @@ def _attempt(engine: Engine, run_dir: Path, number: int) -> Attempt:
         tags=_tags(engine, run_dir),
         began=time.time(),
         pid=getpid(),
-        started=started(getpid()),
+        trackers=dict(trackers),
         earlier_result=digest(run_dir),
         patch=None if patch is None else str(patch.relative_to(run_dir)),
         samples=samples,

@@ -1,213 +1,200 @@
-"""The process of a sender: `python -m hydraloop.tracking.sender <run directory> <hook name>`. No torch.
+"""Sender: the process that sends a run or the jobs of a sweep to trackers, as its owner sees it.
 
-With only the directory of a sweep, it serves several of its jobs, each in a thread, so that a call that hangs delays
-no other run. Its stdin is the connection to the training process, or the socket to which jobs connect. The arguments
-are only for people who look at processes.
+It is `python -m hydraloop sync --follow <directory>`, which ends soon after its owner. It reads lines of JSON from its
+stdin: first what must not be in arguments or files, then what happens.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import select
-import socket
+import signal
+import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import IO, Any
 
-import psutil
+from hydraloop.run_files.environment import shown
+from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.secret_names import secret_names
+from hydraloop.safety.secrets import mask_text
+from hydraloop.tracking.tracker import FOLDER
 
-from hydraloop.run_files.output import write_utf8
-from hydraloop.run_files.uncollected import uncollected
-from hydraloop.safety.secret_names import name_secrets
-from hydraloop.safety.secrets import remember
-from hydraloop.tracking import run_description
-from hydraloop.tracking.cursor import Cursor, is_free, lock_of, sign
-from hydraloop.tracking.follower import Follower, described
-from hydraloop.tracking.inbox import Inbox, Remarks
-from hydraloop.tracking.masked_output import log_to_stderr
-from hydraloop.tracking.starting import HANGS, LEFT
-from hydraloop.tracking.tracker import Finish, Run, Tracker, load_tracker
+log = logging.getLogger(__name__)
 
-log = logging.getLogger("hydraloop.tracking.sender")  # this module is __main__
+LEFT, HANGS = 3, 4
+"""Exit codes of a sender: something was not sent in time, or a call has not returned in time."""
+MARGIN = 1.0
+"""Seconds after `flush_timeout` at which a sender ends, whatever hangs."""
+_STARTS = 4
+"""Most starts of a sender that dies, for example because memory or the disk was short."""
+_ROOT = Path(__file__).resolve().parents[2]
+"""Folder that hydraloop is imported from."""
 
-_NICE = 5
-"""Lower priority than training, because importing libraries takes seconds of CPU time. Not lower still: at the end of
-the run, training waits for this process."""
-_BRIEFLY = 1.0
-"""Seconds to wait for the lock before this is reported: a process that only tests it holds it for a moment."""
-_LOOK = 0.5
-"""Seconds between two checks which runs have ended."""
-_IDLE = 10.0
-"""Seconds without a run after which the sender of a sweep ends. The next job may need it soon."""
+Trust = tuple[list[str], list[str]]
+"""Folders and packages in which a tracker may be."""
 
 
-class _Library:
-    """The tracker of all runs of this process."""
+class Sender:
+    """Starts the process, starts it again if it dies, and ends it. Only `wait` waits, in bounded time.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tracker: type[Tracker] | None = None
+    Args:
+        folder: the directory of the run or sweep.
+        options: of trackers, by the name of the hook: those whose values are masked in files.
+        trust: where trackers may be. None: where this process may import them from.
+    """
 
-    def tracker(self, first: Mapping[str, Any]) -> type[Tracker]:
-        """Return the class that the first message names. The first call imports its library.
+    def __init__(self, folder: Path, options: Mapping[str, Mapping[str, Any]] = {}, trust: Trust | None = None) -> None:
+        self._folder = folder.absolute()
+        folders, packages = trust or (ALLOWLIST.folders, ALLOWLIST.packages)
+        self._first = {"options": options, "secrets": secret_names(), "folders": folders, "packages": packages}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._jobs: dict[str, None] = {}
+        """Directories of the jobs that run, in order."""
+        self._end: Mapping[str, Any] | None = None
+        self._unwritten = b""
+        self._starts = 0
+        self._is_over = False
+        self.problem: str | None = None
+        """Why the process has ended early for the last time; None if it has not."""
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the process was started."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start the process. Its output is appended to `<folder>/tracking/sync.log`.
 
         Raises:
-            Exception: the tracker cannot be imported.
+            OSError: it could not be started.
         """
-        with self._lock:
-            if self._tracker is None:
-                _adopt(first)
-                self._tracker = load(first)
-            return self._tracker
+        self._starts += 1
+        self._close()
+        path = log_of(self._folder)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as output:
+            arguments = ("sync", "--follow", str(self._folder))
+            self._process = spawn("hydraloop", *arguments, stdin=subprocess.PIPE, stdout=output, stderr=output)
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._unwritten = b""
+        self._tell(self._first, *({"begun": job} for job in self._jobs), *([] if self._end is None else [self._end]))
+
+    def job_begins(self, run_dir: Path) -> None:
+        """Let the process follow the run of a job."""
+        self._jobs[str(run_dir.absolute())] = None
+        if self.is_started:
+            self._tell({"begun": str(run_dir.absolute())})
+
+    def job_ends(self, run_dir: Path) -> None:
+        """Tell the process that the job does not run any more."""
+        self._jobs.pop(str(run_dir.absolute()), None)
+        if self.is_started:
+            self._tell({"ended": str(run_dir.absolute())})
+
+    def check(self) -> None:
+        """Start the process again if it has died. After three times, it is given up."""
+        if self._process is None or self.problem is not None or self._is_over:
+            return
+        self._write()
+        code = self._process.poll()
+        if code is None or code in (0, LEFT, HANGS):
+            return
+        problem = self._why(code)
+        if self._starts < _STARTS:
+            if self._starts == 1:
+                log.warning("the sender of the records %s, and is started again", problem)
+            self.start()
+        else:
+            self.problem = (
+                f"the sender of the records {problem} again and is given up, see {shown(log_of(self._folder))}"
+            )
+
+    def finish(self, **finish: Any) -> None:
+        """Tell the process how the run has ended, or that the sweep has. Later calls have no effect."""
+        if self._end is None:
+            self._end = {"end": finish}
+            if self.is_started:
+                self._tell(self._end)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the process has ended, and kill it after `seconds`."""
+        until = monotonic() + seconds + 2 * MARGIN  # it reads the message of the end a little later
+        while self.is_alive:
+            self.check()
+            assert self._process is not None
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.05)
+            if monotonic() >= until:
+                self.kill()
+                self.problem = f"no answer within {seconds:g} s after the end"
+        self._close()
+        if self._process is not None and self._process.poll() == HANGS:
+            self.problem = f"no answer within {seconds:g} s after the end"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs, or is to be started again."""
+        if self._process is None or self.problem is not None or self._is_over:
+            return False
+        return self._process.poll() not in (0, LEFT, HANGS)
+
+    def kill(self) -> None:
+        """Kill the process and all that it has started (its session)."""
+        if self._process is not None and self._process.poll() is None:
+            self._is_over = True
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # a process that waits for a broken disk cannot be killed
+                self._process.wait(5.0)
+        self._close()
+
+    def _close(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+    def _tell(self, *messages: Mapping[str, Any]) -> None:
+        self._unwritten += b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+        self._write()
+
+    def _write(self) -> None:
+        """Write what the pipe takes: the process may hang."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):  # the pipe is full or closed, or the process has ended
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._process.stdin.fileno(), self._unwritten) :]
+
+    def _why(self, code: int) -> str:
+        """Say why the process has ended: the signal, or the last line of its log."""
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        lines = log_of(self._folder).read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return mask_text(f"has ended with exit code {code}" + (f" ({last.strip()[:300]})" if last else ""))
 
 
-def load(first: Mapping[str, Any]) -> type[Tracker]:
-    """Import the tracker that the first message names, and its library, which takes seconds."""
-    kind = load_tracker(first["kind"], folders=first["folders"], packages=first["trusted"])
-    with uncollected():
-        kind.preload()
-    return kind
+def log_of(folder: Path) -> Path:
+    """Return the file with the output of the sender of a run or sweep."""
+    return folder / FOLDER / "sync.log"
 
 
-def serve(inbox: Inbox, library: _Library) -> int:
-    """Send a run until it has ended. Returns the outcome: 0 if everything was sent, else `LEFT` or `HANGS`."""
-    remarks = Remarks(inbox)
-    logging.getLogger("hydraloop").addHandler(remarks)
-    code = None
-    try:
-        code = _serve(inbox, library)
-    finally:
-        logging.getLogger("hydraloop").removeHandler(remarks)
-        inbox.close(code)
-    return code
-
-
-def _serve(inbox: Inbox, library: _Library) -> int:
-    first = inbox.next()
-    if first is None:
-        return 0
-    try:
-        kind = library.tracker(first)
-    except Exception as error:
-        log.info("the tracker cannot be imported", exc_info=error)
-        inbox.say_trouble(described(error))
-        return LEFT
-    if inbox.next() is None:
-        return 0
-    run_dir, name = Path(first["run_dir"]), first["name"]
-    if not is_free(run_dir, name, _BRIEFLY):
-        log.warning(
-            "another process, probably `python -m hydraloop sync`, is sending this run: waiting until it has ended"
-        )
-    with lock_of(run_dir, name):
-        if inbox.is_closed:  # the time was over before
-            return HANGS
-        sign(run_dir, name, first["owner"])
-        run = run_description.read(run_dir)
-        assert run is not None, "the training process describes the run before it says begin"
-        cursor = _cursor(run_dir, name, first)
-        tracker = kind(first["options"], run, cursor.memory)
-        try:
-            state = _follow(Follower(tracker, cursor, run_dir, name, inbox.say_trouble), inbox, run)
-        finally:
-            tracker.close()
-    return 0 if state == "done" else LEFT
-
-
-def _adopt(first: Mapping[str, Any]) -> None:
-    """Give this process the secrets, environment and working directory of a run."""
-    name_secrets(first["secrets"])
-    remember(first["options"])
-    os.environ.clear()
-    os.environ.update(first["environment"])
-    with suppress(OSError):
-        os.chdir(first["cwd"])
-
-
-def _cursor(run_dir: Path, name: str, first: Mapping[str, Any]) -> Cursor:
-    """Return the cursor of an earlier process if it is of the same tracker, else a new one."""
-    cursor = Cursor.load(run_dir, name)
-    if cursor is not None and cursor.kind != first["kind"]:
-        log.warning("the tracker was %s and is %s now: all records are sent again", cursor.kind, first["kind"])
-        cursor = None
-    cursor = cursor or Cursor(first["kind"], {})
-    cursor.options = first["masked"]
-    with suppress(OSError):  # the follower's own saves report a full disk
-        cursor.save(run_dir, name)  # for `sync`, if this process is killed
-    return cursor
-
-
-def _follow(follower: Follower, inbox: Inbox, run: Run) -> str:
-    finish: Finish | None = None
-    opened = False
-    while True:
-        state = follower.step(finish)
-        if not opened and state not in ("in trouble", "given up"):
-            opened = True
-            inbox.say("opened")
-        if state in ("done", "given up") or inbox.late:
-            return state
-        if state != "following":
-            inbox.wait(follower.wait(ending=finish is not None))
-        if finish is None and inbox.ended:
-            finish = inbox.finish or run_description.ending(run.run_dir, run.attempt)
-
-
-def _exit_hanging(inbox: Inbox) -> None:
-    """End this process, which serves one run, although a call has not returned."""
-    with suppress(psutil.Error):
-        for process in psutil.Process().children(recursive=True):  # wandb-core, which may hang, too
-            with suppress(psutil.Error):
-                process.kill()
-    os._exit(HANGS)
-
-
-def _serve_jobs(listener: socket.socket) -> None:
-    """Serve the jobs of a sweep that connect.
-
-    The thread of a run whose time is over ends when its call returns. It holds the lock of the run until then.
-    """
-    library, inboxes, is_open = _Library(), set[Inbox](), True
-    while is_open or inboxes:
-        readable, _, _ = select.select([listener], [], [], _LOOK if inboxes else _IDLE)
-        if not (readable or inboxes):
-            is_open = False
-            Path(listener.getsockname()).unlink(missing_ok=True)  # from here on, jobs start another sender
-            readable, _, _ = select.select([listener], [], [], 0.0)  # a job that has connected just before
-        if readable:
-            connection, _ = listener.accept()
-            inbox = Inbox(connection, lambda late: late.close(HANGS))
-            inboxes.add(inbox)
-            threading.Thread(target=serve, args=[inbox, library], name="run", daemon=True).start()
-        inboxes = {inbox for inbox in inboxes if not inbox.is_closed}
-
-
-def _detach() -> None:
-    """Continue in a process that is not a descendant of the job that has started it: a job is killed with those."""
-    if os.fork() > 0:
-        os._exit(0)
-    os.setsid()
-
-
-def _main(of_one_run: bool) -> int:
-    if not of_one_run:
-        _detach()
-    os.nice(_NICE)
-    write_utf8()
-    log_to_stderr()
-    connection = socket.socket(fileno=os.dup(0))  # processes that a library starts inherit stdin, not the copy
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    if of_one_run:
-        return serve(Inbox(connection, _exit_hanging), _Library())
-    _serve_jobs(connection)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(of_one_run=len(sys.argv) == 3))
+def spawn(
+    module: str, *arguments: str, stdin: int, stdout: int | IO[bytes], stderr: int | IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module arguments` in a new session, in which it does not receive Ctrl-C."""
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,
+    )

@@ -24,8 +24,6 @@ OWN = {"mlflow": MLFLOW, "wandb": WANDB, "tensorboard": TENSORBOARD}
 """By the name of the hook."""
 Ending = Status | Literal["killed"]
 """How a run ended. `killed`: its process has exited without a result."""
-SweepEnding = Literal["finished", "failed", "interrupted"]
-"""How a sweep ended. `failed`: a job raised an error that ended the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,8 @@ class Attempt:
     """Start time, in seconds since 1970."""
     pid: int
     """Id of the training process."""
-    started: float | None = None
-    """Seconds from the machine's boot to the start of the process. Together with `pid`, this identifies the process."""
+    trackers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By the name of the hook: `kind`, the dotted path of its tracker, and its `options`, with secrets masked."""
     earlier_result: str | None = None
     """Digest of the `result.json` that existed when the attempt began."""
     patch: str | None = None
@@ -61,7 +59,7 @@ class Sweep:
     """The sweep that a run belongs to."""
 
     folder: Path
-    """Absolute path of the sweep. `<folder>/tracking/` describes the parent run."""
+    """Absolute path of the sweep."""
     uid: str
     """Random id of the sweep."""
     name: str
@@ -70,19 +68,8 @@ class Sweep:
     """Number of the job, from 0."""
     axes: tuple[str, ...] = ()
     """The swept keys."""
-    jobs: int | None = None
-    """Number of jobs; None if it is not known."""
-    ended: SweepEnding | None = None
-    """How the sweep ended; None until its last job has ended."""
-    began: float | None = None
-    """Start time, in seconds since 1970; None if it is not known."""
-    host: str | None = None
-    """Name of the machine of the sweep's controller; None if it is not known."""
-    pid: int = 0
-    """Id of the controller, the process that starts the jobs. A killed sweep has no `ended`, but its controller is not
-    running."""
-    started: float | None = None
-    """Seconds from the machine's boot to the start of the controller."""
+    began: float = 0.0
+    """Start time, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +92,11 @@ class Run:
         """The current attempt."""
         return self.attempts[-1]
 
+    @property
+    def trackers(self) -> dict[str, dict[str, Any]]:
+        """The trackers of all attempts. If two attempts have one of the same name, the later one counts."""
+        return {name: one for attempt in self.attempts for name, one in attempt.trackers.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:
@@ -115,6 +107,8 @@ class Finish:
     """Type and message of the exception that ended the run, with secrets masked."""
     exit_code: int = 0
     """0: finished or stopped on request; 1: failed; 130: interrupted; 137: killed."""
+    records: int = 0
+    """Number of lines that the record log has, at least. A file server may show fewer for a while."""
 
 
 class RefusedError(Exception):

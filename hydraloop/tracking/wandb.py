@@ -6,6 +6,8 @@ import os
 import shlex
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,8 +25,33 @@ _SYNC_TIMEOUT = 60.0
 """Seconds to wait for the service to open a run in `sync`."""
 _TIME_TO_UPLOAD = 0.8
 """Part of `flush_timeout` for uploading; the rest is for reporting what was not uploaded."""
+_WRITES = 5.0
+"""Seconds in which `wandb-core` writes the end of a run."""
 _FLUSH_INTERVAL = 2.0
 """Seconds after which W&B writes to its file. Its default is 15."""
+
+
+class _Core:
+    """The `wandb-core` of this process, which the jobs of a sweep share. An error of one run ends it for all."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.number = 0
+        """How many of them have been ended after an error."""
+        self.users: set[int] = set()
+        """Ids of the trackers that have a live run."""
+
+    def end(self, *, kill: bool) -> None:
+        """End it if it runs."""
+        if kill:
+            kill_core()
+        wandb = sys.modules.get("wandb")
+        if wandb is not None:
+            with suppress(Exception, SystemExit):  # teardown exits with wandb-core's exit code
+                wandb.teardown()
+
+
+_CORE = _Core()
 
 
 class WandbTracker(Tracker):
@@ -40,6 +67,8 @@ class WandbTracker(Tracker):
     """
 
     _live: LiveRun | None = None
+    _core = 0
+    """The number of the `wandb-core` that has the live run."""
 
     @classmethod
     def preload(cls) -> None:
@@ -89,19 +118,17 @@ class WandbTracker(Tracker):
             live.finish(finish, self.memory["checkpoints"])
         self._live = None
         self.close()
-        if self.memory["mode"] == "offline" and live.file.stat().st_size == size:  # `wandb-core` raises no error
+        if self.memory["mode"] == "offline" and not _grows(live.file, size):  # `wandb-core` raises no error
             raise OSError(f"W&B could not write {live.file.name}, which is written again: was the disk full?")
         self.memory["closed"] = self.run.attempt.number
 
     def close(self) -> None:
         """End `wandb-core` if it runs, without waiting for an upload."""
-        if self._live is not None and self.memory["mode"] == "online":
-            kill_core()
-        self._live = None
-        wandb = sys.modules.get("wandb")
-        if wandb is not None:
-            with suppress(Exception, SystemExit):  # teardown exits with wandb-core's exit code
-                wandb.teardown()
+        live, self._live = self._live, None
+        with _CORE.lock:
+            _CORE.users.discard(id(self))
+            if not _CORE.users:
+                _CORE.end(kill=live is not None and self.memory["mode"] == "online")
 
     @property
     def where(self) -> str | None:
@@ -118,7 +145,8 @@ class WandbTracker(Tracker):
             GoneError: W&B cannot continue the run.
             LostError: W&B has fewer records than were handed to it.
         """
-        if self._live is None:
+        if self._live is None or self._core != _CORE.number:
+            self._live = None
             memory, handed = self.memory, self.memory.get("next", 0)
             with self._or_let_go():
                 live = self._online(handed) if memory["mode"] == "online" else self._offline()
@@ -161,8 +189,12 @@ class WandbTracker(Tracker):
         return live
 
     def _start(self, mode: Mode, **how: Any) -> LiveRun:
-        settings = _settings(self.options, self.run, mode)
-        return LiveRun(self.options, self.run, self.memory["id"], mode, settings, **how)
+        with _CORE.lock:
+            prepare()
+            self._core = _CORE.number
+            _CORE.users.add(id(self))
+            settings = _settings(self.options, self.run, mode)
+            return LiveRun(self.options, self.run, self.memory["id"], mode, settings, **how)
 
     @contextmanager
     def _or_let_go(self) -> Iterator[None]:
@@ -170,9 +202,20 @@ class WandbTracker(Tracker):
         try:
             yield
         except BaseException:
-            kill_core()  # it may hang, and `close` would wait for it
+            with _CORE.lock:
+                if self._core == _CORE.number:  # else, another run has ended it already
+                    _CORE.end(kill=True)  # it may hang, and `close` would wait for it
+                    _CORE.number += 1
             self.close()
             raise
+
+
+def _grows(file: Path, size: int) -> bool:
+    """Return whether a file becomes larger than a size: `wandb-core` writes a little later if other jobs use it."""
+    until = time.monotonic() + _WRITES
+    while file.stat().st_size <= size and time.monotonic() < until:
+        time.sleep(0.05)
+    return file.stat().st_size > size
 
 
 def prepare() -> None:
@@ -257,7 +300,7 @@ def _settings(options: Mapping[str, Any], run: Run, mode: Mode) -> Any:
         # feature.
         x_server_side_derived_summary=mode == "offline",
         x_transaction_log_flush_interval=_FLUSH_INTERVAL,
-        x_disable_stats=sync or not options["system_metrics"],
+        x_disable_stats=not options.get("_measures", True) or not options["system_metrics"],
         x_stats_pid=run.attempt.pid,
         stop_fn=lambda: None,  # the stop button of W&B's page must not stop the sender
     )

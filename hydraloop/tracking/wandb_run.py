@@ -75,7 +75,6 @@ class LiveRun:
                 **how,
             )
         except BaseException as error:
-            kill_core()
             for path in set(folder.glob("*run-*")) - before:  # repeated tries would leave many folders
                 shutil.rmtree(path, ignore_errors=True)
             if isinstance(error, wandb.errors.UsageError):

@@ -227,7 +227,7 @@ def followers_killed(training: Training) -> Iterator[None]:
     _offline(training, *ALL)
     yield
     training.until(50, sent=ALL)
-    training.kill("hydraloop.tracking")
+    training.kill("sync --follow")
     yield
 
 

@@ -6,72 +6,17 @@ import csv
 import logging
 import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from hydraloop.errors import UserError
-from hydraloop.sweeps import run_sweep
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.report.lines import print_end
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.tracking import run_description
-from hydraloop.tracking.sweep_trackers import SweepTrackers
 from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make
 from tests.sweeps.test_directory import DESCRIPTION, LR, SEED
 
 __all__ = ["directory", "make"]  # fixtures
-
-
-@pytest.fixture(autouse=True)
-def _callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = SimpleNamespace(on_multirun_start=lambda **options: None, on_multirun_end=lambda **options: None)
-    monkeypatch.setattr(run_sweep, "Callbacks", lambda config: nothing)
-
-
-def run(loop: Controller, error: BaseException | None = None) -> None:
-    """Run the jobs, or raise an error before the first one."""
-    plan = SimpleNamespace(master={})
-    with run_sweep._shown_to_others(loop, SweepTrackers(["seed"]), plan, "config"):  # type: ignore[arg-type]
-        if error is not None:
-            raise error
-        loop.run()
-
-
-def ended(directory: SweepDirectory) -> str | None:
-    found = run_description.read_sweep(directory.path)
-    assert found is not None
-    return found.ended
-
-
-def test_trackers_are_told_how_the_sweep_has_ended(directory: SweepDirectory, make: Make) -> None:
-    run(make(fail, stop_on_failure=True)[0])
-    assert ended(directory) == "interrupted"
-    run(make(fail)[0])
-    assert ended(directory) == "failed"
-    run(make(finish, retry_failed=True)[0])
-    assert ended(directory) == "finished"
-
-
-def test_only_the_last_controller_tells_them(directory: SweepDirectory, make: Make) -> None:
-    other = SweepDirectory(directory.path, DESCRIPTION)
-    other.announce()
-    run(make(finish)[0])
-    assert ended(directory) is None
-    other.withdraw()
-    run(make(finish)[0])
-    assert ended(directory) == "finished"
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), UserError("no job can start")])
-def test_a_sweep_whose_jobs_did_not_start_is_interrupted(
-    directory: SweepDirectory, make: Make, error: BaseException
-) -> None:
-    with pytest.raises(type(error)):
-        run(make(finish)[0], error)
-    assert ended(directory) == "interrupted"
 
 
 def test_the_results_are_those_of_the_grid_that_another_controller_has_widened(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def described_run(run_dir: Path, *attempts: Attempt) -> Run:
     run = Run(run_dir.absolute(), "0123456789abcdef", "digits", "a/run", attempts or (attempt(),))
     run_description.write(run)
     return run
+
+
+def track(run_dir: Path, name: str, kind: str, options: Mapping[str, Any] = {}) -> None:
+    """Add a tracker to the description of a run."""
+    run = run_description.read(run_dir)
+    assert run is not None
+    trackers = {**run.attempt.trackers, name: {"kind": kind, "options": dict(options)}}
+    run_description.write(replace(run, attempts=(*run.attempts[:-1], replace(run.attempt, trackers=trackers))))
 
 
 def log_records(run_dir: Path, count: int, *, first: int = 0, every: int = 10, **values: float) -> None:

@@ -13,10 +13,9 @@ import pytest
 
 from hydraloop.run_files.record_log import FILENAME, read_all
 from hydraloop.run_files.result import Result
-from hydraloop.tracking.cursor import Cursor
 from tests.docs.pages import blocks
 from tests.e2e.projects import REPOSITORY, Project
-from tests.tracking.runs import described_run, log_records
+from tests.tracking.runs import described_run, log_records, track
 from tests.tracking.service import OK, Service
 
 PAGE = REPOSITORY / "docs" / "how-to" / "trackers.md"
@@ -125,7 +124,7 @@ def _recorded(project: Project, kind: str = KIND, **options: Any) -> Path:
     described_run(run_dir)
     log_records(run_dir, 3)
     Result("finished").write(run_dir)
-    Cursor(kind, options).save(run_dir, "webhook")
+    track(run_dir, "webhook", kind, options)
     return run_dir
 
 
@@ -170,7 +169,7 @@ def test_a_class_that_came_with_a_run_is_not_imported(project: Project) -> None:
     (run_dir / "theirs.py").write_text("raise SystemExit('imported')")
     (run_dir / "tracking" / "webhook.cursor.json").unlink()
     for number, kind in enumerate(kinds):
-        Cursor(kind, {}).save(run_dir, f"hook_{number}")
+        track(run_dir, f"hook_{number}", kind)
     done = sync(project, "outputs")
     assert done.returncode == 1
     assert done.stdout.count("not all: ValueError: ") == len(kinds), done.stdout

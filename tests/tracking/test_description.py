@@ -51,7 +51,7 @@ def test_how_an_attempt_ended_whatever_the_clock_says(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     engine = make_engine(run_dir)
     run_dir.mkdir(exist_ok=True)
-    run_description.write(run_of(engine))
+    run_description.write(run_of(engine, {}))
     assert _ending(run_dir) == "killed"
     Result("stopped", seconds=1.0).write(run_dir)
     os.utime(run_dir / "result.json", (0, 0))
@@ -59,7 +59,7 @@ def test_how_an_attempt_ended_whatever_the_clock_says(tmp_path: Path) -> None:
     shutil.copytree(run_dir, tmp_path / "copy", copy_function=shutil.copyfile)
     assert _ending(tmp_path / "copy") == "stopped"
 
-    run_description.write(run_of(engine))  # resumed
+    run_description.write(run_of(engine, {}))  # resumed
     os.utime(run_dir / "result.json", (2**32, 2**32))
     assert _ending(run_dir) == "killed", "the result is the first attempt's"
     shutil.copytree(run_dir, tmp_path / "second", copy_function=shutil.copyfile)
@@ -84,7 +84,7 @@ def test_names_hold_no_secret(tmp_path: Path) -> None:
     engine = make_engine(tmp_path)
     engine.settings.metadata["experiment_name"] = "http://me:s3cretPassw0rd@host"
     assert experiment_name(engine) == "http://me:***@host"
-    assert run_of(engine).experiment == "http://me:***@host"
+    assert run_of(engine, {}).experiment == "http://me:***@host"
 
 
 def _hydra(run_dir: Path, mode: str, sweep_dir: str, output_dir: Path, number: str = "3") -> Path:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from hydraloop.commands.dispatch import run as command
@@ -18,9 +19,10 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import MLflowLoggerHook, TensorBoardLoggerHook, WandbLoggerHook
 from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.run_files.result import Result
-from hydraloop.tracking import link, run_description
+from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, lock_of
 from hydraloop.tracking.hook import TrackerError, TrackerHook, _ending
+from hydraloop.tracking.sender import Sender
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, make_engine
 from tests.tracking.training import NAME, followers, training, until
@@ -68,16 +70,15 @@ def test_a_time_that_is_none_is_refused(seconds: float, why: str) -> None:
 
 def test_a_follower_that_is_killed_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def kill(engine: Engine) -> None:
-        until(lambda: (tmp_path / "tracking" / f"{NAME}.cursor.json").exists() and _cursor(tmp_path).index >= 3)
+        until(lambda: _is_opened(tmp_path, 3))
         (follower,) = followers(tmp_path)
         follower.send_signal(signal.SIGKILL)
-        until(lambda: _link(engine).died is not None)
+        until(lambda: follower.status() == psutil.STATUS_ZOMBIE)
 
     engine = training(tmp_path, more={"kill": at("after_train_iter", kill, nth=6)})
     with caplog.at_level(logging.WARNING, "hydraloop"):
         engine.train()
-    (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"{NAME}: its process was killed by SIGKILL and is restarted; training continues")
+    assert caplog.messages == ["the sender of the records was killed by SIGKILL, and is started again"]
     assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (13, True)
 
 
@@ -86,7 +87,7 @@ def _train_and_wait(run_dir: Path, port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)) as connection:
 
         def followed(engine: Engine) -> None:
-            until(lambda: _cursor(run_dir).index >= 1)  # a follower that has not begun leaves the run to `sync`
+            until(lambda: _is_opened(run_dir, 1))  # a follower that has not begun leaves the run to `sync`
             connection.sendall(b".")
             time.sleep(60)
 
@@ -120,8 +121,9 @@ def test_what_is_left_is_sent_by_sync_exactly_once(tmp_path: Path, capsys: pytes
     engine = training(run_dir, flush_timeout=0.0)
     engine.train()
     told = engine.messages.read("tracked")[NAME]
-    before = _cursor(run_dir).sent
-    if before < 13 or not _cursor(run_dir).finished:
+    cursor = Cursor.load(run_dir, NAME)
+    before = 0 if cursor is None else cursor.sent
+    if cursor is None or before < 13 or not cursor.finished:
         assert told.startswith(f"{before} of 13 records sent")
         assert "; python " in told
         assert str(run_dir) in told
@@ -137,11 +139,22 @@ def test_sync_of_nothing_and_of_a_run_that_is_followed(tmp_path: Path, capsys: p
     assert "has no run with a tracker" in capsys.readouterr().err
 
     def look(engine: Engine) -> None:
-        until(lambda: _cursor(tmp_path).attempt == 0)
+        until(lambda: _is_opened(tmp_path))
         assert command(["sync", str(tmp_path)]) == 1
 
     training(tmp_path, more={"look": at("after_train_iter", look)}).train()
     assert "not all: the run is still sending its records" in capsys.readouterr().out
+
+
+def _is_opened(run_dir: Path, index: int = 0) -> bool:
+    """Whether the service has the run and so many records."""
+    found = Cursor.load(run_dir, NAME)
+    return found is not None and found.attempt == 0 and found.index >= index
+
+
+def _cursor_has_trouble(run_dir: Path) -> bool:
+    found = Cursor.load(run_dir, NAME)
+    return found is not None and found.trouble is not None
 
 
 def _unusable(run_dir: Path) -> Path:
@@ -173,12 +186,15 @@ def test_an_error_before_the_first_iteration_where_it_matters(tmp_path: Path) ->
 
 def test_an_error_while_training_where_it_matters(tmp_path: Path) -> None:
     def break_it(engine: Engine) -> None:
-        (tmp_path / "tracking").rename(tmp_path / "gone")  # no cursor can be written any more
-        until(lambda: engine.hooks[NAME]._link.trouble is not None)  # type: ignore[attr-defined]
+        for path in (tmp_path / "tensorboard").iterdir():
+            path.unlink()
+        (tmp_path / "tensorboard").rmdir()
+        (tmp_path / "tensorboard").write_text("a file where a folder should be")
+        until(lambda: _cursor(tmp_path).trouble is not None)
 
     more = {"break": at("after_train_iter", break_it, nth=4)}
     engine = training(tmp_path, on_error="raise", more=more, flush_timeout=1.0)
-    with pytest.raises(TrackerError, match="FileNotFoundError"):
+    with pytest.raises(TrackerError, match="is not a folder"):
         engine.train()
     assert engine.progress.iteration == 4
 
@@ -186,7 +202,7 @@ def test_an_error_while_training_where_it_matters(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_tracker_may_be_switched_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_dir = _unusable(tmp_path / "run")
-    wait = at("before_train_epoch", lambda engine: until(lambda: engine.hooks[NAME]._link.trouble is not None))
+    wait = at("before_train_epoch", lambda engine: until(lambda: _cursor_has_trouble(run_dir)))
     engine = training(run_dir, on_error="disable", more={"wait": wait})
     with caplog.at_level(logging.WARNING, "hydraloop"):
         assert engine.train().status == "finished"
@@ -204,15 +220,13 @@ def test_a_validation_on_its_own_is_followed(tmp_path: Path) -> None:
     assert len(run.attempts) == 1
 
 
-def test_one_that_keeps_dying_is_given_up_and_the_run_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(link, "_PAUSES", (0.0,))
-
+def test_one_that_keeps_dying_is_given_up_and_the_run_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def kill(engine: Engine) -> None:
-        while _link(engine).trouble is None:
+        sending = engine.messages.read("sending")
+        while sending.sender.problem is None:
             for follower in followers(tmp_path):
                 follower.kill()
+            sending.sender.check()
             time.sleep(0.01)
 
     engine = training(tmp_path, on_error="raise", more={"kill": at("after_train_iter", kill, nth=2)})
@@ -222,14 +236,8 @@ def test_one_that_keeps_dying_is_given_up_and_the_run_says_so(
     assert any("given up" in record.getMessage() for record in caplog.records)
 
 
-def _link(engine: Engine) -> link.Link:
-    found = engine.hooks[NAME]._link  # type: ignore[attr-defined]
-    assert isinstance(found, link.Link)
-    return found
-
-
 def _stopped(run_dir: Path) -> None:
-    until(lambda: _cursor(run_dir).attempt == 0)
+    until(lambda: _is_opened(run_dir))
     (follower,) = followers(run_dir)
     follower.suspend()
 
@@ -255,7 +263,7 @@ def test_many_options_hold_up_no_start(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_waiting_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def interrupt(engine: Engine) -> None:
-        until(lambda: _link(engine)._told)
+        until(lambda: engine.messages.read("sending").sender._end is not None)
         signal.pthread_kill(cast(int, threading.main_thread().ident), signal.SIGINT)
 
     def stop(engine: Engine) -> None:
@@ -277,9 +285,9 @@ def test_ctrl_c_ends_the_waiting_and_nothing_else(tmp_path: Path, caplog: pytest
 def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Finish] = []
-    finish = link.Link.finish
-    monkeypatch.setattr(link.Link, "finish", lambda link, how: (told.append(how), finish(link, how)))
+    told: list[dict[str, Any]] = []
+    finish = Sender.finish
+    monkeypatch.setattr(Sender, "finish", lambda sender, **how: (told.append(how), finish(sender, **how)))
 
     def fail(engine: Engine) -> None:
         raise RuntimeError("it broke")
@@ -288,8 +296,8 @@ def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
         training(tmp_path, more={"fail": at("after_train_iter", fail, nth=3)}).train()
     again = training(tmp_path)
     again.validate()
-    failed = Finish("failed", "RuntimeError: it broke", 1)
-    assert told == [failed, failed]
+    failed = {"status": "failed", "error": "RuntimeError: it broke", "exit_code": 1}
+    assert [{**how, "records": 0} for how in told] == [{**failed, "records": 0}] * 2
     run = run_description.read(tmp_path)
     assert run is not None
     assert len(run.attempts) == 1
@@ -305,7 +313,7 @@ def test_the_end_is_the_results(tmp_path: Path) -> None:
     engine = training(tmp_path)
     engine.outcome.error = ConnectionError("the others are gone")
     engine.outcome.result = Result("failed", error="rank 1: out of memory")
-    assert _ending(engine) == Finish("failed", "rank 1: out of memory", 1)
+    assert _ending(engine, is_new=True) == Finish("failed", "rank 1: out of memory", 1)
 
 
 def test_a_record_before_training_describes_nothing(tmp_path: Path) -> None:

@@ -91,19 +91,16 @@ def ensure(client: MlflowClient, experiment_id: str, uid: str, name: str, tags: 
     return str(run.info.run_id)
 
 
-def ensure_parent(client: MlflowClient, sweep: Sweep, experiment_id: str, tags: Mapping[str, Any], began: float) -> str:
+def ensure_parent(client: MlflowClient, sweep: Sweep, experiment_id: str, tags: Mapping[str, Any]) -> str:
     """Return the id of the run whose children are the jobs of a sweep, which is created if it does not exist.
 
     It has the user's tags, and is finished from the beginning: only the jobs have a status and metrics.
-
-    Args:
-        began: start time of the job, in seconds since 1970.
     """
     given = {"sweep": sweep.name, "sweep_dir": sweep.folder, **tags}
     with _PARENTS:
         run_id = find(client, experiment_id, sweep.uid)
         if run_id is None:
-            run_id = ensure(client, experiment_id, sweep.uid, sweep.name.rpartition("/")[2], given, began)
+            run_id = ensure(client, experiment_id, sweep.uid, sweep.name.rpartition("/")[2], given, sweep.began)
             client.set_terminated(run_id)
     return run_id
 

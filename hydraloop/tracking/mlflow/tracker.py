@@ -92,7 +92,7 @@ class MLflowTracker(Tracker):
         for attempt in new:
             self._files.add_attempt(attempt.number)
         self.memory["described"] = self.run.attempt.number
-        if self.options.get("system_metrics", True) and not self.options.get("_sync"):
+        if self.options.get("system_metrics", True) and self.options.get("_measures", True):
             self._load = Load(self.options.get("system_metrics_interval", 10.0), self.memory)
 
     def send(self, records: Sequence[Record]) -> None:
@@ -159,7 +159,7 @@ class MLflowTracker(Tracker):
         tags, began = runs.tags_of(self.run, self.options), self.run.attempts[0].began
         if self.run.sweep is not None:
             chosen = self.options.get("tags") or {}
-            tags["mlflow.parentRunId"] = runs.ensure_parent(client, self.run.sweep, experiment_id, chosen, began)
+            tags["mlflow.parentRunId"] = runs.ensure_parent(client, self.run.sweep, experiment_id, chosen)
         name = self.options.get("run_name") or self.run.name
         run_id = runs.ensure(client, experiment_id, self.run.uid, name, tags, began)
         self.memory.update(experiment_id=experiment_id, run_id=run_id, tracking_uri=address.shown(self._uri))

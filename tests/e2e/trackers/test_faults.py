@@ -162,7 +162,7 @@ def test_a_database_that_is_deleted_is_reported_with_a_command_that_sends_everyt
 def test_a_follower_that_is_stopped_does_not_delay_the_run(project: Project) -> None:
     with training(project, "hooks.mlflow.flush_timeout=3") as process:
         children = psutil.Process(process.pid).children(recursive=True)
-        (follower,) = (one for one in children if "hydraloop.tracking" in " ".join(one.cmdline()))
+        (follower,) = (one for one in children if "sync --follow" in " ".join(one.cmdline()))
         follower.send_signal(signal.SIGSTOP)
         project.write("stop", "")
         run = project.run

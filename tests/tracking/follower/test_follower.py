@@ -119,14 +119,14 @@ def test_a_log_that_is_cut_by_another_process_is_let_go_of(tmp_path: Path) -> No
     old.drain()
     cut_after(tmp_path / FILENAME, iteration=20, last_validation=0)
     log_records(tmp_path, 9, first=2)
-    assert old.drain() == "given up"
+    assert old.drain() == "cut"
     assert old.sent == [10, 20, 30, 40]
     new = Followed(tmp_path, 0, 1)
     new.drain()
     (tmp_path / FILENAME).unlink()
     assert new.drain() == "caught up", "it was moved away"
     log_records(tmp_path, 1)
-    assert new.drain() == "given up", "it is another one"
+    assert new.drain() == "cut", "it is another one"
 
 
 def test_a_log_that_is_cut_while_it_is_read_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_log_that_is_cut_while_it_is_read_is_not_sent(tmp_path: Path, monkeypa
         return read(reader, most)
 
     monkeypatch.setattr(Reader, "read", cut_before)
-    assert old.drain() == "given up"
+    assert old.drain() == "cut"
     assert old.sent == [10, 20, 30, 40]
     new = Followed(tmp_path, 0, 1)
     assert new.drain() == "caught up"

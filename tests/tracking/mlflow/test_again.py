@@ -21,7 +21,7 @@ from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import MLFLOW
 from tests.e2e.projects import REPOSITORY
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
-from tests.tracking.runs import described_run, log_records
+from tests.tracking.runs import described_run, log_records, track
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -41,7 +41,7 @@ def run_dir(folder: Path) -> Path:
         )
     Result("finished").write(run_dir)
     options = {"system_metrics": False, "tracking_uri": None, "folder": str(folder)}
-    Cursor(MLFLOW, options).save(run_dir, "mlflow")
+    track(run_dir, "mlflow", MLFLOW, options)
     assert sync.send_all([folder / "outputs"]) == 0
     return run_dir
 

@@ -28,7 +28,7 @@ from hydraloop.tracking.follower import described
 from hydraloop.tracking.mlflow.calls import calling, prepare, translated
 from hydraloop.tracking.tracker import MLFLOW, BusyError, GoneError, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import QUIET, empty_database, folder
-from tests.tracking.runs import described_run, log_records
+from tests.tracking.runs import described_run, log_records, track
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -215,7 +215,7 @@ def test_the_follower_s_process_has_no_pandas(folder: Path) -> None:
 def test_a_process_that_used_sync_has_the_whole_mlflow(folder: Path) -> None:
     run = described_run(folder / "run")
     log_records(run.run_dir, 3)
-    Cursor(MLFLOW, {}).save(run.run_dir, "mlflow")
+    track(run.run_dir, "mlflow", MLFLOW)
     run_python(
         "from hydraloop.commands.dispatch import run",
         f"run(['sync', {str(run.run_dir)!r}])",

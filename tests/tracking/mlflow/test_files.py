@@ -21,7 +21,6 @@ import pytest
 from PIL import Image
 
 from hydraloop.run_files.record_log import LoggedObject, Record
-from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import MLFLOW, Finish
 from tests.e2e.projects import REPOSITORY
@@ -40,7 +39,7 @@ from tests.tracking.mlflow.runs import (
     text,
     training,
 )
-from tests.tracking.runs import described_run
+from tests.tracking.runs import described_run, track
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -247,7 +246,7 @@ class _Refusing(BaseHTTPRequestHandler):
 def test_the_signature_of_an_address_is_not_shown(folder: Path) -> None:
     run = described_run(folder / "run")
     options = {"system_metrics": False, "folder": str(folder), "experiment": "elsewhere"}
-    Cursor(MLFLOW, options).save(run.run_dir, "mlflow")
+    track(run.run_dir, "mlflow", MLFLOW, options)
     with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         query = "X-Amz-Security-Token=FwoGZXIvYXdz%2F&X-Amz-Signature=0a1b2c3d4e"

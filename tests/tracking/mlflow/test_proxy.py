@@ -22,7 +22,7 @@ from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import MLFLOW
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
 from tests.tracking.mlflow.server import MLflowServer
-from tests.tracking.runs import described_run, log_records
+from tests.tracking.runs import described_run, log_records, track
 
 __all__ = ["empty_database", "folder"]
 pytestmark = [QUIET, pytest.mark.slow]
@@ -85,7 +85,7 @@ def finished_run(run_dir: Path, uri: str) -> dict[str, Any]:
     Result("finished").write(run_dir)
     experiment = run_dir.parents[1].name  # of the test: all of them share a server
     options = {"system_metrics": False, "tracking_uri": uri, "folder": str(run_dir), "experiment": experiment}
-    Cursor(MLFLOW, options).save(run_dir, "mlflow")
+    track(run_dir, "mlflow", MLFLOW, options)
     return options
 
 

@@ -36,7 +36,7 @@ from tests.tracking.mlflow.runs import (
     text,
     training,
 )
-from tests.tracking.runs import described_run, log_records
+from tests.tracking.runs import described_run, log_records, track
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -339,7 +339,7 @@ def test_the_printed_command_brings_a_deleted_run_back(folder: Path, capsys: pyt
 
     run = described_run(folder / "run")
     log_records(run.run_dir, 5)
-    Cursor(MLFLOW, {"system_metrics": False, "folder": str(folder)}).save(run.run_dir, "mlflow")
+    track(run.run_dir, "mlflow", MLFLOW, {"system_metrics": False, "folder": str(folder)})
     assert command(["sync", "run"]) == 0
     first = sent()
     client().delete_run(first.memory["run_id"])

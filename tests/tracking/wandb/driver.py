@@ -24,7 +24,7 @@ from hydraloop.tracking.follower import Follower
 from hydraloop.tracking.tracker import WANDB, Finish
 from hydraloop.tracking.wandb import WandbTracker
 from tests.processes import children
-from tests.tracking.runs import log_records
+from tests.tracking.runs import log_records, track
 from tests.tracking.wandb.file import records
 
 OPTIONS: dict[str, Any] = {
@@ -44,6 +44,7 @@ class Driver:
         assert run is not None
         self.run_dir = run_dir
         given = {**OPTIONS, **options}
+        track(run_dir, "wandb", WANDB, given)
         self.cursor = Cursor.load(run_dir, "wandb") or Cursor(WANDB, given)
         self.tracker = WandbTracker(given, run, self.cursor.memory)
         self.troubles: list[str | None] = []

@@ -15,9 +15,8 @@ import pytest
 
 from hydraloop.run_files.record_cuts import cut_after
 from hydraloop.run_files.record_log import FILENAME
-from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import WANDB
-from tests.tracking.runs import attempt, described_run, log_records
+from tests.tracking.runs import attempt, described_run, log_records, track
 from tests.tracking.wandb.driver import OPTIONS
 from tests.tracking.wandb.service import serving
 from tests.tracking.wandb.test_tracker import KEY, ROOT, append, drive, everything_below
@@ -97,7 +96,7 @@ def test_sync_of_a_run_that_was_never_opened_opens_the_one_that_training_continu
     run_dir = tmp_path / "run"
     described_run(run_dir)
     log_records(run_dir, 10)
-    Cursor(WANDB, {**OPTIONS, "mode": "online"}).save(run_dir, "wandb")
+    track(run_dir, "wandb", WANDB, {**OPTIONS, "mode": "online"})
     with serving() as service:
         sync(run_dir, env={"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY})
         assert service.steps() == {UID: list(range(10))}
