@@ -15,7 +15,6 @@ from hydraloop.commands import parser
 from hydraloop.early_interrupts import deferred
 from hydraloop.errors import UserError
 from hydraloop.processes import torchrun
-from hydraloop.sweeps import sweep_description
 
 
 def run(argv: Sequence[str]) -> int:
@@ -36,8 +35,6 @@ def _run(argv: Sequence[str]) -> int:
         Reports(with_traceback=False).show(error)
         return 2
     name = args.command
-    if name == "replay" and (args.run / sweep_description.FILENAME).exists():
-        name = "replay_search"
     if name in parser.ON_RANKS:
         from hydraloop.commands import on_ranks
 

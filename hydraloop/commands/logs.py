@@ -58,7 +58,7 @@ def _find(path: Path, number: int | None) -> tuple[Path, Callable[[], object]]:
     """Return a log, and what says whether its process is alive."""
     sweep, folder = sweep_in(path), path
     if sweep is not None and number is not None:
-        last = sweep.description.axes.count - 1
+        last = sweep.count - 1
         if not 0 <= number <= last:
             remedy = Remedy(f"Name one from 0 to {last}.", (str(number), str(last)))
             raise UserError(f"the sweep has no job {number}", key="job", remedy=remedy)

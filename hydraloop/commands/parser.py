@@ -53,8 +53,8 @@ COMMANDS = {
     "replay": Command(
         "<run> iteration=<n>",
         "rebuild a run at an iteration, and compare it with its records",
-        "It prints the samples, the loss and the norm of the gradients. With the directory of a search (`replay "
-        "<sweep>`), it decides again what the search has decided. Exit code: 0 nothing differs, 1 something differs.",
+        "It prints the samples, the loss and the norm of the gradients. Exit code: 0 nothing differs, 1 something "
+        "differs.",
         {"iteration": "N"},
     ),
     "diff": Command(
@@ -189,8 +189,7 @@ def of(name: str) -> argparse.ArgumentParser:
 
 
 def _add_run(parser: argparse.ArgumentParser, name: str) -> None:
-    of_search = "; or a search, multirun/<date>/<sweep>" if name == "replay" else ""
-    parser.add_argument("run", type=Path, help=f"the run directory, outputs/<date>/<run>{of_search}")
+    parser.add_argument("run", type=Path, help="the run directory, outputs/<date>/<run>")
     own = ", ".join(f"{key}={values}" for key, values in COMMANDS[name].keys.items())
     what = f"{own}; or changes of the run's config, such as data.test.root=/data"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])

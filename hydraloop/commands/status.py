@@ -19,7 +19,6 @@ from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import resume_command, shown
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.sweeps import states, sweep_description
-from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -48,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
 def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
     if sweep is None:
         return {"run": asdict(_state_of_run(path)), "log": log_of(path)}
-    jobs = _asked(sweep, sweep.current_states())
+    jobs = sweep.current_states()
     return {
         "jobs": [{**asdict(job), "log": log_of(sweep.folder(job.number))} for job in jobs],
-        "count": sweep.description.axes.count,
+        "count": sweep.description.jobs.count,
         "counts": Counter(job.state for job in jobs),
         "controllers": [asdict(one) for one in sweep.controllers().values()],
         "typed": [*sweep.description.command, *sweep.description.overrides],
@@ -89,12 +88,10 @@ def _of_run(path: Path) -> list[str]:
 
 def _of_sweep(sweep: SweepDirectory) -> list[str]:
     found = sweep.current_states()
-    axes = sweep.description.axes
-    count = axes.title if isinstance(axes, Trials) else f"{len(found)} jobs"
-    counts = Counter(state.state for state in _asked(sweep, found))
+    counts = Counter(state.state for state in found)
     lines = [
         f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
-        f"{count}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
+        f"{sweep.description.jobs.title(len(found))}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
     ]
     controllers = sweep.controllers().values()
     lines += [f"controller: process {one.pid} on {one.host}, since {one.since}" for one in controllers]
@@ -106,12 +103,6 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
         if len(alike) > _MOST:
             lines.append(f"and {len(alike) - _MOST} other jobs {name}")
     return lines
-
-
-def _asked(sweep: SweepDirectory, found: list[JobState]) -> list[JobState]:
-    """Return the jobs without those that a search has not asked for."""
-    axes = sweep.description.axes
-    return found[: axes.asked * axes.space.repeat_count] if isinstance(axes, Trials) else found
 
 
 def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:

@@ -81,7 +81,7 @@ def _record_ends(sweep: SweepDirectory, *, seconds: float) -> None:
     Args:
         seconds: how long to wait for another `stop` to record the others.
     """
-    for number in range(sweep.description.axes.count):
+    for number in range(sweep.count):
         (sweep.folder(number) / states.REQUEST).unlink(missing_ok=True)
     until = time.monotonic() + seconds
     while [job for job in _running(sweep) if queue.end(sweep, job.number, None).state == "running"]:

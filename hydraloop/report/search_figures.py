@@ -16,10 +16,9 @@ from hydraloop.report.markup import Html, note
 from hydraloop.report.page import Page
 from hydraloop.sweeps.report.results import Results
 from hydraloop.sweeps.report.search_results import FEWEST
-from hydraloop.sweeps.search.history import History, Trial
+from hydraloop.sweeps.search.history import History, HistoryReader, Trial
 from hydraloop.sweeps.search.sampler import Suggester, imported
 from hydraloop.sweeps.search.space import Dimension, Space
-from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _MOST = 300
@@ -47,7 +46,8 @@ def search_figures(page: Page, directory: SweepDirectory, found: Results) -> Ite
     from optuna import visualization as plots
 
     for index, name in enumerate(history.metrics):
-        study = Suggester(space, "random", 0).study(_of_objective(history, full, index))
+        one = _of_objective(history, full, index)
+        study = Suggester(space, "random", 0).study(one, one.trials)
         yield _drawn(
             page, f"Parallel coordinates: {name}", partial(plots.plot_parallel_coordinate, study, target_name=name)
         )
@@ -57,7 +57,7 @@ def search_figures(page: Page, directory: SweepDirectory, found: Results) -> Ite
             draw = partial(plots.plot_param_importances, study, evaluator=evaluator, target_name=name)
             yield _drawn(page, f"Importance (PED-ANOVA): {name}", draw)
     if len(names := list(history.metrics)) == 2:
-        study = Suggester(space, "random", 0).study(replace(history, trials=full))
+        study = Suggester(space, "random", 0).study(history, full)
         yield _drawn(page, "Pareto front", partial(plots.plot_pareto_front, study, target_names=names))
 
 
@@ -83,10 +83,9 @@ def _drawn(page: Page, title: str, draw: Callable[[], Any]) -> Html:
 
 def _tried(directory: SweepDirectory, found: Results) -> tuple[Space, History]:
     """Return the space and the trials of a search; for a grid, those of a search that has tried its jobs."""
-    axes = directory.description.axes
-    if isinstance(axes, Trials):
-        assert axes.log is not None, "the search has a directory"
-        return axes.space, axes.log.history
+    search = directory.description.jobs.search
+    if search is not None:
+        return search.space, HistoryReader(directory, search.settings, search.repeats).read()
     rows = [row for row in found.rows if row.metric == found.metric and math.isfinite(row.value or math.nan)]
     space = Space(tuple(_dimension(key, {row.swept[key] for row in rows if key in row.swept}) for key in found.keys))
     history = History(metrics=(found.metric or "value",), rules=("greater" if found.rule == "greater" else "less",))

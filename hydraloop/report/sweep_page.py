@@ -21,7 +21,6 @@ from hydraloop.run_files.record_log import FILENAME, read_some
 from hydraloop.safety.secrets import mask_command
 from hydraloop.sweeps.report import results, results_table
 from hydraloop.sweeps.report.results import Results
-from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import LOG
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
@@ -41,7 +40,7 @@ def write(directory: SweepDirectory, output: Path) -> None:
     """Write the page of a sweep. Errors: as of `Page.write`."""
     found, name = results.collect(directory), shown(directory.path)
     page = Page(f"{name} - hydraloop")
-    left = directory.description.axes.count - sum(row.status in _OVER for row in found.rows)
+    left = _count(directory) - sum(row.status in _OVER for row in found.rows)
     runs = directory.controllers() or any(row.status == "running" for row in found.rows)
     status = "running" if runs else "interrupted" if left else "finished"
     typed = mask_command([*directory.description.command, *directory.description.overrides])
@@ -62,16 +61,21 @@ def write(directory: SweepDirectory, output: Path) -> None:
     )
 
 
+def _count(directory: SweepDirectory) -> int:
+    """Return the number of jobs that the sweep is to have."""
+    return directory.count if directory.is_ended else directory.description.jobs.count
+
+
 def _facts(directory: SweepDirectory, found: Results) -> Html:
-    axes, counts = directory.description.axes, Counter[str](row.status for row in found.rows)
-    trials = axes.title.partition(" trials")[0] if isinstance(axes, Trials) else None
+    jobs, counts = directory.description.jobs, Counter[str](row.status for row in found.rows)
+    trials = None if jobs.search is None else jobs.title(len(found.rows)).partition(" trials")[0]
     seconds = sum(row.seconds for row in found.rows)
     return facts({"trials": trials, "jobs": len(found.rows), **counts, "time of all jobs": clock(seconds)})
 
 
 def _left_out(directory: SweepDirectory, found: Results, left: int, status: str) -> Iterator[Html]:
     """Yield how far the sweep is, and what the page does not show."""
-    count = directory.description.axes.count
+    count = _count(directory)
     if left:
         how = "still runs" if status == "running" else "has not ended"
         yield note(f"This sweep {how}: {count - left:,} of {count:,} jobs are over.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from hydraloop.errors import Remedy, UserError
 from hydraloop.processes.checks import check_options
 from hydraloop.sweeps.axes import Axes
-from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.search.space import Dimension
 
 _MOST = 100
 """Values of an axis that are checked, the first ones, which takes about 35 ms each."""
@@ -29,23 +29,28 @@ class Checked:
     """`engine.device`; `cpu` only if it is that of all jobs."""
 
 
-def check(axes: Axes | Trials, compose: Callable[[Sequence[str]], DictConfig]) -> Checked:
-    """Compose and check the first job with each value.
+def check(
+    jobs: Iterable[Sequence[str]],
+    compose: Callable[[Sequence[str]], DictConfig],
+    searched: Sequence[Dimension] = (),
+) -> Checked:
+    """Compose and check jobs.
 
     Args:
-        axes: of the sweep.
+        jobs: their overrides.
         compose: returns the config of a job, checked as that of a single run.
+        searched: the dimensions of a search.
 
     Raises:
         UserError: a mistake in a job.
     """
     found = Checked()
-    for job in _first_jobs(axes):
-        with _in_job(job, axes):
+    for job in jobs:
+        with _in_job(job, searched):
             cfg = compose(job)
             check_options(cfg)
         _check_in_sweep(cfg)
-        if isinstance(axes, Trials) or not found.configs:
+        if searched or not found.configs:
             found.configs.append(cfg)
         found.ranks = max(found.ranks, int(cfg.distributed.nproc_per_node))
         if found.device == "cpu":
@@ -69,10 +74,8 @@ def _check_in_sweep(cfg: DictConfig) -> None:
         )
 
 
-def _first_jobs(axes: Axes | Trials) -> list[Sequence[str]]:
-    """Return the jobs that are checked, each the first one with a value of an axis, or an end of a dimension."""
-    if isinstance(axes, Trials):
-        return list(dict.fromkeys(axes.space.lines(corner) for corner in axes.space.corners()))
+def first_jobs(axes: Axes) -> list[Sequence[str]]:
+    """Return the jobs of a grid that are checked, each the first one with a value of an axis."""
     found = {0}
     for jobs in axes.first_jobs():
         found.update(jobs[value] for value in sorted(jobs)[:_MOST])
@@ -80,14 +83,13 @@ def _first_jobs(axes: Axes | Trials) -> list[Sequence[str]]:
 
 
 @contextmanager
-def _in_job(job: Sequence[str], axes: Axes | Trials) -> Iterator[None]:
+def _in_job(job: Sequence[str], searched: Sequence[Dimension]) -> Iterator[None]:
     """Name the job in an error."""
     try:
         yield
     except UserError as error:
         problem, remedy = f"{error.problem}, in the job {' '.join(job)}", error.remedy
-        dimensions = axes.space.searched if isinstance(axes, Trials) else ()
-        for one in dimensions:
+        for one in searched:
             if one.key == error.key and "to Integer" in problem:  # as OmegaConf says it
                 whole = str(replace(one, is_int=True))
                 remedy = Remedy(f"For whole numbers: '{whole}'", add=[whole])

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -28,10 +28,11 @@ from hydraloop.sweeps import job_checks
 from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
+from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.search import settings
 from hydraloop.sweeps.search.conditions import with_conditions
-from hydraloop.sweeps.search.settings import Settings
-from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.search.search import Search
+from hydraloop.sweeps.search.space import Space
 from hydraloop.sweeps.selection import select
 from hydraloop.validate.config import hydra_config
 from hydraloop.validate.values import check_sweep_options
@@ -41,9 +42,8 @@ from hydraloop.validate.values import check_sweep_options
 class SweepDraft(Draft):
     """A sweep that has passed all checks, before it has a directory. Not all combinations of values are checked."""
 
-    axes: Axes | Trials
-    search: Settings | None
-    """How a search decides; None for a grid."""
+    jobs: Jobs
+    """Not masked."""
     master: DictConfig
     """What Hydra composes for the sweep itself, without what is swept: for the nodes `sweep` and `hydra`."""
     grid: GridComposer
@@ -57,7 +57,7 @@ class SweepDraft(Draft):
     @property
     def swept(self) -> list[str]:
         """The keys that are swept."""
-        return [key.partition("@")[0] for axis in self.axes.swept for key in axis.keys]
+        return [key.partition("@")[0] for key in self.jobs.swept]
 
     @property
     def options(self) -> DictConfig:
@@ -70,37 +70,27 @@ class SweepDraft(Draft):
         raw: Any = OmegaConf.to_container(self.master.hydra.sweep, resolve=False)
         return str(raw["subdir"])
 
-    def configs(self, axes: Axes | Trials) -> dict[str, dict[str, Any]]:
+    def configs(self, jobs: Jobs) -> dict[str, dict[str, Any]]:
         """Return what `sweep.resume` compares: the config of the first job, under "", and the differences from it.
 
-        The differences are those of the first job with each choice of options of config groups, in each axis:
-        `{"hooks=[ema]": {"hooks.ema": {…}}}`. Values are masked and not resolved. Not compared are combinations of
-        choices of several axes. So a change is not noticed in an option that the first job with it overrides, or that
-        only a combination selects: `defaults: [schedule: ${model}_${data}]`.
+        The differences are those of the first job with each other option of a config group:
+        `{"hooks=[ema]": {"hooks.ema": {…}}}`. Values are masked and not resolved. So a change is not noticed in an
+        option that the first job with it overrides, or that only a combination selects:
+        `defaults: [schedule: ${model}_${data}]`.
 
         Args:
-            axes: of this draft; or these widened, in which the jobs of the earlier sweep have the same numbers.
+            jobs: of this draft; or joined with those of an earlier sweep, which are the first ones.
         """
-        first, chosen = self._of_search(axes) if isinstance(axes, Trials) else self._of_grid(axes)
+        first, *others = jobs.listed if jobs.search is None else _with_each_choice(jobs.search.space)
+        chosen = dict.fromkeys(self.grid.choices(first), first)
         configs = {"": self._compared(first)}
-        for choice, lines in chosen.items():
-            changes = differences(configs[""], self._compared(lines))
-            configs[" ".join(mask_overrides(choice))] = {change.key: change.new for change in changes}
+        for lines in others:
+            for choice in self.grid.choices(lines):
+                if choice not in chosen:
+                    chosen[choice] = lines
+                    changes = differences(configs[""], self._compared(lines))
+                    configs[" ".join(mask_overrides([choice]))] = {change.key: change.new for change in changes}
         return configs
-
-    def _of_grid(self, axes: Axes) -> tuple[Sequence[str], dict[tuple[str, ...], Sequence[str]]]:
-        """Return the overrides of the first job, and of the first job with each choice of groups."""
-        chosen: dict[tuple[str, ...], int] = {(): 0}
-        for axis, jobs in zip(axes.axes, axes.first_jobs(), strict=True):
-            for number, value in sorted((number, value) for value, number in jobs.items()):
-                chosen.setdefault(self.grid.choices(axis.values[value]), number)
-        return axes.lines(0), {choice: axes.lines(number) for choice, number in chosen.items() if number}
-
-    def _of_search(self, trials: Trials) -> tuple[Sequence[str], dict[tuple[str, ...], Sequence[str]]]:
-        """Return the overrides that all jobs have, and these with each choice of a group."""
-        constants = trials.space.lines({})
-        lines = [f"{one.element}={value}" for one in trials.space.searched for value in one.choices]
-        return constants, {(line,): (*constants, line) for line in self.grid.choices(lines)}
 
     def environment(self, request: Request) -> dict[str, str]:
         """Return the `hydra.job.env_set` of a job; empty if its config is wrong, which the job reports."""
@@ -158,27 +148,29 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     check_submitit(master, typed)
     check_ray(master, typed)
     grid, choices = GridComposer(composer, master), master.hydra.runtime.choices
-    axes = _axes(master, grid)
+    selected = _selected(master, grid)
     is_ours = (choices["hydra/sweeper"], choices["hydra/launcher"]) == ("hydraloop", "pool")
     if not is_ours:
         _check_options(master)
-    _check_average(axes, master, typed)
+    _check_average(selected.keys, master, typed)
     compose = partial(
         command_line.compose_job, composer=composer, typed=typed, trains=args.cfg is None, compose=grid.compose
     )
-    checked = job_checks.check(axes, compose)
-    search: Settings | None = None
-    if isinstance(axes, Trials):
-        search = settings.of(master.sweep, checked.configs, repeats=axes.space.repeat_count)
-    else:
+    if isinstance(selected, Axes):
+        checked = job_checks.check(job_checks.first_jobs(selected), compose)
         settings.check_unused(master.sweep)
+        jobs = Jobs(tuple(map(selected.lines, range(selected.count))), selected.swept)
+    else:
+        corners = dict.fromkeys(selected.lines(corner) for corner in selected.corners())
+        checked = job_checks.check(corners, compose, selected.searched)
+        how = settings.of(master.sweep, checked.configs, repeats=selected.repeat_count)
+        jobs = Jobs.of_search(Search(selected, master.sweep.trials, how))
     return SweepDraft(
         overrides=lines,
         cfg=checked.configs[0],
         typed=typed,
         follows_links=args.trusted_links,
-        axes=axes,
-        search=search,
+        jobs=jobs,
         master=master,
         grid=grid,
         is_ours=is_ours,
@@ -187,16 +179,22 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     )
 
 
-def _axes(master: DictConfig, grid: GridComposer) -> Axes | Trials:
-    """Return the axes of the command line and of `hydra.sweeper.params`, or the search that they describe."""
+def _selected(master: DictConfig, grid: GridComposer) -> Axes | Space:
+    """Return the axes of the command line and of `hydra.sweeper.params`, or the space that they describe."""
     words: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
-    axes = select(
+    found = select(
         arguments.parse(words),
         arguments.parse([f"{key}={value}" for key, value in params.items()]),
         master.get("sweep") or {},
     )
-    return _with_conditions(axes, grid) if isinstance(axes, Trials) else axes
+    return _with_conditions(found, grid) if isinstance(found, Space) else found
+
+
+def _with_each_choice(space: Space) -> list[tuple[str, ...]]:
+    """Return the overrides that all jobs of a search have, and these with each choice of each dimension."""
+    constants = space.lines({})
+    return [constants, *((*constants, f"{one.element}={value}") for one in space.searched for value in one.choices)]
 
 
 def _check_options(master: DictConfig) -> None:
@@ -211,9 +209,9 @@ def _check_options(master: DictConfig) -> None:
         )
 
 
-def _with_conditions(trials: Trials, grid: GridComposer) -> Trials:
-    """Return a search whose keys depend on the groups that are searched."""
-    lines = {one.key: [f"{one.element}={one.ends()[0]}"] for one in trials.space.searched}
+def _with_conditions(space: Space, grid: GridComposer) -> Space:
+    """Return a space whose keys depend on the groups that are searched."""
+    lines = {one.key: [f"{one.element}={one.ends()[0]}"] for one in space.searched}
     groups = [key for key, line in lines.items() if grid.choices(line)]
 
     @cache
@@ -227,16 +225,17 @@ def _with_conditions(trials: Trials, grid: GridComposer) -> Trials:
         node: Any = cfg if cfg is None or not parent else OmegaConf.select(cfg, parent)
         return OmegaConf.is_dict(node) and name in node
 
-    return replace(trials, space=with_conditions(trials.space, groups, has))
+    return with_conditions(space, groups, has)
 
 
-def _check_average(axes: Axes | Trials, master: DictConfig, typed: Sequence[str]) -> None:
+def _check_average(keys: Sequence[str], master: DictConfig, typed: Sequence[str]) -> None:
     """Refuse a `sweep.average` that no axis sets. In a config file, it may be a key that this sweep does not set.
 
     Args:
+        keys: that the jobs set.
         typed: keys that the command line sets.
     """
-    name, keys = str(master.sweep.average), [key for axis in axes.axes for key in axis.keys]
+    name = str(master.sweep.average)
     exists = OmegaConf.select(master, name, throw_on_resolution_failure=False) is not None
     if name not in (*keys, SweepConf.average) and not (exists and "sweep.average" not in typed):
         raise UserError(

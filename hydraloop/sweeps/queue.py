@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,8 +62,11 @@ def claim(directory: SweepDirectory, request: Request) -> JobState | None:
         seconds=before.seconds,
         iterations=before.iterations,
         earlier_result=digest(directory.run_dir(before)),
+        params=before.params,
+        notes=before.notes,
+        rungs=before.rungs,
     )
-    states.write(folder, state, flush=False)
+    states.write(folder, state, flush=state.params is not None)  # no other file has the values of a trial
     return state
 
 
@@ -109,7 +113,24 @@ def end(directory: SweepDirectory, number: int, code: int | None, attempt: int |
 def prune(directory: SweepDirectory, number: int, reason: str) -> JobState | None:
     """Write that a queued, paused or interrupted job is pruned. Return its state; any other state stays as it is.
 
-    None if another process has the lock of the job.
+    None if another process has the lock of the job. Raises: as `change`.
+    """
+
+    def pruned(state: JobState) -> JobState | None:
+        can_be = state.state in ("queued", "paused", "interrupted")
+        return replace(state, state="pruned", reason=reason) if can_be else None
+
+    return change(directory, number, pruned)
+
+
+def change(directory: SweepDirectory, number: int, changed: Callable[[JobState], JobState | None]) -> JobState | None:
+    """Change the state of a job that does not run, and return it.
+
+    Args:
+        changed: returns the new state; None: the state stays as it is.
+
+    Returns:
+        None if another process has the lock of the job.
 
     Raises:
         OSError, UserError: the state cannot be written.
@@ -121,8 +142,8 @@ def prune(directory: SweepDirectory, number: int, reason: str) -> JobState | Non
         return None
     try:
         state = directory.state(number)
-        if state.state in ("queued", "paused", "interrupted"):
-            state = replace(state, state="pruned", reason=reason)
+        if (new := changed(state)) is not None:
+            state = new
             states.write(folder, state, flush=True)
     finally:
         held.release()

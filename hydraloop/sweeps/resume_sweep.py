@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydraloop.errors import UserError
@@ -15,9 +15,9 @@ from hydraloop.run_files.changes import differences
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import check_links
-from hydraloop.sweeps.axes import Axes
+from hydraloop.sweeps.jobs import Jobs, Lines
 from hydraloop.sweeps.planning import SweepDraft
-from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.search.history import HistoryReader
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.validate.config import hydra_config
@@ -31,8 +31,17 @@ _PATIENCE = 10.0
 """Seconds that a controller waits for another one that widens the same sweep."""
 
 
-def join(description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes | Trials]:
-    """Return the directory of the sweep that `sweep.resume` names, and its jobs, for one of many controllers.
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The directory of a sweep, and the jobs of a command line in it."""
+
+    directory: SweepDirectory
+    named: Mapping[int, Lines] = field(default_factory=dict)
+    """The overrides of a grid's jobs, not masked, by number."""
+
+
+def join(description: Description, draft: SweepDraft) -> Settled:
+    """Return the sweep that `sweep.resume` names, for one of many controllers.
 
     They start at the same time, and add no job: so none of them locks the directory.
 
@@ -40,11 +49,12 @@ def join(description: Description, draft: SweepDraft) -> tuple[SweepDirectory, A
         UserError: as of `settle`.
     """
     directory = SweepDirectory.load(Path(draft.options.resume), key=_KEY)
-    return directory, _same_jobs(directory.description, description, draft).axes
+    _, named = _joined(directory, description, draft)
+    return Settled(directory, named)
 
 
-def settle(description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes | Trials]:
-    """Return the directory of a sweep, a new one or the one that `sweep.resume` names, and its jobs, not masked.
+def settle(description: Description, draft: SweepDraft) -> Settled:
+    """Return a sweep, a new one or the one that `sweep.resume` names.
 
     Args:
         description: of a new sweep.
@@ -56,18 +66,18 @@ def settle(description: Description, draft: SweepDraft) -> tuple[SweepDirectory,
         path = Path(draft.cfg.hydra.sweep.dir).absolute()
     wanted, named = draft.options.resume, "hydra.sweep.dir" in draft.typed
     if wanted is None:
-        return SweepDirectory.create(path, description), draft.axes
+        return _created(path, description, draft)
     if wanted == "auto" and not (named or is_constant(draft.master.hydra.sweep)):
         return _continued(_newest(description, draft), description, draft)
     if wanted == "auto":
         try:
-            directory = SweepDirectory.create(path, description)
+            settled = _created(path, description, draft)
         except UserError:
             if not (path / FILENAME).exists():
                 raise
         else:
             print(f"{path} had no sweep: a new one starts there", file=sys.stderr)
-            return directory, draft.axes
+            return settled
     found = path if wanted == "auto" else Path(wanted)
     if named and found.resolve() != path.resolve():
         remedy = f"Leave hydra.sweep.dir out: {_KEY}={found}"
@@ -75,30 +85,32 @@ def settle(description: Description, draft: SweepDraft) -> tuple[SweepDirectory,
     return _continued(found, description, draft)
 
 
-def _continued(path: Path, description: Description, draft: SweepDraft) -> tuple[SweepDirectory, Axes | Trials]:
+def _created(path: Path, description: Description, draft: SweepDraft) -> Settled:
+    return Settled(SweepDirectory.create(path, description), dict(enumerate(draft.jobs.listed)))
+
+
+def _continued(path: Path, description: Description, draft: SweepDraft) -> Settled:
     """Return a sweep with the jobs of this command line, which it gets if they are new."""
     SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
     if not draft.follows_links:
         check_links(path, key=_KEY)
     with RunLock(path, key=_KEY, patience=_PATIENCE):
         directory = SweepDirectory.load(path, key=_KEY)
-        old, new = directory.description, _same_jobs(directory.description, description, draft)
-        is_new = new.axes.count > old.axes.count if isinstance(new.axes, Axes) else new.axes.masked() != old.axes
-        if is_new or (new.average, new.configs) != (old.average, old.configs):
+        old, (new, named) = directory.description, _joined(directory, description, draft)
+        if (new.jobs.masked(), new.average, new.configs) != (old.jobs, old.average, old.configs):
             directory.widen(new)
-    return directory, new.axes
+    return Settled(directory, named)
 
 
-def _same_jobs(old: Description, new: Description, draft: SweepDraft) -> Description:
-    """Return the description of a sweep with the jobs that this command line adds.
+def _joined(directory: SweepDirectory, new: Description, draft: SweepDraft) -> tuple[Description, Mapping[int, Lines]]:
+    """Return the description of a sweep with the jobs that this command line adds, and those that it names.
 
     Raises:
-        UserError: the command line has another config, or not all jobs of the sweep.
+        UserError: the command line has another config, or no job of the sweep.
     """
-    axes = _widened(draft.axes, old.axes)
-    if isinstance(axes, Trials) and axes.log is not None and draft.search is not None:
-        draft.search.check_same(axes.log)
-    now = draft.configs(axes)
+    old = directory.description
+    jobs, named = _joined_jobs(directory, draft.jobs)
+    now = draft.configs(jobs)
     changes = [
         f"{choice}: {change}" if choice else str(change)
         for choice, config in old.configs.items()
@@ -109,25 +121,35 @@ def _same_jobs(old: Description, new: Description, draft: SweepDraft) -> Descrip
         shown = "; ".join(changes[:_SHOWN]) + ("; …" if len(changes) > _SHOWN else "")
         remedy = f"Leave out what has changed, or start a new sweep without {_KEY}."
         raise UserError(f"the config of the sweep has changed: {shown}", key=_KEY, remedy=remedy)
-    return replace(new, axes=axes, configs=now)
+    return replace(new, jobs=jobs, configs=now), named
 
 
-def _widened(new: Axes | Trials, old: Axes | Trials) -> Axes | Trials:
-    """Return the jobs of a sweep with those that this command line adds."""
-    if isinstance(new, Axes) and isinstance(old, Axes):
-        return new.widened(old)
-    if isinstance(new, Trials) and isinstance(old, Trials):
-        return new.widened(old)
-    kinds = ("a grid", "without sweep.trials") if isinstance(old, Axes) else ("a search", "with sweep.trials=50")
-    raise UserError(f"the sweep is {kinds[0]}", key=_KEY, remedy=f"Continue it {kinds[1]}, or leave {_KEY} out.")
+def _joined_jobs(directory: SweepDirectory, new: Jobs) -> tuple[Jobs, Mapping[int, Lines]]:
+    old = directory.description.jobs
+    if (old.search is None) != (new.search is None):
+        kinds = ("a grid", "without sweep.trials") if old.search is None else ("a search", "with sweep.trials=50")
+        raise UserError(f"the sweep is {kinds[0]}", key=_KEY, remedy=f"Continue it {kinds[1]}, or leave {_KEY} out.")
+    if old.search is not None and new.search is not None:
+        new.search.space.check_same(old.search.space)
+        if HistoryReader(directory, old.search.settings, old.search.repeats).read().metrics:  # before, all may change
+            new.search.settings.check_same(old.search.settings)
+        trials = max(new.search.trials, directory.count // new.search.repeats)
+        return Jobs.of_search(replace(new.search, trials=trials)), {}
+    jobs, named = old.joined(new)
+    if min(named) >= old.count:
+        first, other = (" ".join(lines) or "empty" for lines in (old.listed[0], new.masked().listed[0]))
+        problem = f"this command line has no job of the sweep, whose first job is {first}, not {other}"
+        raise UserError(problem, key=_KEY, remedy=f"Give the same keys. To start a new sweep, leave {_KEY} out.")
+    return jobs, named
 
 
 def _newest(new: Description, draft: SweepDraft) -> Path:
     """Return the newest sweep with the config of this command line, and no other jobs."""
     for directory in sorted(_all(), key=lambda found: found.description.created, reverse=True):
         with suppress(UserError):
-            _same_jobs(directory.description, new, draft)
-            return directory.path
+            _, named = _joined(directory, new, draft)
+            if len(named.keys() & range(directory.description.jobs.count)) == len(directory.description.jobs.listed):
+                return directory.path
     raise UserError(
         f"no sweep in {MULTIRUN}/ has this config and no other jobs",
         key=_KEY,

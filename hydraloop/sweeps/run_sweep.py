@@ -23,7 +23,6 @@ from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import code_patch, environment
 from hydraloop.safety import hydra_versions
 from hydraloop.sweeps import resume_sweep
-from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.controller.watcher import Watcher
 from hydraloop.sweeps.executors import gpus, ray_executor, spawned
@@ -34,7 +33,6 @@ from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
-from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.slurm import arrays, submissions, submitit_executor, submitted_sweep
 from hydraloop.sweeps.slurm.array_task import ArrayTask
 from hydraloop.sweeps.source import Grid, Source
@@ -67,13 +65,14 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
         shares = cluster.shares
     if task is not None:  # one job at a time
         shares = replace(shares, workers=1)
-    directory, axes = (resume_sweep.settle if task is None else resume_sweep.join)(_description(draft), draft)
+    settled = (resume_sweep.settle if task is None else resume_sweep.join)(_description(draft), draft)
+    directory = settled.directory
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     lines = Lines(directory)
     hooks: Any = OmegaConf.to_container(draft.cfg.hooks)
     sender = SweepSender(draft.swept, hooks)
-    source = _source(directory, axes, draft)
+    source = _source(settled, draft)
     if is_array and task is None:
         submitted_sweep.submit(directory, draft, shares.workers)
     executor = _executor(draft, directory, starter, cluster, is_task=task is not None)
@@ -130,14 +129,14 @@ def _tell_end(controller: Controller, task: arrays.Task | None, *, writes_report
         submissions.cancel_waiting(path)
 
 
-def _source(directory: SweepDirectory, axes: Axes | Trials, draft: SweepDraft) -> Source:
-    if isinstance(axes, Axes):
-        return Grid(axes)
-    from hydraloop.sweeps.search_start import begin  # imports Optuna
+def _source(settled: resume_sweep.Settled, draft: SweepDraft) -> Source:
+    if draft.jobs.search is None:
+        return Grid(settled.named)
+    from hydraloop.sweeps.search_source import SearchSource  # imports Optuna
 
-    assert draft.search is not None, "it is planned"
-    assert isinstance(directory.description.axes, Trials), "the directory has the same jobs"
-    return begin(directory, replace(axes, log=directory.description.axes.log), draft.search, draft.options)
+    found = settled.directory.description.jobs.search
+    assert found is not None, "the directory has the same search"
+    return SearchSource(settled.directory, replace(draft.jobs.search, trials=found.trials), draft.options)
 
 
 def _executor(
@@ -208,9 +207,9 @@ def _description(draft: SweepDraft) -> Description:
         created=time.time(),
         command=(*environment.command(), "-m"),
         overrides=tuple(draft.overrides),
-        configs=draft.configs(draft.axes),
+        configs=draft.configs(draft.jobs),
         subdir=draft.subdir,
-        axes=draft.axes,
+        jobs=draft.jobs,
         average=draft.options.average,
         git=code_patch.prepare(Path.cwd()),
     )

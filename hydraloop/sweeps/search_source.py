@@ -1,28 +1,41 @@
-"""SearchSource: gives the jobs of a search to a controller, and writes each decision into the log of the search.
+"""SearchSource: gives the jobs of a search to a controller.
 
-Several controllers may share a search. The one that has the lock of the log decides; the others start what was decided,
-or decide at their next look.
+A search has no log: what it knows is in the files of its jobs. The values of a trial are in `job.json` before its job
+starts. Several controllers may share a search. The one that has the lock `.search` decides; the others start what was
+decided, or decide at their next look.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.cli.arguments import parse
 from hydraloop.errors import UserError
-from hydraloop.run_files.record_log import FILENAME as RECORDS
-from hydraloop.sweeps.search import decisions, measures
-from hydraloop.sweeps.search.history import History, Trial
-from hydraloop.sweeps.search.log import SearchLog
-from hydraloop.sweeps.search.sampler import Suggester
-from hydraloop.sweeps.search.settings import Settings, until_condition
-from hydraloop.sweeps.search.space import Params
-from hydraloop.sweeps.search.trials import Trials
+from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.result import PAUSE
+from hydraloop.safety.secrets import mask_overrides
+from hydraloop.sweeps import queue
+from hydraloop.sweeps.search import decisions
+from hydraloop.sweeps.search.history import HistoryReader, Trial, rung_value
+from hydraloop.sweeps.search.measures import Validations
+from hydraloop.sweeps.search.sampler import Suggester, make
+from hydraloop.sweeps.search.search import Search
+from hydraloop.sweeps.search.settings import until_condition
+from hydraloop.sweeps.search.space import Params, Space, Value
 from hydraloop.sweeps.source import Job, Source
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+
+_LOCK = ".search"
+"""A folder with the lock of the process that decides."""
+_FIXED = "fixed_params"
+"""In the notes of a trial that was enqueued; Optuna's name."""
 
 
 class SearchSource(Source):
@@ -30,241 +43,206 @@ class SearchSource(Source):
 
     Args:
         directory: of the sweep.
-        trials: of the search, not masked, with its log.
-        settings: of the search.
-        enqueued: the values of trials that are run first; the sampler chooses those that are missing.
-        until: the condition that ends the search; None: all trials.
+        search: not masked.
+        options: `sweep.*`: the trials that are run first, and the condition that ends the search.
+
+    Raises:
+        UserError: an enqueued trial is outside the space, or the sampler is not trusted.
     """
 
-    def __init__(
-        self,
-        directory: SweepDirectory,
-        trials: Trials,
-        settings: Settings,
-        enqueued: Sequence[Params] = (),
-        until: str | None = None,
-    ) -> None:
-        assert trials.log is not None
-        self._directory, self._trials, self._settings, self._enqueued = directory, trials, settings, enqueued
-        self._until = None if until is None else until_condition(until)
-        self._log: SearchLog = trials.log
-        self._rungs = decisions.rungs(settings)
-        self._suggester = Suggester(trials.space, settings.sampler, settings.seed)
+    def __init__(self, directory: SweepDirectory, search: Search, options: DictConfig) -> None:
+        self._directory, self._search, self._settings = directory, search, search.settings
+        make(self._settings.sampler, 0)  # refused now, not after the first job
+        self._enqueued = [_point(search.space, one) for one in options.enqueue]
+        self._until = None if options.until is None else until_condition(options.until)
+        self._rungs = decisions.rungs(self._settings)
+        self._suggester = Suggester(search.space, self._settings.sampler, self._settings.seed)
+        self._lock = RunLock(directory.path / _LOCK, key="sweep")
         self._given = set[int]()
-        """Jobs that this controller runs, and those that are over."""
-        self._over = set[int]()
-        """Jobs that are over by their own files. The log may know it and a file not: a kill has cut it."""
-        self._ahead = deque[Job]()
-        """Jobs that were asked for before a slot was free."""
-        self._untold = dict[int, JobState]()
-        """Jobs whose end is not in the log yet."""
-        self._ending = dict[int, str]()
+        """Jobs that this controller runs, or leaves as they are."""
+        self._open = set[int]()
+        """Jobs that this controller runs."""
+        self._curves: dict[tuple[int, int], _Curve] = {}
+        """Of running jobs, by their number and attempt."""
+        self._ending: dict[int, str] = {}
         """Jobs that are to end as pruned, and why."""
-        self._sizes = dict[int, int]()
-        """Of the record log of each running job at the last look."""
-        self._log.refresh()
-        for trial in self._history.trials:
-            self._settle(trial)
+        self._reader = HistoryReader(directory, self._settings, search.repeats)
+        self._history = self._reader.read()
+        self._is_old = True
+        """Whether a job has ended since the history was read."""
 
     @property
-    def _history(self) -> History:
-        return self._log.history
-
-    @property
-    def count(self) -> int:
-        """The number of jobs, without those of trials that are not asked for any more."""
-        return (len(self._history.trials) + self._left) * self._history.repeats
+    def numbers(self) -> Sequence[int]:
+        """The jobs, without those of trials that are not asked for any more."""
+        return range((len(self._history.trials) + self._left) * self._history.repeats)
 
     def ended(self, state: JobState) -> None:
-        """Note how a job has ended, which is written into the log with the next decision."""
+        """Note that a job has ended."""
+        self._is_old = True
         self._ending.pop(state.number, None)
         self._given.add(state.number)
-        if state.is_over:
-            self._over.add(state.number)
-        if state.is_left:
-            self._untold[state.number] = state
+        self._open.discard(state.number)
         if state.state == "paused":
             self._given.discard(state.number)
 
     def next_job(self) -> Job | None:
         """Return a job that was asked for before, one that is promoted, or a new one. Takes as long as an ask."""
-        with self._log.deciding() as decides:
+        with self._deciding() as decides:
             self.waits = not decides
-            if not decides:
-                return None
-            self._tell()
-            job = self._waiting() or self._promoted() or self._asked()
+            job = (self._waiting() or self._promoted() or self._asked()) if decides else None
         if job is not None:
             self._given.add(job.number)
+            self._open.add(job.number)
         return job
 
     def look(self, running: Iterable[JobState]) -> Mapping[int, str]:
-        """Write what running jobs have reached, decide which of them end, and ask for a job ahead."""
+        """Decide which jobs end: those that are pruned, and those of a trial with a failed job."""
         jobs = list(running)
-        grown = [job for job in jobs if self._has_grown(job)]
-        asks = bool(jobs) and not self._ahead and self._left > 0
-        is_last = self._settings.promote is not None and not jobs
-        if self._untold or grown or asks or is_last:
-            with self._log.deciding() as decides:
-                if decides:
-                    self._tell()
-                    for job in grown:
-                        self._note_curve(job)
-                    self._drop_paused()
-                    if asks and (job_ahead := self._waiting() or self._promoted() or self._asked()) is not None:
-                        self._ahead.append(job_ahead)
-                else:
-                    self._sizes.clear()  # to look again
+        if self._is_old:
+            with self._deciding():
+                pass
+        self._settle(is_last=not jobs)
+        if self._settings.prune is not None and self._history.metrics:
+            for job in jobs:
+                if job.number not in self._ending and self._prunes(job):
+                    self._ending[job.number] = f"sweep.prune={self._settings.prune}"
         return self._ending
+
+    @contextmanager
+    def _deciding(self) -> Iterator[bool]:
+        """In the body, be the one that decides, with a new history. Yields False if another process is."""
+        decides = self._lock.try_acquire() is None
+        try:
+            if decides:
+                self._history = self._reader.read(self._open)
+                self._is_old = False
+                if self._history.problem is not None:
+                    raise self._history.problem
+            yield decides
+        finally:
+            self._lock.release()
 
     # Which job is next. ----------------------------------------------------------------------------------------------
 
     def _waiting(self) -> Job | None:
-        """Return a job that was asked for and does not run: ahead, by another controller, or before a kill."""
-        if self._ahead:
-            return self._ahead.popleft()
+        """Return a job that was asked for and does not run: it waits, or was interrupted."""
         for trial in self._history.trials:
             if trial.state == "running":
-                for number in decisions.open_jobs(self._history, trial):
-                    if number not in self._given:
-                        return self._job(number)
+                for state in trial.jobs:
+                    if not state.is_over and state.number not in self._given:
+                        return self._job(trial, state)
         return None
 
     def _promoted(self) -> Job | None:
-        """Return a paused job that continues."""
-        left = self._left
-        found = decisions.promotion(self._history, left)
+        """Return a paused job that continues. It is `queued` until it runs."""
+        found = decisions.promotion(self._history, self._left)
         if found is None:
             return None
-        rung, trial = found
-        self._log.append({"event": "promote", "trial": trial, "rung": rung, "left": left}, flush=True)
-        return self._job(trial)
+        trial = self._history.trials[found[1]]
+        value = rung_value(trial.jobs[0], self._directory, self._settings)
+
+        def promoted(state: JobState) -> JobState | None:
+            is_paused = state.state == "paused"
+            return replace(state, state="queued", reason=None, rungs=(*state.rungs, value)) if is_paused else None
+
+        state = queue.change(self._directory, trial.number, promoted)
+        if state is None or state.state != "queued":  # its process has not ended yet
+            self.waits = True
+            return None
+        return self._job(trial, state)
 
     def _asked(self) -> Job | None:
         """Return the first job of a new trial; None if the search has all of them."""
-        history = self._history
+        history, number = self._history, len(self._history.trials)
         if self._left == 0:
-            if len(history.trials) < self._trials.trials and not history.is_ended:
-                self._log.append({"event": "end"}, flush=True)
+            if number < self._search.trials and not self._directory.is_ended:
+                self._directory.end_search()
             return None
-        number, given = len(history.trials), None
-        enqueued = sum(trial.given is not None for trial in history.trials)
-        if enqueued < len(self._enqueued):
-            given = self._enqueued[enqueued]
-        params, attributes = self._suggester.suggest(history, number, given)
-        event = {"event": "ask", "trial": number, "params": params, "attributes": attributes, "given": given}
-        self._log.append(event, flush=True)
-        return self._job(history.job(history.trials[number]))
+        enqueued = sum(_FIXED in trial.notes for trial in history.trials)
+        given = self._enqueued[enqueued] if enqueued < len(self._enqueued) else None
+        params, notes = self._suggester.suggest(history, number, given)
+        trial = Trial(number, params, notes)
+        for repeat in range(history.repeats):
+            lines = tuple(mask_overrides(self._search.space.lines(params, repeat)))
+            asked = {"overrides": lines, "params": params, "notes": notes}
+
+            def with_values(state: JobState, asked: dict[str, Any] = asked) -> JobState:
+                return replace(state, **asked)
+
+            state = queue.change(self._directory, history.job(trial, repeat), with_values)
+            assert state is not None, "nobody else has a job that was not asked for"
+            trial.jobs.append(state)
+        history.trials.append(trial)
+        return self._job(trial, trial.jobs[0])
 
     @property
     def _left(self) -> int:
         """The trials that may still be asked for."""
         history = self._history
-        left = 0 if history.is_ended else max(0, self._trials.trials - len(history.trials))
+        left = 0 if self._directory.is_ended else max(0, self._search.trials - len(history.trials))
         if left and self._until is not None:
             hours = (time.time() - self._directory.description.created) / 3600
             left = 0 if self._until.holds(decisions.names(history, hours), ()) else left
         return left
 
-    def _job(self, number: int) -> Job:
-        trial, repeat = self._history.of(number)
-        lines = self._trials.space.lines(trial.params, repeat)
-        if trial.rung < len(self._rungs):
-            lines = (*lines, f"engine.pause_after={self._rungs[trial.rung]}")
-        return Job(number, lines)
+    def _job(self, trial: Trial, state: JobState) -> Job:
+        lines = self._search.space.lines(trial.params, state.number % self._history.repeats)
+        if len(state.rungs) < len(self._rungs):
+            lines = (*lines, f"{PAUSE}={self._rungs[len(state.rungs)]}")
+        return Job(state.number, lines)
 
-    # What the log is told. -------------------------------------------------------------------------------------------
+    # Which jobs end. -------------------------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
-        """Write how jobs have ended."""
-        for number, state in sorted(self._untold.items()):
-            trial, _ = self._history.of(number)
-            if state.state == "paused" or number not in self._history.told or trial.state == "failed":
-                self._tell_one(trial, state)
-            del self._untold[number]
-            self._settle(trial)
+    def _settle(self, *, is_last: bool) -> None:
+        """Note the jobs that are to end: of a trial with a failed job, and paused ones that do not continue."""
+        for trial in self._history.trials:
+            if trial.state == "failed":
+                self._end(trial, "another job of the trial has failed")
+        if is_last and self._settings.promote is not None:
+            for number in decisions.cannot_continue(self._history, self._left):
+                self._end(self._history.trials[number], "it was not promoted")
 
-    def _tell_one(self, trial: Trial, state: JobState) -> None:
-        told = measures.measure(state, self._directory.run_dir(state), self._settings)
-        if told.values is not None and told.metrics != (self._history.metrics or told.metrics):
-            raise self._other_metric(state.number, told.metrics)
-        metrics: dict[str, Any] = {"metrics": told.metrics, "rules": told.rules} if told.values is not None else {}
-        if state.state == "paused":
-            self._tell_rung(trial, state, {"value": told.values[0] if told.values else "nan"} | metrics)
-        elif state.number not in self._history.told or told.state == "complete":
-            if told.metrics and self._settings.prune is not None:
-                for _ in self._new_curve(trial, state, told.metrics[0]):
-                    pass
-            event = {"event": "told", "job": state.number, "state": told.state, "values": told.values}
-            self._log.append(event | metrics)
+    def _end(self, trial: Trial, why: str) -> None:
+        self._ending.update({state.number: why for state in trial.jobs if not state.is_over})
 
-    def _other_metric(self, number: int, metrics: Sequence[str]) -> UserError:
-        problem = f"job {number} monitors {metrics[0]}, and earlier results are values of {self._history.metrics[0]}"
-        remedy = f"Start a search that names a metric of all jobs: 'sweep.objectives={{{metrics[0]}: max}}'."
-        return UserError(problem, key="sweep.objectives", remedy=remedy)
-
-    def _tell_rung(self, trial: Trial, state: JobState, measured: Mapping[str, Any]) -> None:
-        rung = self._rungs.index(int(str(state.reason).rpartition("=")[2]))
-        reached = self._history.rungs[rung] if rung < len(self._history.rungs) else {}
-        if trial.number not in reached:
-            self._log.append({"event": "rung", "trial": trial.number, "rung": rung, **measured})
-
-    def _has_grown(self, job: JobState) -> bool:
-        """Return whether a running job has new records, if they decide anything."""
-        if self._settings.prune is None or not self._history.metrics:
-            return False
-        try:
-            size = (self._directory.run_dir(job) / RECORDS).stat().st_size
-        except OSError:
-            return False
-        return self._sizes.get(job.number) != size
-
-    def _note_curve(self, job: JobState) -> None:
-        """Write the validations of a running job, and whether it is to end."""
+    def _prunes(self, job: JobState) -> bool:
+        """Return whether a running job ends early. Each new validation is shown to the pruner."""
+        curve = self._curves.get((job.number, job.attempts))
+        if curve is None:
+            run_dir = self._directory.run_dir(self._directory.state(job.number))
+            curve = _Curve(Validations(run_dir, self._history.metrics[0]))
+            self._curves[job.number, job.attempts] = curve
         trial, _ = self._history.of(job.number)
-        self._sizes[job.number] = (self._directory.run_dir(job) / RECORDS).stat().st_size
-        if trial.state != "running":
-            return
-        before = len(trial.curve)
-        for _ in self._new_curve(trial, job, self._history.metrics[0]):
-            if self._prunes(trial):
-                self._prune(trial)
-                return
-        if len(trial.curve) == before and self._prunes(trial):  # a kill has prevented the decision
-            self._prune(trial)
+        for number, value in curve.validations.read():
+            curve.values[number] = value
+            is_last = number >= (self._settings.validations or 0)
+            if not is_last and self._suggester.prunes(self._history, trial, curve.values):
+                return True
+        return False
 
-    def _prunes(self, trial: Trial) -> bool:
-        is_last = max(trial.curve, default=0) >= (self._settings.validations or 0)
-        return not is_last and self._suggester.prunes(self._history, trial)
 
-    def _new_curve(self, trial: Trial, job: JobState, metric: str) -> Iterator[int]:
-        """Write the validations that a job has added, one in each step."""
-        for step, value in enumerate(measures.validations(self._directory.run_dir(job), metric), start=1):
-            if step not in trial.curve:
-                self._log.append({"event": "curve", "trial": trial.number, "validation": step, "value": value})
-                yield step
+class _Curve:
+    """The validations of a running job until now."""
 
-    def _prune(self, trial: Trial) -> None:
-        self._log.append({"event": "prune", "trial": trial.number}, flush=True)
-        self._settle(trial)
+    def __init__(self, validations: Validations) -> None:
+        self.validations, self.values = validations, dict[int, float]()
 
-    def _drop_paused(self) -> None:
-        """Write which paused jobs do not continue, at the end of the search."""
-        if self._settings.promote is not None:
-            left = self._left
-            for number in decisions.cannot_continue(self._history, left):
-                self._log.append({"event": "prune", "trial": number, "left": left}, flush=True)
-                self._settle(self._history.trials[number])
 
-    def _settle(self, trial: Trial) -> None:
-        """Note the jobs of a trial that is over which are to end."""
-        if trial.state in ("running", "paused"):
-            return
-        why = {
-            "pruned": "it was not promoted" if self._settings.promote else f"sweep.prune={self._settings.prune}",
-            "failed": "another job of the trial has failed",
-        }.get(trial.state, "the trial is complete")
-        for repeat in range(self._history.repeats):
-            job = self._history.job(trial, repeat)
-            if job not in self._over:
-                self._ending[job] = why
+def _point(space: Space, given: Any) -> Params:
+    """Return the values of an enqueued trial.
+
+    Raises:
+        UserError: it is no mapping, or one of the values is not in the space.
+    """
+    key = "sweep.enqueue"
+    values = OmegaConf.to_container(given) if OmegaConf.is_dict(given) else None
+    if not isinstance(values, dict):
+        raise UserError("an entry is not a trial", key=key, remedy="Write 'sweep.enqueue=[{optimizer.lr: 1e-3}]'.")
+    dimensions, found = {one.key: one for one in space.searched}, dict[str, Value]()
+    for name, value in ((str(name), value) for name, value in values.items()):
+        one = dimensions.get(name)
+        if one is None:
+            raise UserError(f"{name} is not searched", key=key, remedy=f"Use {', '.join(dimensions)}.")
+        same = (choice for choice in one.choices if parse([f"{one.element}={choice}"])[0].value() == value)
+        found[one.key] = one.read(next(same, str(value)), key=key)
+    return found

@@ -12,13 +12,12 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydraloop.cli import arguments
 from hydraloop.errors import Remedy, UserError, leave_out, missing_path, suggestion
 from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.search.space import is_number, space_of
-from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.search.space import Space, is_number, space_of
 
 _LIST = "Let a search choose: sweep.trials=50. Or list its values: a,b,c or range(1,10,3)."
 
 
-def select(typed: Sequence[Override], in_files: Sequence[Override], options: Mapping[str, Any]) -> Axes | Trials:
+def select(typed: Sequence[Override], in_files: Sequence[Override], options: Mapping[str, Any]) -> Axes | Space:
     """Return the axes of a sweep; with `sweep.trials`, the space of a search.
 
     Args:
@@ -44,10 +43,10 @@ def select(typed: Sequence[Override], in_files: Sequence[Override], options: Map
     axes = _zipped(axes_of(lines), options.get("zip") or ())
     if options.get("jobs") is not None:
         axes.insert(0, _read_jobs(str(options["jobs"]), axes))
-    return Axes.product(axes)
+    return Axes(tuple(axes))
 
 
-def _search(overrides: Sequence[Override], options: Mapping[str, Any]) -> Trials:
+def _search(overrides: Sequence[Override], options: Mapping[str, Any]) -> Space:
     """Return the space of a search."""
     for name in ("zip", "jobs"):
         if options.get(name):
@@ -62,7 +61,7 @@ def _search(overrides: Sequence[Override], options: Mapping[str, Any]) -> Trials
         one = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
         remedy = Remedy(f"Add one: '{one}'", add=[one])
         raise UserError(problem, key="sweep.trials", remedy=remedy)
-    return Trials(space, options["trials"])
+    return space
 
 
 def _check_given_once(overrides: Sequence[Override]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.states import JobState
 
 
@@ -26,8 +25,8 @@ class Source(Protocol):
     """Whether another process decides just now, so that `next_job` has to be called again."""
 
     @property
-    def count(self) -> int:
-        """The number of jobs that the sweep is to have."""
+    def numbers(self) -> Sequence[int]:
+        """The jobs that are to be over at the end."""
 
     def next_job(self) -> Job | None:
         """Return another job; None if all jobs are given out, or a running job must end first."""
@@ -44,32 +43,31 @@ class Source(Protocol):
 
 
 class Grid(Source):
-    """Gives the jobs of axes in the order of their numbers."""
+    """Gives the jobs of a grid in the order of their numbers.
 
-    def __init__(self, axes: Axes) -> None:
-        self._axes = axes
-        self._next = 0
-        self._over = set[int]()
+    Args:
+        jobs: the overrides of the jobs that the command line names, not masked, by number.
+    """
+
+    def __init__(self, jobs: Mapping[int, tuple[str, ...]]) -> None:
+        self._jobs = dict(sorted(jobs.items()))
+        self._numbers = tuple(self._jobs)
 
     @property
-    def count(self) -> int:
-        """The number of combinations."""
-        return self._axes.count
+    def numbers(self) -> Sequence[int]:
+        """The jobs that the command line names."""
+        return self._numbers
 
     def next_job(self) -> Job | None:
         """Return the next job that is not over."""
-        while self._next in self._over:
-            self._next += 1
-        if self._next >= self._axes.count:
-            return None
-        number = self._next
-        self._next += 1
-        return Job(number, self._axes.lines(number))
+        for number in self._jobs:
+            return Job(number, self._jobs.pop(number))
+        return None
 
     def ended(self, state: JobState) -> None:
         """Note that a job is over, or was interrupted and is not started again."""
         if state.is_over or state.state == "interrupted":
-            self._over.add(state.number)
+            self._jobs.pop(state.number, None)
 
     def look(self, running: Iterable[JobState]) -> Mapping[int, str]:
         """Return no job."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hydraloop.run_files import atomic, lock
 from hydraloop.run_files.checkpoint_files import candidates
@@ -67,6 +68,12 @@ class JobState:
     """Completed iterations when an attempt last wrote its result."""
     earlier_result: str | None = None
     """Digest of `result.json` when the attempt began: such a file is not the outcome of this attempt."""
+    params: Mapping[str, float | int | str] | None = None
+    """In a search: the values of its trial, see `space.Params`. They are written before the job starts."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """In a search: what the sampler has noted of the trial."""
+    rungs: tuple[float, ...] = ()
+    """With `sweep.promote`: the objective at each rung that the job has left."""
 
     @property
     def is_over(self) -> bool:
@@ -96,9 +103,8 @@ def read(folder: Path) -> JobState | None:
     try:
         found = json.loads((folder / FILENAME).read_bytes())
         value = found["value"]
-        return JobState(
-            **{**found, "overrides": tuple(found["overrides"]), "value": None if value is None else float(value)}
-        )
+        lists = {"overrides": tuple(found["overrides"]), "rungs": tuple(map(float, found["rungs"]))}
+        return JobState(**{**found, **lists, "value": None if value is None else float(value)})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -112,7 +118,9 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    text = json.dumps({**asdict(state), "value": plain(state.value)}, allow_nan=False)
+    text = json.dumps(
+        {**asdict(state), "value": plain(state.value), "rungs": plain(list(state.rungs))}, allow_nan=False
+    )
     atomic.write_text(folder / FILENAME, text + "\n", flush=flush)
 
 

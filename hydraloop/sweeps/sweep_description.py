@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files import atomic
 from hydraloop.safety.secrets import mask_overrides
-from hydraloop.sweeps.axes import Axes, Axis
-from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.jobs import Jobs
 
 FILENAME = "sweep.json"
 
@@ -33,7 +31,7 @@ class Description:
     """What must not change when the sweep is resumed, see `SweepDraft.configs`."""
     subdir: str
     """`hydra.sweep.subdir`, not resolved."""
-    axes: Axes | Trials
+    jobs: Jobs
     average: str
     """The key over which results are averaged."""
     git: dict[str, Any]
@@ -42,12 +40,12 @@ class Description:
     @property
     def averaged(self) -> str | None:
         """The key over which results are averaged; None if it is not swept."""
-        return self.average if any(self.average in axis.keys for axis in self.axes.swept) else None
+        return self.average if self.average in self.jobs.swept else None
 
     def masked(self) -> Description:
         """Return the description with secrets masked."""
         overrides, command = (tuple(mask_overrides(lines)) for lines in (self.overrides, self.command))
-        return replace(self, axes=self.axes.masked(), overrides=overrides, command=command)
+        return replace(self, jobs=self.jobs.masked(), overrides=overrides, command=command)
 
     def write(self, folder: Path, *, keep_existing: bool = False) -> None:
         """Write the file atomically.
@@ -58,17 +56,9 @@ class Description:
         Raises:
             OSError: it cannot be written.
         """
-        if isinstance(self.axes, Trials):
-            content = {**asdict(replace(self, axes=Axes((), ()))), "axes": self.axes.to_json(), "order": None}
-        else:
-            content = self._of_grid(self.axes)
+        content = {**asdict(replace(self, jobs=Jobs((), ()))), "jobs": asdict(self.jobs)}
         with atomic.replacing(folder / FILENAME, keep_existing=keep_existing) as unfinished:
-            unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-    def _of_grid(self, axes: Axes) -> dict[str, Any]:
-        is_product = list(axes.order) == list(range(prod(len(axis.values) for axis in axes.axes)))
-        content = asdict(replace(self, axes=replace(axes, order=())))
-        return content | {"axes": content["axes"]["axes"], "order": None if is_product else list(axes.order)}
+            unfinished.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def read(folder: Path, *, key: str | None = None) -> Description:
@@ -95,10 +85,5 @@ def read(folder: Path, *, key: str | None = None) -> Description:
 
 
 def _description(content: Mapping[str, Any]) -> Description:
-    rest = {name: value for name, value in content.items() if name not in ("axes", "order")}
     lists = {name: tuple(content[name]) for name in ("command", "overrides")}
-    if isinstance(content["axes"], Mapping):
-        return Description(**{**rest, **lists}, axes=Trials.from_json(content["axes"]))
-    axes = tuple(Axis(tuple(axis["keys"]), tuple(map(tuple, axis["values"]))) for axis in content["axes"])
-    order = content["order"] or range(prod(len(axis.values) for axis in axes))
-    return Description(**{**rest, **lists}, axes=Axes(axes, order))
+    return Description(**{**content, **lists, "jobs": Jobs.from_json(content["jobs"])})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import shutil
@@ -18,9 +19,10 @@ from hydraloop.run_files.lock import Holder
 from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import holds_run
 from hydraloop.sweeps import states, sweep_description
-from hydraloop.sweeps.search.trials import Trials
+from hydraloop.sweeps.jobs import key_of
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
+from hydraloop.tracking.tracker import valid_utf8
 
 _NUMBERED = "${hydra.job.num}"
 """Hydra's default of `hydra.sweep.subdir`."""
@@ -34,10 +36,7 @@ class SweepDirectory:
     """
 
     def __init__(self, path: Path, description: Description) -> None:
-        self.path = path
-        if isinstance(description.axes, Trials):
-            description = replace(description, axes=description.axes.at(path))
-        self.description = description
+        self.path, self.description = path, description
         self.controller = secrets.token_hex(4)
         """Identifies this process, if it is a controller."""
         self._lock = lock.RunLock(path / lock.CONTROLLERS / self.controller, key="hydra.sweep.dir")
@@ -71,13 +70,13 @@ class SweepDirectory:
         return cls(path.absolute(), sweep_description.read(path, key=key))
 
     def widen(self, new: Description) -> None:
-        """Replace the axes, the overrides as typed, the configs and the averaged key. Jobs keep their numbers.
+        """Replace the jobs, the overrides as typed, the configs and the averaged key.
 
         Raises:
             UserError: `sweep.json` cannot be written.
         """
         self.description = replace(
-            self.description, axes=new.axes, overrides=new.overrides, configs=new.configs, average=new.average
+            self.description, jobs=new.jobs, overrides=new.overrides, configs=new.configs, average=new.average
         ).masked()
         try:
             self.description.write(self.path)
@@ -92,9 +91,46 @@ class SweepDirectory:
         """Return the run directory of a job, if that is named after the number; else `.jobs/<number>`."""
         return str(number) if self.description.subdir == _NUMBERED else f".jobs/{number}"
 
+    @property
+    def count(self) -> int:
+        """The number of jobs, without those that a search has not asked for."""
+        search = self.description.jobs.search
+        if search is None:
+            return self.description.jobs.count
+        parent = self.folder(0).parent
+        names = os.listdir(parent) if parent.exists() else []
+        for number in sorted(map(int, filter(str.isdecimal, names)), reverse=True):
+            if (self.folder(number) / states.FILENAME).exists():
+                return (number // search.repeats + 1) * search.repeats
+        return 0
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether `sweep.until` has ended the search."""
+        search = self.description.jobs.search
+        return search is not None and search.is_ended
+
+    def end_search(self) -> None:
+        """Write that the search asks for no further trial. Errors: as of `widen`."""
+        jobs = self.description.jobs
+        assert jobs.search is not None, "it is a search"
+        self.widen(replace(self.description, jobs=replace(jobs, search=replace(jobs.search, is_ended=True))))
+
+    def lines(self, state: JobState) -> tuple[str, ...]:
+        """Return the overrides of a job, masked."""
+        jobs = self.description.jobs
+        if jobs.search is None:
+            return jobs.listed[state.number]
+        return tuple(line for line in state.overrides if key_of(line) != PAUSE)
+
+    def swept(self, state: JobState) -> dict[str, str]:
+        """Return the swept keys and their values in a job, as typed."""
+        lines = self.description.jobs.swept_lines(self.lines(state))
+        return {key_of(line): valid_utf8(line.partition("=")[2]) for line in lines}
+
     def name(self, number: int) -> str:
         """Return the name of a job for people: `job 3 (optimizer.lr=1e-3 seed=1)`."""
-        swept = " ".join(self.description.axes.swept_lines(number))
+        swept = " ".join(self.description.jobs.swept_lines(self.lines(self.state(number))))
         return f"job {number} ({brief(swept)})" if swept else f"job {number}"
 
     def resume_command(self, found: Iterable[JobState]) -> str:
@@ -121,7 +157,9 @@ class SweepDirectory:
         found = states.read(folder)
         if found is not None:
             return found
-        queued = JobState(number, "queued", self.description.axes.lines(number), directory=self._folder(number))
+        jobs = self.description.jobs
+        lines = jobs.listed[number] if jobs.search is None else ()
+        queued = JobState(number, "queued", lines, directory=self._folder(number))
         if not (folder / states.FILENAME).exists():
             return queued
         lost = replace(queued, state="interrupted", attempts=1, reason=f"its {states.FILENAME} was damaged")
@@ -129,7 +167,7 @@ class SweepDirectory:
 
     def states(self) -> list[JobState]:
         """Return the states of all jobs, queued ones too. 10,000 take 0.2 s."""
-        return [self.state(number) for number in range(self.description.axes.count)]
+        return [self.state(number) for number in range(self.count)]
 
     def current_states(self) -> list[JobState]:
         """Return the states of all jobs for readers: a job whose process was killed is not `running`."""

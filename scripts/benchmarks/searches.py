@@ -118,23 +118,19 @@ def written(folder: Path, count: int) -> None:
     """Run a search of a trial, and write others beside it."""
     (folder / "my_project" / "sleep.py").write_text(SLEEP)
     sweep(folder, *LINE, "sweep.trials=1")
-    log, draws = folder / "all" / "search.jsonl", random.Random(0)
-    begin, ask, told = map(json.loads, log.read_text().splitlines())
+    draws = random.Random(0)
     state = json.loads((folder / "all" / "0" / "job.json").read_text())
-    events = [begin]
     for number in range(count):
         lr, value = 10 ** draws.uniform(-4, -1), draws.random()
-        events.append({**ask, "trial": number, "params": {"optimizer.lr": lr}})
-        events.append({**told, "job": number, "values": [value]})
         lines = [f"optimizer.lr={lr}" if line.startswith("optimizer.lr") else line for line in state["overrides"]]
-        job = {**state, "number": number, "directory": str(number), "overrides": lines, "value": value}
+        told = {"overrides": lines, "params": {"optimizer.lr": lr}, "value": value}
+        job = {**state, "number": number, "directory": str(number), **told}
         path = folder / "all" / str(number)
         path.mkdir(exist_ok=True)
         (path / "job.json").write_text(json.dumps(job))
     described = json.loads((folder / "all" / "sweep.json").read_text())
-    described["axes"]["trials"] = count
+    described["jobs"]["search"]["trials"] = count
     (folder / "all" / "sweep.json").write_text(json.dumps(described))
-    log.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
 def many(count: int) -> None:

@@ -93,7 +93,7 @@ def test_own_keys_are_options_of_the_run(tmp_path: Path) -> None:
         assert cfg["task"]["model"]["out_features"] == "${num_classes}"
     with project(tmp_path, NUMBERED) as composer:
         sweep = planning.check(arguments.read(["-m", "num_classes=10,20", "data=digits"]), composer)
-        jobs = [sweep.grid.compose(sweep.axes.lines(number)) for number in range(2)]
+        jobs = [sweep.grid.compose(lines) for lines in sweep.jobs.listed]
     assert [cfg.task.model.out_features for cfg in jobs] == [10, 20]
 
 

@@ -27,7 +27,7 @@ def directory(tmp_path: Path) -> SweepDirectory:
 
 def task(directory: SweepDirectory, restarts: int = 0, **options: float) -> tuple[ArrayTask, Played]:
     executor, told = Played(directory, finish), Task((), submitted=NOW, restarts=restarts)
-    grid = Grid(directory.description.axes)
+    grid = Grid(dict(enumerate(directory.description.jobs.listed)))
     return ArrayTask(directory, executor, grid, Shares(1), Seen(), task=told, **options), executor  # type: ignore[arg-type]
 
 

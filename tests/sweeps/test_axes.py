@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
-from hydraloop.errors import UserError
 from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.jobs import Jobs
 
 
 def axis(key: str, *values: str) -> Axis:
@@ -17,86 +15,71 @@ def jobs(axes: Axes) -> list[tuple[str, ...]]:
 
 
 def test_the_last_axis_changes_fastest() -> None:
-    axes = Axes.product([axis("a", "1", "2"), axis("b", "x"), axis("c", "3", "4")])
+    axes = Axes((axis("a", "1", "2"), axis("b", "x"), axis("c", "3", "4")))
     assert jobs(axes) == [
         ("a=1", "b=x", "c=3"),
         ("a=1", "b=x", "c=4"),
         ("a=2", "b=x", "c=3"),
         ("a=2", "b=x", "c=4"),
     ]
-    assert axes.swept_lines(1) == ("a=1", "c=4")
-    assert [found.keys for found in axes.swept] == [("a",), ("c",)]
+    assert axes.swept == ("a", "c")
 
 
 def test_no_axis_is_one_job() -> None:
-    assert jobs(Axes.product([])) == [()]
+    assert jobs(Axes(())) == [()]
 
 
 def test_the_first_job_with_each_value() -> None:
-    axes = Axes.product([axis("a", "1", "2"), axis("b", "1", "2", "3")])
+    axes = Axes((axis("a", "1", "2"), axis("b", "1", "2", "3")))
     assert axes.first_jobs() == [{0: 0, 1: 3}, {0: 0, 1: 1, 2: 2}]
-    assert Axes(axes.axes, [2, 4, 5]).first_jobs() == [{0: 0, 1: 1}, {2: 0, 1: 1}]
-
-
-def test_a_3x3_grid_that_becomes_4x4_has_7_new_jobs_and_keeps_its_numbers() -> None:
-    old = Axes.product([axis("a", "1", "2", "3"), axis("b", "x", "y", "z")])
-    new = Axes.product([axis("a", "0", "1", "2", "3"), axis("b", "x", "y", "z", "w")]).widened(old)
-    assert jobs(new)[:9] == jobs(old)
-    assert new.count == 16
-    assert len(set(jobs(new))) == 16
-    again = Axes.product([axis("a", "0", "1", "2", "3"), axis("b", "x", "y", "z", "w", "v")]).widened(new)
-    assert jobs(again)[:16] == jobs(new)
-    assert len(set(jobs(again))) == 20
-
-
-def test_the_same_axes_are_not_widened() -> None:
-    axes = Axes.product([axis("a", "1", "2"), axis("b", "1")])
-    assert list(axes.widened(axes).order) == [0, 1]
-
-
-def test_a_constant_becomes_an_axis() -> None:
-    old = Axes.product([axis("a", "1"), axis("b", "1", "2")])
-    new = Axes.product([axis("a", "0", "1"), axis("b", "1", "2")]).widened(old)
-    assert jobs(new) == [("a=1", "b=1"), ("a=1", "b=2"), ("a=0", "b=1"), ("a=0", "b=2")]
-
-
-def test_the_same_value_twice_is_two_jobs() -> None:
-    old = Axes.product([axis("a", "1", "1")])
-    assert jobs(Axes.product([axis("a", "2", "1", "1")]).widened(old)) == [("a=1",), ("a=1",), ("a=2",)]
-    with pytest.raises(UserError, match="not as often"):
-        Axes.product([axis("a", "1", "2")]).widened(old)
-
-
-def test_masked_values_are_equal_by_their_place() -> None:
-    axes = Axes.product([axis("api_key", "9f86d081884c", "7d659a2feaa0"), axis("a", "1")])
-    stored = axes.masked()
-    assert jobs(stored) == [("api_key=***", "a=1")] * 2
-    wider = Axes.product([axis("api_key", "9f86d081884c", "7d659a2feaa0"), axis("a", "1", "2")]).widened(stored)
-    assert jobs(wider)[:2] == jobs(axes)
-    assert len(set(jobs(wider))) == 4
-
-
-@pytest.mark.parametrize(
-    ("axes", "key", "problem"),
-    [
-        ([axis("a", "1", "2")], "sweep.resume", "the overrides of the sweep are a, b; this command line has a"),
-        ([axis("b", "1"), axis("a", "1", "2")], "sweep.resume", "this command line has b, a"),
-        ([axis("a", "1", "2"), axis("b", "1"), axis("c", "1")], "sweep.resume", "this command line has a, b, c"),
-        ([axis("a", "1", "3"), axis("b", "1")], "a", "the sweep has a=2, which this command line has not"),
-    ],
-)
-def test_axes_that_do_not_contain_the_stored_ones(axes: list[Axis], key: str, problem: str) -> None:
-    stored = Axes.product([axis("a", "1", "2"), axis("b", "1")])
-    with pytest.raises(UserError) as caught:
-        Axes.product(axes).widened(stored)
-    assert caught.value.key == key
-    assert problem in caught.value.problem
 
 
 def test_10_000_jobs_take_a_moment() -> None:
-    axes = Axes.product([axis("a", *map(str, range(100))), axis("b", *map(str, range(100)))])
+    axes = Axes((axis("a", *map(str, range(100))), axis("b", *map(str, range(100)))))
     began = time.process_time()
     assert len({axes.lines(number) for number in range(axes.count)}) == 10_000
     axes.first_jobs()
-    assert Axes.product([*axes.axes]).widened(axes).count == 10_000
+    listed = Jobs(tuple(map(axes.lines, range(10_000))), axes.swept)
+    assert listed.joined(listed)[0] == listed
     assert time.process_time() - began < 1
+
+
+def grid(*listed: str) -> Jobs:
+    lines = tuple(tuple(one.split()) for one in listed)
+    return Jobs(lines, tuple(dict.fromkeys(line.partition("=")[0] for one in lines for line in one)))
+
+
+def test_a_3x3_grid_that_becomes_4x4_has_7_new_jobs_and_keeps_its_numbers() -> None:
+    old = grid(*(f"a={a} b={b}" for a in "123" for b in "xyz"))
+    new = grid(*(f"a={a} b={b}" for a in "0123" for b in "xyzw"))
+    joined, named = old.joined(new)
+    assert joined.listed[:9] == old.listed
+    assert (joined.count, len(set(joined.listed)), sorted(named)) == (16, 16, [*range(16)])
+    assert all(named[number] == joined.listed[number] for number in named)
+
+
+def test_jobs_that_a_command_line_does_not_name_stay() -> None:
+    joined, named = grid("a=1", "a=2", "a=3").joined(grid("a=3", "a=4", "b=1 a=1"))
+    assert joined.listed == (("a=1",), ("a=2",), ("a=3",), ("a=4",), ("b=1", "a=1"))
+    assert named == {2: ("a=3",), 3: ("a=4",), 4: ("b=1", "a=1")}
+    assert joined.swept == ("a", "b")
+
+
+def test_the_order_of_overrides_makes_no_other_job_and_the_same_job_twice_is_two() -> None:
+    assert grid("a=1 b=2").joined(grid("b=2 a=1"))[1] == {0: ("b=2", "a=1")}
+    assert sorted(grid("a=1", "a=1").joined(grid("a=2", "a=1", "a=1"))[1]) == [0, 1, 2]
+
+
+def test_secrets_are_not_compared_but_counted() -> None:
+    stored = grid("api_key=9f86d081884c a=1", "api_key=7d659a2feaa0 a=1").masked()
+    assert stored.listed == (("api_key=***", "a=1"),) * 2
+    _, named = stored.joined(grid("api_key=aaaaaaaaaaaa a=1", "api_key=bbbbbbbbbbbb a=1"))
+    assert named == {0: ("api_key=aaaaaaaaaaaa", "a=1"), 1: ("api_key=bbbbbbbbbbbb", "a=1")}
+
+
+def test_a_pause_that_is_not_swept_makes_no_other_job() -> None:
+    pause = "engine.pause_after"
+    old = Jobs(((f"{pause}=1", "a=1"),), ("a",))
+    assert old.joined(Jobs((("a=1",), ("a=2",)), ("a",)))[1] == {0: ("a=1",), 1: ("a=2",)}
+    swept = Jobs(((f"{pause}=1",), (f"{pause}=2",)), (pause,))
+    assert sorted(swept.joined(Jobs(((f"{pause}=2",), (f"{pause}=3",)), (pause,)))[1]) == [1, 2]

@@ -104,7 +104,9 @@ def make(directory: SweepDirectory) -> Make:
     ) -> tuple[Controller, Played]:
         executor = Played(directory, play)
         shares = Shares(workers, slots)
-        controller = Controller(directory, executor, Grid(directory.description.axes), shares, Seen(), **options)  # type: ignore[arg-type]
+        controller = Controller(
+            directory, executor, Grid(dict(enumerate(directory.description.jobs.listed))), shares, Seen(), **options
+        )  # type: ignore[arg-type]
         return controller, executor
 
     return made
@@ -171,7 +173,7 @@ def test_a_sweep_that_stops_after_a_failure_does_not_wait_for_its_source(make: M
         waits = True  # another process decides
 
     loop, played = make(fail, workers=1, stop_on_failure=True)
-    loop.source = Waiting(loop.directory.description.axes)
+    loop.source = Waiting(dict(enumerate(loop.directory.description.jobs.listed)))
     loop.run()
     assert played.started == [0]
 
@@ -337,9 +339,8 @@ def test_a_job_of_another_controller_is_waited_for(make: Make, monkeypatch: pyte
                 finish(played, replace(request, number=1))
                 lock.release()
             return finish(played, request)
-        if not looks:
-            lock.acquire()
-            played.write(request, "running")
+        lock.acquire()
+        played.write(replace(request, controller="other"), "running")
         return LEFT
 
     loop, played = make(play)

@@ -14,13 +14,15 @@ from hydraloop.errors import UserError
 from hydraloop.run_files import lock
 from hydraloop.run_files.result import Objective, Result
 from hydraloop.sweeps import states
-from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
-LR = Axis(("optimizer.lr",), (("optimizer.lr=1e-3",), ("optimizer.lr=1e-2",)))
-SEED = Axis(("seed",), (("seed=0",), ("seed=1",), ("seed=2",)))
+GRID = Jobs(
+    tuple((f"optimizer.lr={lr}", f"seed={seed}") for lr in ("1e-3", "1e-2") for seed in range(3)),
+    ("optimizer.lr", "seed"),
+)
 DESCRIPTION = Description(
     uid="0a1b",
     created=1.0,
@@ -28,7 +30,7 @@ DESCRIPTION = Description(
     overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2"),
     configs={"": {"seed": 0}},
     subdir="${hydra.job.num}",
-    axes=Axes((LR, SEED), range(6)),
+    jobs=GRID,
     average="seed",
     git={},
 )
@@ -51,21 +53,22 @@ def running(sweep: SweepDirectory, number: int, **changed: object) -> JobState:
 
 def test_it_is_read_as_it_was_written(sweep: SweepDirectory) -> None:
     assert SweepDirectory.load(sweep.path).description == DESCRIPTION
-    order = (0, 1, 2, 5)
-    sweep.widen(replace(DESCRIPTION, axes=Axes((LR, SEED), order)))
-    found = SweepDirectory.load(sweep.path).description
-    assert list(found.axes.order) == list(order)
-    assert found.axes.axes == (LR, SEED)
+    sweep.widen(replace(DESCRIPTION, jobs=replace(GRID, listed=GRID.listed[:4])))
+    assert SweepDirectory.load(sweep.path).description.jobs.listed == GRID.listed[:4]
 
 
 def test_secrets_are_masked(tmp_path: Path) -> None:
-    key = Axis(("hooks.mine.api_key",), (("hooks.mine.api_key=tops3cret",), ("hooks.mine.api_key=0ther-one",)))
-    secret = replace(DESCRIPTION, axes=Axes((key,), range(2)), overrides=("hooks.mine.api_key=tops3cret,0ther-one",))
+    key = "hooks.mine.api_key"
+    secret = replace(
+        DESCRIPTION,
+        jobs=Jobs(((f"{key}=tops3cret",), (f"{key}=0ther-one",)), (key,)),
+        overrides=(f"{key}=tops3cret,0ther-one",),
+    )
     sweep = SweepDirectory.create(tmp_path, secret)
-    sweep.widen(replace(secret, axes=Axes((key, SEED), range(6))))
+    sweep.widen(secret)
     text = (tmp_path / FILENAME).read_text()
     assert not re.search("tops3cret|0ther-one", text)
-    assert sweep.description.axes.axes[0].values == (("hooks.mine.api_key=***",),) * 2
+    assert sweep.description.jobs.listed == ((f"{key}=***",),) * 2
 
 
 @pytest.mark.parametrize("name", [FILENAME, "result.json", "multirun.yaml"])
@@ -87,7 +90,7 @@ def test_a_directory_without_a_sweep_is_refused(sweep: SweepDirectory) -> None:
     with pytest.raises(UserError, match="is not the directory of a sweep"):
         SweepDirectory.load(sweep.path / "nowhere")
     content = (sweep.path / FILENAME).read_text()
-    for damaged in ("", content[: len(content) // 2], "[]", "{}", '{"axes": [1]}'):
+    for damaged in ("", content[: len(content) // 2], "[]", "{}", '{"jobs": [1]}'):
         (sweep.path / FILENAME).write_text(damaged)
         with pytest.raises(UserError, match=f"has a damaged {FILENAME}"):
             SweepDirectory.load(sweep.path)

@@ -34,7 +34,7 @@ def test_each_value_is_checked_once_not_each_combination() -> None:
         plan, checked = planned(f"-m seed=1,2,3 engine.max_epochs=4,5,6 sweep.max_workers=2 {OURS}", opened)
     assert [(cfg.seed, cfg.engine.max_epochs) for cfg in checked] == [(1, 4), (1, 5), (1, 6), (2, 4), (3, 4)]
     assert plan.swept == ["seed", "engine.max_epochs"]
-    assert (plan.cfg.seed, plan.axes.count, plan.options.max_workers) == (1, 9, 2)
+    assert (plan.cfg.seed, plan.jobs.count, plan.options.max_workers) == (1, 9, 2)
     assert plan.subdir == "${hydra.job.num}"
 
 
@@ -47,13 +47,13 @@ def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:
     with composer() as opened:
         old, _ = planned("-m seed=1,2", opened)
         wider, _ = planned(f"-m seed=0,1,2 sweep.max_workers=2 {OURS}", opened)
-        stored = old.configs(old.axes)
+        stored = old.configs(old.jobs)
         assert stored[""]["seed"] == 1
         assert stored[""]["hydra"]["job"]["env_set"] == {}
         assert stored[""]["hydra"]["sweep"] == {"subdir": "${hydra.job.num}"}
         assert "sweep" not in stored[""]
-        assert wider.configs(wider.axes.widened(old.axes)) == stored
-        assert wider.configs(wider.axes) != stored
+        assert wider.configs(old.jobs.joined(wider.jobs)[0]) == stored
+        assert wider.configs(wider.jobs) != stored
 
 
 def test_the_compared_configs_are_one_for_each_choice_of_options() -> None:
@@ -61,8 +61,8 @@ def test_the_compared_configs_are_one_for_each_choice_of_options() -> None:
     with composer() as opened:
         line = "-m hooks=[],[ema] seed=1,2 data=digits,spirals default_hooks.timer=null optimizer=adamw"
         plan, _ = planned(line, opened)
-        configs = plan.configs(plan.axes)
-    assert list(configs) == ["", "hooks=[ema]", "data=spirals"]
+        configs = plan.configs(plan.jobs)
+    assert list(configs) == ["", "data=spirals", "hooks=[ema]"]
     assert list(configs["hooks=[ema]"]) == ["hooks.ema"]
     assert configs["data=spirals"]["data.train.samples"] == 900
 
@@ -73,7 +73,7 @@ def test_options_of_another_search_path_are_compared_too(tmp_path: Path) -> None
         (tmp_path / "more" / f"{name}.yaml").write_text(f"# @package engine\nthreads: {ord(name)}\n")
     with composer() as opened:
         plan, _ = planned(f"-m +more=a,b hydra.searchpath=[file://{tmp_path}]", opened)
-        assert plan.configs(plan.axes)["+more=b"] == {"engine.threads": 98}
+        assert plan.configs(plan.jobs)["+more=b"] == {"engine.threads": 98}
 
 
 def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
@@ -85,7 +85,7 @@ def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
     )
     with composer() as opened:
         plan, _ = planned(f"-m sweep.jobs=jobs.txt seed=1,2 sweep.max_workers=2 {OURS}", opened)
-        assert list(plan.configs(plan.axes)) == ["", "hooks=[profiler]"]
+        assert list(plan.configs(plan.jobs)) == ["", "hooks=[profiler]"]
 
 
 def test_of_a_long_axis_the_first_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,19 +123,19 @@ def experiments(tmp_path: Path) -> Iterator[Composer]:
 
 def test_a_job_has_its_own_environment(experiments: Composer) -> None:
     plan, _ = planned("-m experiment=a,b seed=4,5", experiments)
-    assert [plan.environment(Request(number, plan.axes.lines(number), "")) for number in range(4)] == [
+    assert [plan.environment(Request(number, plan.jobs.listed[number], "")) for number in range(4)] == [
         {},
         {},
         {"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "2"},
         {"OMP_NUM_THREADS": "5", "NCCL_DEBUG": "3"},
     ]
-    assert plan.sets_variables(plan.configs(plan.axes))
+    assert plan.sets_variables(plan.configs(plan.jobs))
     assert plan.environment(Request(0, ("experiment=b", "seed=x"), "")) == {}  # the job reports the mistake
 
 
 def test_a_sweep_without_variables_is_forked(experiments: Composer) -> None:
     plan, _ = planned("-m experiment=a seed=4,5", experiments)
-    assert not plan.sets_variables(plan.configs(plan.axes))
+    assert not plan.sets_variables(plan.configs(plan.jobs))
 
 
 def test_what_any_job_needs_of_the_machine_all_get(experiments: Composer) -> None:
@@ -150,7 +150,7 @@ def test_what_any_job_needs_of_the_machine_all_get(experiments: Composer) -> Non
 def test_an_interpolation_is_left_to_the_jobs() -> None:
     with composer() as opened:
         plan, _ = planned("-m seed=1,2 experiment_name=number-${hydra:job.num}", opened)
-    assert plan.axes.lines(1) == ("seed=2", "experiment_name=number-${hydra:job.num}")
+    assert plan.jobs.listed[1] == ("seed=2", "experiment_name=number-${hydra:job.num}")
 
 
 @pytest.mark.parametrize("line", ["sweep.max_workers=2", "detach=true", "sweep.resume=auto"])

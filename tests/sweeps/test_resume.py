@@ -16,7 +16,6 @@ from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.run_files import lock
 from hydraloop.sweeps import planning, resume_sweep
-from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -45,23 +44,25 @@ def planned(*lines: str) -> planning.SweepDraft:
 
 def start(
     composer: Composer, *lines: str, path: str = "new", created: float = 1.0, named: bool = False
-) -> tuple[SweepDirectory, Axes]:
+) -> tuple[SweepDirectory, dict[int, tuple[str, ...]]]:
+    """The sweep, and the jobs that the command line names."""
     plan = planned(*lines)
     cfg = copy.deepcopy(plan.cfg)
     cfg.hydra.sweep.dir = path
     plan = replace(plan, cfg=cfg, typed=[*plan.typed, *(["hydra.sweep.dir"] if named else [])])
     uid = f"{path} {created}"
-    description = Description(uid, created, ("python",), lines, plan.configs(plan.axes), plan.subdir, plan.axes, "", {})
-    return resume_sweep.settle(description, plan)
+    description = Description(uid, created, ("python",), lines, plan.configs(plan.jobs), plan.subdir, plan.jobs, "", {})
+    settled = resume_sweep.settle(description, plan)
+    return settled.directory, dict(settled.named)
 
 
 def test_the_same_sweep_continues(composer: Composer, tmp_path: Path) -> None:
     begun, _ = start(composer, *LINES)
     text = (tmp_path / "new" / FILENAME).read_text()
-    directory, axes = start(composer, *LINES, "sweep.resume=new", "sweep.max_workers=2", path="other")
+    directory, jobs = start(composer, *LINES, "sweep.resume=new", "sweep.max_workers=2", path="other")
     assert directory.path == tmp_path / "new"
     assert directory.description == begun.description
-    assert axes.count == 4
+    assert len(jobs) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [lock.FILENAME, FILENAME]
     assert (tmp_path / "new" / FILENAME).read_text() == text
@@ -70,18 +71,20 @@ def test_the_same_sweep_continues(composer: Composer, tmp_path: Path) -> None:
 def test_wider_axes_add_jobs_and_keep_numbers(composer: Composer, tmp_path: Path) -> None:
     _, before = start(composer, *LINES)
     wide = ["hooks=[]", "optimizer.lr=1e-4,1e-3,1e-2", "seed=0,1,2", "sweep.resume=new"]
-    directory, axes = start(composer, *wide)
-    assert axes.count == 9
-    assert [axes.lines(number) for number in range(4)] == [before.lines(number) for number in range(4)]
-    assert list(SweepDirectory.load(tmp_path / "new").description.axes.order) == list(axes.order)
-    again, axes = start(composer, *wide)
-    assert axes.count == directory.description.axes.count == again.description.axes.count == 9
+    directory, jobs = start(composer, *wide)
+    assert len(jobs) == 9
+    assert {number: jobs[number] for number in range(4)} == before
+    assert SweepDirectory.load(tmp_path / "new").description.jobs.listed == tuple(jobs[number] for number in range(9))
+    again, jobs = start(composer, *wide)
+    assert len(jobs) == directory.count == again.count == 9
+    fewer, jobs = start(composer, "hooks=[]", "optimizer.lr=1e-4", "seed=0,1,3", "sweep.resume=new")
+    assert (fewer.count, len(jobs), max(jobs)) == (10, 3, 9), "the others stay"
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (["hooks=[]", "optimizer.lr=1e-3", "seed=0,1"], "optimizer.lr"),
+        (["hooks=[]", "optimizer.lr=1", "seed=0,1"], "optimizer.lr"),
         ([*LINES, "engine.accumulate=2"], "engine.accumulate"),
         ([*LINES, "hydra.sweep.subdir=s-${seed}"], "hydra.sweep.subdir: ${hydra.job.num} -> s-${seed}"),
     ],
@@ -113,7 +116,7 @@ def test_an_edited_config_file_is_noticed(tmp_path: Path) -> None:
     lines = ["hooks=[],[weight_norm]", "seed=0", "sweep.resume=new"]
     with opened(conf, "config") as composer:
         start(composer, "hooks=[]", "seed=0")
-        assert start(composer, *lines)[1].count == 2
+        assert len(start(composer, *lines)[1]) == 2
     edit(conf / "hooks" / "weight_norm.yaml", "digits: 2", "digits: 7")
     changed = "hooks=[weight_norm]: hooks.weight_norm.digits: 2 -> 7"
     with opened(conf, "config") as composer:
@@ -160,8 +163,9 @@ def test_auto_finds_the_newest_with_this_config(composer: Composer, tmp_path: Pa
     start(composer, *LINES, "engine.accumulate=2", path="multirun/2026-01-01/c", created=4.0)
     (tmp_path / "multirun/2026-01-01/d").mkdir()
     (tmp_path / "multirun/2026-01-01/d" / FILENAME).write_text("{")
-    directory, axes = start(composer, "hooks=[]", "optimizer.lr=1e-3,1e-2", "seed=0,1,2", "sweep.resume=auto")
-    assert (directory.path.name, axes.count) == ("b", 6)
+    start(composer, "hooks=[]", "optimizer.lr=1e-3", "seed=0,7", path="multirun/2026-01-01/e", created=5.0)
+    directory, jobs = start(composer, "hooks=[]", "optimizer.lr=1e-3,1e-2", "seed=0,1,2", "sweep.resume=auto")
+    assert (directory.path.name, len(jobs)) == ("b", 6), "e has another job"
 
 
 @pytest.mark.parametrize("newest", ["2026-01-01/a", "grid", "digits/lr/grid", "grid_2/inside"])

@@ -9,12 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.report.lines import print_end
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make
-from tests.sweeps.test_directory import DESCRIPTION, LR, SEED
+from tests.sweeps.test_directory import DESCRIPTION, GRID
 
 __all__ = ["directory", "make"]  # fixtures
 
@@ -22,10 +21,10 @@ __all__ = ["directory", "make"]  # fixtures
 def test_the_results_are_those_of_the_grid_that_another_controller_has_widened(
     directory: SweepDirectory, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seeds = Axis(("seed",), (*SEED.values, ("seed=3",)))
     other = SweepDirectory(directory.path, DESCRIPTION)
-    axes = Axes((LR, seeds), [*range(3), *range(4, 7), 3, 7])
-    other.widen(replace(DESCRIPTION, axes=axes, overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2,3")))
+    more = (("optimizer.lr=1e-3", "seed=3"), ("optimizer.lr=1e-2", "seed=3"))
+    jobs = replace(GRID, listed=(*GRID.listed, *more))
+    other.widen(replace(DESCRIPTION, jobs=jobs, overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2,3")))
 
     def play(played: Played, request: Request) -> int:
         loop.signals.note(signal.SIGINT)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from hydraloop.sweeps import states
 from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -26,7 +26,7 @@ def sweep(
     for axis in axes:
         key, _, values = axis.partition("=")
         made.append(Axis((key.lstrip("+"),), tuple((f"{key}={value}",) for value in values.split(","))))
-    product = Axes(tuple(made), range(prod(len(axis.values) for axis in made)))
+    product = Axes(tuple(made))
     described = Description(
         uid="0",
         created=0.0,
@@ -34,7 +34,7 @@ def sweep(
         overrides=overrides or axes,
         configs={"": {}},
         subdir="${hydra.job.num}",
-        axes=product,
+        jobs=Jobs(tuple(map(product.lines, range(product.count))), product.swept),
         average=average,
         git={},
     )

@@ -60,7 +60,7 @@ class Controller:
     _given: dict[int, Job] = field(default_factory=dict)
     """The jobs that the source has given, until they have ended."""
     _again: deque[Job] = field(default_factory=deque)
-    """Jobs that start again when the source has no other."""
+    """Jobs that start again, before the source is asked for another."""
     _attempts: Counter[int] = field(default_factory=Counter)
     """Attempts of each job that this controller knows of."""
     _running: dict[int, JobState] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Controller:
     def left(self) -> list[int]:
         """The numbers of jobs that are not over."""
         over = {number for number, state in self.ended.items() if state.is_over}
-        return [number for number in range(self.source.count) if number not in over]
+        return [number for number in self.source.numbers if number not in over]
 
     @property
     def failed(self) -> list[JobState]:
@@ -186,12 +186,14 @@ class Controller:
 
     def _next(self) -> Job | None:
         """Return the next job to start; None if no job can start now."""
+        if self._again:
+            return self._again.popleft()
         with self._source_asked():
             while (job := self.source.next_job()) is not None:
                 self._given[job.number] = job
                 if job.number not in self._running and job.number not in self._elsewhere:
                     return job
-        return self._again.popleft() if self._again else None
+        return None
 
     def _submit(self, job: Job, state: JobState) -> None:
         """Start a job."""

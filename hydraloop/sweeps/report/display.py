@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from hydraloop.engine.report.formats import brief, clock, number
 from hydraloop.sweeps.controller.watcher import Watcher
 from hydraloop.sweeps.report.progress import Progress, RunningJob
-from hydraloop.sweeps.report.results import swept_values
 from hydraloop.sweeps.report.results_table import line, new_console, new_table
-from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.tracking.run_description import short_keys
@@ -166,13 +164,13 @@ def sweep_table(progress: Progress, now: float, began: float, *, rows: int) -> G
 def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
     from rich.progress_bar import ProgressBar
 
-    axes = progress.directory.description.axes
-    short = short_keys(key for axis in axes.swept for key in axis.keys)
+    directory = progress.directory
+    short = short_keys(directory.description.jobs.swept)
     table = new_table("job", *short.values(), "progress", "iteration", "last", "time", "left")
     table.columns[1 + len(short)].max_width = _BAR
     for job in jobs:
         state, left = job.state, job.seconds_left(now, progress.usual)
-        swept = swept_values(axes, state.number)
+        swept = directory.swept(state)
         is_begun = state.state == "running" and state.began is not None
         table.add_row(
             str(state.number),
@@ -188,18 +186,15 @@ def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
 
 def _summary(progress: Progress, now: float, began: float) -> list[str]:
     """Return how far the sweep is, and its best job."""
-    number_of, axes = progress.counts.copy(), progress.directory.description.axes
-    title = f"{number_of.total():,} jobs"
-    if isinstance(axes, Trials):
-        title = axes.title
-        number_of["queued"] -= axes.count - axes.asked * axes.space.repeat_count
+    number_of, directory = progress.counts, progress.directory
+    title = directory.description.jobs.title(number_of.total())
     counts = [f"{number_of[name]:,} {name}" for name in _COUNTED if number_of[name] > 0]
     left = progress.seconds_left(now)
     times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
     lines = [f"{title}: {', '.join(counts)}; {times}"]
-    best, averaged = progress.best, progress.directory.description.averaged
-    if best is not None and not (isinstance(axes, Trials) and axes.compares_otherwise):
-        swept = brief(" ".join(axes.swept_lines(best.number)))
+    best, averaged, search = progress.best, directory.description.averaged, directory.description.jobs.search
+    if best is not None and (search is None or not search.settings.objectives):
+        swept = brief(" ".join(directory.description.jobs.swept_lines(directory.lines(best))))
         later = "" if averaged is None else f", before results are averaged over {averaged}"
         lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept}){later}")
     return lines

@@ -56,7 +56,7 @@ class Lines:
 def print_end(controller: Controller) -> None:
     """Print the results, how to continue a sweep that is not over, and which jobs have failed."""
     directory = SweepDirectory.load(controller.directory.path)  # another controller may have widened it
-    count = directory.description.axes.count
+    count = directory.count
     if any(state.is_over for state in controller.ended.values()):
         with suppress(OSError):  # a terminal that was closed
             results_table.show(directory)

@@ -16,10 +16,8 @@ from hydraloop.run_files import atomic
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_command
 from hydraloop.schemas.sweep import SweepConf
-from hydraloop.sweeps.axes import Axes
 from hydraloop.sweeps.report import search_results
 from hydraloop.sweeps.report.search_results import SearchResults
-from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.tracker import valid_utf8
@@ -101,11 +99,8 @@ class Results:
 
 def collect(directory: SweepDirectory) -> Results:
     """Read the states of all jobs, without those that a search has not asked for. 10,000 take about a second."""
-    axes, states, search = directory.description.axes, directory.current_states(), None
-    if isinstance(axes, Trials):
-        states = states[: axes.asked * axes.space.repeat_count]
-        search = search_results.collect(axes, states)
-    keys = tuple(dict.fromkeys(key for axis in axes.swept for key in axis.keys))
+    states, jobs = directory.current_states(), directory.description.jobs
+    search = None if jobs.search is None else search_results.collect(directory, jobs.search, states)
     metric, rule, values = _compared(states, search)
     rows = sorted((_row(directory, state, search) for state in states), key=lambda row: _order(row, values, rule))
     average = directory.description.averaged
@@ -118,7 +113,7 @@ def collect(directory: SweepDirectory) -> Results:
         best = _best_group(groups, rule)
     elif rows and _order(rows[0], values, rule)[0] == 0:
         best = rows[0]
-    return Results(keys, metric, rule, tuple(rows), best, average, tuple(groups), search)
+    return Results(jobs.swept, metric, rule, tuple(rows), best, average, tuple(groups), search)
 
 
 def _compared(
@@ -154,7 +149,7 @@ def _row(directory: SweepDirectory, state: JobState, search: SearchResults | Non
     error = state.error or (state.reason if state.state == "interrupted" else None)
     row = Row(
         job=state.number,
-        swept=swept_values(directory.description.axes, state.number),
+        swept=directory.swept(state),
         status=state.state,
         metric=state.metric,
         value=state.value,
@@ -167,12 +162,6 @@ def _row(directory: SweepDirectory, state: JobState, search: SearchResults | Non
     for name, value in list(objectives.items())[:1]:
         row = replace(row, metric=name, value=value, objectives=objectives)
     return row
-
-
-def swept_values(axes: Axes | Trials, job: int) -> dict[str, str]:
-    """Return the swept keys and their values in a job, as typed."""
-    lines = (line.partition("=") for line in axes.swept_lines(job))
-    return {key.lstrip("+"): valid_utf8(value) for key, _, value in lines}
 
 
 LAST = (True, 0.0)
@@ -231,11 +220,12 @@ def rerun_command(directory: SweepDirectory, *jobs: int) -> str:
     words = [*program, *(word for word in flags if word not in ("-m", "--multirun"))]
     typed = [(line.lstrip("+~"), line) for line in described.overrides]
     words += [line for text, line in typed if text.startswith(("hydra.", "hydra/")) and not text.startswith(_OF_SWEEP)]
-    all_lines = described.axes.lines(jobs[0])
+    states = [directory.state(job) for job in jobs]
+    all_lines = directory.lines(states[0])
     lines = [line for line in all_lines if re.split(r"[.=]", line.lstrip("+~"))[0] not in ("hydra", "sweep", "detach")]
     if len(jobs) > 1:
         words.append("-m")
-        given = (swept_values(described.axes, job).get(described.average) for job in jobs)
+        given = (directory.swept(state).get(described.average) for state in states)
         values = ",".join(value for value in given if value is not None)
         for index, key in enumerate([line.partition("=")[0] for line in lines]):
             if key.lstrip("+") == described.average:

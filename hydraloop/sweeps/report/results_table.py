@@ -14,7 +14,6 @@ from hydraloop.safety.secrets import MASK
 from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.results import Group, Results
 from hydraloop.sweeps.report.search_results import SearchResults
-from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 
@@ -53,8 +52,8 @@ def show(directory: SweepDirectory) -> None:
         log.warning("%s and %s cannot be written: %s", results.CSV, results.JSON, error.strerror)
     console = new_console()
     counts = ", ".join(f"{count:,} {name}" for name, count in Counter(row.status for row in found.rows).items())
-    axes = directory.description.axes
-    title = f"{axes.title}: " if isinstance(axes, Trials) else ""
+    jobs = directory.description.jobs
+    title = "" if jobs.search is None else f"{jobs.title(len(found.rows))}: "
     console.print(f"{shown(directory.path)}: {title}{counts}")
     console.print(jobs_table(found))
     if len(found.rows) > _MOST:

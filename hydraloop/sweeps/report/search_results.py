@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from hydraloop.sweeps.search.history import History, Rule, Trial
+from hydraloop.sweeps.search.history import History, HistoryReader, Trial
 from hydraloop.sweeps.search.sampler import Suggester, imported
+from hydraloop.sweeps.search.search import Search
+from hydraloop.sweeps.search.settings import Rule
 from hydraloop.sweeps.search.space import Space
-from hydraloop.sweeps.search.trials import Trials
 from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 FEWEST = 10
 """Complete trials that are needed to compute the importance of keys. It compares the best tenth with all."""
@@ -67,26 +69,25 @@ class SearchResults:
     cost: Cost
 
 
-def collect(trials: Trials, states: Sequence[JobState]) -> SearchResults:
-    """Return what the log of a search says.
+def collect(directory: SweepDirectory, search: Search, states: Sequence[JobState]) -> SearchResults:
+    """Return what a search has found.
 
     Args:
-        trials: of the search, with their log.
+        directory: of the sweep.
         states: of the jobs that were asked for.
     """
-    assert trials.log is not None, "the search has a directory"
-    history, settings = trials.log.history, trials.log.begin.get("settings", {})
-    objectives: dict[str, Rule] = dict(settings.get("objectives", {}))
+    history = HistoryReader(directory, search.settings, search.repeats).read()
+    objectives = dict(search.settings.objectives)
     full = [one for one in history.trials if one.state == "complete"]
     found = [(history.job(one, repeat), values) for one in history.trials for repeat, values in one.results.items()]
     return SearchResults(
         asked=len(history.trials),
-        trials=trials.trials,
+        trials=search.trials,
         repeats=history.repeats,
         objectives=objectives,
         values={job: dict(zip(objectives, values, strict=True)) for job, values in found} if objectives else {},
         pareto=_pareto(full, history) if len(objectives) > 1 else (),
-        importance=_importance(trials.space, replace(history, trials=full)),
+        importance=_importance(search.space, replace(history, trials=full)),
         cost=_cost(history, states),
     )
 
@@ -114,8 +115,8 @@ def _importance(space: Space, full: History) -> dict[str, float] | None:
     """Return the importance of each key, the most important first; None if it cannot be computed."""
     if len(full.trials) < FEWEST or len({one.values for one in full.trials}) == 1 or find_spec("optuna") is None:
         return None
-    full.trials = full.trials[:: 1 + len(full.trials) // _MOST]
-    importance, study = imported().importance, Suggester(space, "random", 0).study(full)
+    importance, trials = imported().importance, full.trials[:: 1 + len(full.trials) // _MOST]
+    study = Suggester(space, "random", 0).study(full, trials)
     found = importance.get_param_importances(study, evaluator=importance.PedAnovaImportanceEvaluator())
     return {str(key): float(share) for key, share in found.items()}
 

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
-Rule = Literal["greater", "less"]
+from hydraloop.sweeps.search.settings import Rule
 
 
 def rungs(validations: int, smallest: int = 1, eta: int = 3) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a search decides besides the values of trials. Each decision follows from the history, so it can be repeated."""
+"""What a search decides besides the values of trials. Each decision follows from the history."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ import math
 from hydraloop.sweeps.search import asha
 from hydraloop.sweeps.search.history import History, Trial, rank
 from hydraloop.sweeps.search.settings import Settings
-
-
-def open_jobs(history: History, trial: Trial) -> list[int]:
-    """Return the jobs of a running trial whose end is not known."""
-    jobs = [history.job(trial, repeat) for repeat in range(history.repeats)]
-    return [job for job in jobs if job not in history.told]
 
 
 def rungs(settings: Settings) -> tuple[int, ...]:
@@ -41,7 +35,7 @@ def _foremost(history: History) -> tuple[int, int] | None:
         return None
     for rung in reversed(range(len(history.rungs))):
         values = history.rungs[rung]
-        paused = [one.number for one in history.trials if one.state == "paused" and one.rung == rung]
+        paused = [one.number for one in history.trials if one.state == "paused" and max(one.curve) == rung + 1]
         if paused:
             return rung, min(paused, key=lambda number: (rank((values[number],), history.rules), number))
     return None

@@ -1,19 +1,21 @@
-"""What a search has asked for and been told: `History` is the sum of the events of its log. Imports no Optuna."""
+"""What a search knows: `History`, from the states of its jobs and their records. Imports no Optuna."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from hydraloop.errors import UserError
+from hydraloop.sweeps.search import measures
+from hydraloop.sweeps.search.measures import TrialState
+from hydraloop.sweeps.search.settings import Rule, Settings
 from hydraloop.sweeps.search.space import Params
+from hydraloop.sweeps.states import JobState
 
-Rule = Literal["greater", "less"]
-TrialState = Literal["running", "paused", "complete", "failed", "pruned"]
-"""`running`: asked for, and not over. `failed`: an error, NaN, or out of memory."""
-Event = Mapping[str, Any]
-"""A line of the log. `event` is its kind, and the name of the method of `History` that takes the other entries."""
+if TYPE_CHECKING:
+    from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 
 @dataclass(slots=True)
@@ -22,17 +24,14 @@ class Trial:
 
     number: int
     params: Params
-    given: Params | None = None
-    """What was enqueued. None: all values are the sampler's."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
     """What the sampler has noted."""
     state: TrialState = "running"
     results: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """The objectives of each job that has ended, by its number in the trial."""
     curve: dict[int, float] = field(default_factory=dict)
     """The monitored metric by validation, from 1; with `sweep.promote`, by rung."""
-    rung: int = 0
-    """Up to which rung the trial may run, with `sweep.promote`."""
+    jobs: list[JobState] = field(default_factory=list)
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -44,7 +43,7 @@ class Trial:
 
 @dataclass
 class History:
-    """A search up to an event. The same events give the same history, so that each decision can be made again."""
+    """A search at a moment. The same files give the same history, and the same decisions."""
 
     repeats: int = 1
     """The jobs of a trial."""
@@ -58,75 +57,8 @@ class History:
     """The trials that were promoted out of each rung."""
     rungs: list[dict[int, float]] = field(default_factory=list)
     """The values of all trials that have reached each rung."""
-    is_ended: bool = False
-    """Whether no further trial is asked for."""
-    told: set[int] = field(default_factory=set)
-    """The jobs whose end is known."""
-
-    def apply(self, event: Event) -> None:
-        """Add an event.
-
-        Raises:
-            TypeError, KeyError, AttributeError: it is of an unknown kind, or incomplete.
-        """
-        entries = dict(event)
-        getattr(self, f"_on_{entries.pop('event')}")(**entries)
-
-    def _on_begin(self, **_: Any) -> None:
-        """The space and the options, at the start and whenever they change."""
-        self.is_ended = False
-
-    def _on_end(self) -> None:
-        """`sweep.until` holds."""
-        self.is_ended = True
-
-    def _on_ask(self, trial: int, params: Params, attributes: Mapping[str, Any], given: Params | None = None) -> None:
-        assert trial == len(self.trials), "trials are numbered"
-        self.trials.append(Trial(trial, params, given, attributes))
-
-    def _on_curve(self, trial: int, validation: int, value: float | str) -> None:
-        self.trials[trial].curve[validation] = float(value)
-
-    def _on_told(
-        self,
-        job: int,
-        state: TrialState,
-        values: list[float] | None = None,
-        metrics: list[str] | None = None,
-        rules: list[Rule] | None = None,
-    ) -> None:
-        trial, repeat = self.of(job)
-        self.told.add(job)
-        is_late = trial.state == "complete" or (trial.state in ("pruned", "failed") and state != "complete")
-        if is_late:
-            return
-        if values is not None and rules is not None and metrics is not None:
-            self.rules, self.metrics = tuple(rules), tuple(metrics)
-            if state == "complete":
-                trial.results[repeat] = tuple(values)
-        if state != "complete":
-            trial.state = state
-        elif len(trial.results) == self.repeats:
-            trial.state = "complete"
-
-    def _on_rung(
-        self, trial: int, rung: int, value: float | str, metrics: Sequence[str] = (), rules: Sequence[Rule] = ()
-    ) -> None:
-        self.metrics, self.rules = tuple(metrics) or self.metrics, tuple(rules) or self.rules
-        while len(self.rungs) <= rung:
-            self.rungs.append({})
-            self.promoted.append(set())
-        self.rungs[rung][trial] = self.trials[trial].curve[rung + 1] = float(value)
-        self.trials[trial].state = "paused"
-
-    def _on_promote(self, trial: int, rung: int, left: int) -> None:
-        """A trial continues from a rung. `left` are the trials that could still be asked for."""
-        self.promoted[rung].add(trial)
-        self.trials[trial].rung, self.trials[trial].state = rung + 1, "running"
-
-    def _on_prune(self, trial: int, left: int | None = None) -> None:
-        """A trial is to end. `left` are the trials that could still be asked for."""
-        self.trials[trial].state = "pruned"
+    problem: UserError | None = None
+    """Why results cannot be compared."""
 
     def of(self, job: int) -> tuple[Trial, int]:
         """Return the trial of a job, and the number of the job in it."""
@@ -142,6 +74,116 @@ class History:
             return None
         found = [one for one in self.trials if one.state == "complete"]
         return min(found, key=lambda one: (rank(one.values, self.rules), one.number), default=None)
+
+
+class HistoryReader:
+    """Reads the history of a search again and again. What is over is read once.
+
+    Args:
+        directory: of the sweep.
+        settings: of the search.
+        repeats: the jobs of a trial.
+    """
+
+    def __init__(self, directory: SweepDirectory, settings: Settings, repeats: int) -> None:
+        self._directory, self._settings, self._repeats = directory, settings, repeats
+        self._over: dict[int, tuple[JobState, measures.Told]] = {}
+        self._curves: dict[int, dict[int, float]] = {}
+        """Of jobs that are over."""
+
+    def read(self, running: Collection[int] = ()) -> History:
+        """Return the history. Takes 20 us for each job that is not over.
+
+        Args:
+            running: jobs that are not over, whatever their files say: a controller starts them again.
+        """
+        history = History(self._repeats)
+        for number in range(self._directory.count // self._repeats):
+            trial = self._trial(number, running, history)
+            history.trials.append(trial)
+            self._add_rungs(trial, history)
+        if self._settings.prune is not None and history.metrics:
+            for trial in history.trials:
+                if trial.state in ("complete", "pruned"):
+                    trial.curve.update(self._curve(trial.jobs[0], history.metrics[0]))
+        return history
+
+    def _trial(self, number: int, running: Collection[int], history: History) -> Trial:
+        jobs = range(number * self._repeats, (number + 1) * self._repeats)
+        states, told = zip(*(self._job(job, running, history) for job in jobs), strict=True)
+        trial = Trial(number, {}, state="failed", jobs=list(states))  # unless a `job.json` has its values
+        for state in states:
+            if state.params is not None:
+                trial.params, trial.notes, trial.state = state.params, state.notes, _state([one.state for one in told])
+                break
+        for repeat, one in enumerate(told):
+            if one.state == "complete" and one.values is not None:
+                trial.results[repeat] = one.values
+        return trial
+
+    def _job(self, number: int, running: Collection[int], history: History) -> tuple[JobState, measures.Told]:
+        """Return the state of a job and what it tells, and note the objectives in the history."""
+        if number in self._over:
+            state, told = self._over[number]
+        else:
+            state = self._directory.state(number)
+            if number in running:
+                return state, measures.Told("running")
+            try:
+                told = measures.measure(state, self._directory.run_dir(state), self._settings)
+            except UserError as error:
+                history.problem = history.problem or error
+                return state, measures.Told("failed")
+            if state.is_over:
+                self._over[number] = state, told
+        if told.values is not None:
+            if told.metrics != (history.metrics or told.metrics):
+                history.problem = history.problem or _other_metric(number, told.metrics[0], history.metrics[0])
+                return state, measures.Told("failed")
+            history.metrics, history.rules = told.metrics, told.rules
+        return state, told
+
+    def _add_rungs(self, trial: Trial, history: History) -> None:
+        """Note the rungs that a trial has reached, and out of which it was promoted."""
+        if self._settings.promote is None:
+            return
+        (job,) = trial.jobs
+        values = list(job.rungs)
+        if trial.state in ("paused", "pruned"):
+            values.append(rung_value(job, self._directory, self._settings))
+        for rung, value in enumerate(values):
+            if rung == len(history.rungs):
+                history.rungs.append({})
+                history.promoted.append(set())
+            history.rungs[rung][trial.number] = trial.curve[rung + 1] = value
+            if rung < len(job.rungs):
+                history.promoted[rung].add(trial.number)
+
+    def _curve(self, job: JobState, metric: str) -> dict[int, float]:
+        if job.number not in self._curves:
+            found = measures.Validations(self._directory.run_dir(job), metric)
+            self._curves[job.number] = dict(found.read())
+        return self._curves[job.number]
+
+
+def rung_value(job: JobState, directory: SweepDirectory, settings: Settings) -> float:
+    """Return the objective of a paused job; NaN without one."""
+    told = measures.measure(job, directory.run_dir(job), settings)
+    return math.nan if told.values is None else told.values[0]
+
+
+def _state(jobs: list[TrialState]) -> TrialState:
+    """Return the state of a trial by those of its jobs."""
+    for state in ("failed", "pruned", "running", "paused"):
+        if state in jobs:
+            return state
+    return "complete"
+
+
+def _other_metric(number: int, metric: str, earlier: str) -> UserError:
+    problem = f"job {number} monitors {metric}, and earlier results are values of {earlier}"
+    remedy = f"Start a search that names a metric of all jobs: 'sweep.objectives={{{metric}: max}}'."
+    return UserError(problem, key="sweep.objectives", remedy=remedy)
 
 
 def rank(values: tuple[float, ...] | None, rules: tuple[Rule, ...]) -> float:

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.record_log import FILENAME, read_all
+from hydraloop.run_files.record_log import FILENAME, Position, Reader, read_all
 from hydraloop.run_files.result import Result, by_keys
-from hydraloop.sweeps.search.history import Rule, TrialState
-from hydraloop.sweeps.search.settings import Settings
+from hydraloop.sweeps.search.settings import Rule, Settings
 from hydraloop.sweeps.states import JobState
 
+TrialState = Literal["running", "paused", "complete", "failed", "pruned"]
+"""`running`: asked for, and not over. `failed`: an error, NaN, or out of memory."""
 _STATES: dict[str, TrialState] = {
     "finished": "complete",
     "stopped": "complete",
     "paused": "paused",
     "pruned": "pruned",
+    "failed": "failed",
 }
+
+_BATCH = 1000
+"""Records that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a search is told of a job that is over, or paused."""
+    """What a search is told of a job."""
 
     state: TrialState
     values: tuple[float, ...] | None = None
@@ -38,8 +44,10 @@ def measure(state: JobState, run_dir: Path, settings: Settings) -> Told:
     Raises:
         UserError: no record has an objective.
     """
-    told = _STATES.get(state.state, "failed")
-    if told == "failed" or state.value is None or not math.isfinite(state.value) or state.metric is None:
+    told = _STATES.get(state.state, "running")
+    if told in ("running", "failed"):
+        return Told(told)
+    if state.value is None or not math.isfinite(state.value) or state.metric is None:
         return Told(told if told in ("paused", "pruned") else "failed")
     if not settings.objectives:
         return Told(told, (state.value,), (state.metric,), (_rule(state),))
@@ -70,7 +78,24 @@ def _measured(state: JobState, run_dir: Path) -> dict[str, float]:
     return {**found, state.metric: state.value, "time": state.seconds}
 
 
-def validations(run_dir: Path, metric: str) -> Sequence[float]:
-    """Return the values of a metric in the validations of a run, in order. Reads the whole record log."""
-    records = read_all(run_dir / FILENAME)
-    return [record.values[metric] for record in records if record.mode == "val" and metric in record.values]
+class Validations:
+    """Reads the values of a metric in the validations of a run, also while it writes them.
+
+    Args:
+        run_dir: of the run.
+        metric: whose values are read.
+    """
+
+    def __init__(self, run_dir: Path, metric: str) -> None:
+        self._reader, self._metric, self._count = Reader(run_dir / FILENAME, Position()), metric, 0
+
+    def read(self) -> Iterator[tuple[int, float]]:
+        """Yield the number, from 1, and the value of each new validation."""
+        while True:
+            records, self._reader.position = self._reader.read(_BATCH)
+            for record in records:
+                if record.mode == "val" and self._metric in record.values:
+                    self._count += 1
+                    yield self._count, record.values[self._metric]
+            if len(records) < _BATCH:
+                return

@@ -1,7 +1,7 @@
 """What a search tries next, by Optuna's samplers. The study is in memory; what is asked follows from the history alone.
 
-Each ask has a new sampler, whose seed is drawn from the seed of the search and the number of the trial: a sampler that
-has asked before would suggest something else than one that was made after a kill.
+Each ask has a new study, and a new sampler whose seed is drawn from the seed of the search and the number of the trial:
+a sampler that has asked before would suggest something else than one that was made after a kill.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from heapq import nsmallest
@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate
-from hydraloop.sweeps.search.history import History, Rule, Trial, rank
+from hydraloop.sweeps.search.history import History, Trial, rank
 from hydraloop.sweeps.search.space import Dimension, Params, Space, Value
 
 if TYPE_CHECKING:
     import optuna
 
-_NAME = "hydraloop"
-"""Of each study."""
 _STARTUP = 5
 """Complete trials that a trial is compared with, at least."""
 _BLOCK, _BEST = 500, 25
 """With one objective, TPE knows the newest 500 to 1,000 trials, and the best 25 before: it takes seconds with 10,000,
-and compares at most 25 good ones with the others, of which it gives old ones a low weight. The first of the newest
-trials moves by blocks: a study is made again whenever it moves."""
+and compares at most 25 good ones with the others, of which it gives old ones a low weight."""
 
 
 def make(kind: Any, seed: int) -> optuna.samplers.BaseSampler:
@@ -41,7 +39,7 @@ def make(kind: Any, seed: int) -> optuna.samplers.BaseSampler:
         kind: `tpe`, `random`, `nsga2`, `gp`, or a config with a trusted `_target_`, which gets `seed`.
 
     Raises:
-        UserError: the class is not trusted.
+        UserError: the class is not trusted, or is CMA-ES.
     """
     samplers = imported().samplers
     # Multivariate: dimensions depend on each other. Grouped: conditions. Constant liar: other jobs run meanwhile.
@@ -53,6 +51,12 @@ def make(kind: Any, seed: int) -> optuna.samplers.BaseSampler:
     }
     if isinstance(kind, str):
         return kinds[kind]()
+    if str(kind["_target_"]).endswith(".CmaEsSampler"):
+        problem, remedy = (
+            "Optuna stores the state of CMA-ES as a pickle, and no pickle is read",
+            "Use sweep.sampler=tpe.",
+        )
+        raise UserError(problem, key="sweep.sampler", remedy=remedy)
     made: optuna.samplers.BaseSampler = instantiate(OmegaConf.create({**kind, "seed": seed}), key="sweep.sampler")
     return made
 
@@ -77,11 +81,6 @@ class Suggester:
 
     def __init__(self, space: Space, kind: Any, seed: int) -> None:
         self._space, self._kind, self._seed = space, kind, seed
-        self._study: optuna.Study | None = None
-        self._known: list[tuple[Any, ...]] = []
-        """What the study knows of each trial."""
-        self._rules: tuple[Rule, ...] = ()
-        """The rules of the study. A history does not know its rules before the first result."""
 
     def suggest(
         self, history: History, number: int, given: Params | None = None
@@ -94,85 +93,64 @@ class Suggester:
             history: at the time of the ask.
             number: of the trial, the next one of the history.
             given: values that are not to be chosen.
-        """
-        study = self._updated(history)
-        seed = zlib.crc32(f"{self._seed} {number}".encode())
-        study.sampler = make(self._kind, seed)
-        if given:
-            study.sampler = imported().samplers.PartialFixedSampler(dict(given), study.sampler)
-        asked = study.ask()
-        params: dict[str, Value] = {}
-        for one in self._space.searched:
-            if one.is_active(params):
-                params[one.key] = _suggested(asked, one)
-        attributes = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
-        self._known.append(_fingerprint(Trial(number, params)))
-        return params, attributes
 
-    def prunes(self, history: History, trial: Trial) -> bool:
-        """Return whether a trial ends early after the last validation of its curve, by Optuna's median pruner.
+        Raises:
+            UserError: the sampler has failed.
+        """
+        study = self.study(history, _known_to_sampler(history) if self._kind == "tpe" else history.trials)
+        study.sampler = make(self._kind, zlib.crc32(f"{self._seed} {number}".encode()))
+        if given is not None:
+            study.enqueue_trial(dict(given))
+        params: dict[str, Value] = {}
+        try:
+            asked = study.ask()
+            for one in self._space.searched:
+                if one.is_active(params):
+                    params[one.key] = _suggested(asked, one)
+        except Exception as error:  # of a sampler of the user
+            problem = f"the sampler has failed to suggest trial {number}: {type(error).__name__}: {error}"
+            raise UserError(
+                problem, key="sweep.sampler", remedy="Repair it, and continue with sweep.resume."
+            ) from error
+        return params, dict(study.get_trials(deepcopy=False)[-1].system_attrs)
+
+    def prunes(self, history: History, trial: Trial, curve: Mapping[int, float]) -> bool:
+        """Return whether a trial ends early after the last validation of a curve, by Optuna's median pruner.
 
         From five complete trials on, its best value until now is compared with the median of theirs at the same
         validation.
         """
-        if not trial.curve or len(history.rules) != 1:
-            return False
         pruner = imported().pruners.MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=1)
-        study = self.study(replace(history, trials=[one for one in history.trials if one.state == "complete"]))
-        return bool(pruner.prune(study, self._frozen(imported(), trial, history)))
+        study = self.study(history, [one for one in history.trials if one.state == "complete"])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
+            return bool(pruner.prune(study, self._frozen(replace(trial, state="running", curve=dict(curve)))))
 
-    def study(self, history: History) -> optuna.Study:
-        """Return a new study with the trials of a history."""
-        return self._rebuilt(history, history.trials)
-
-    def _updated(self, history: History) -> optuna.Study:
-        """Return a study with a history: the one of the last ask, if the trials since have only ended."""
-        trials = _known_to_sampler(history) if self._kind == "tpe" else history.trials
-        study, known = self._study, self._known
-        changed = [one for one, trial in enumerate(trials[: len(known)]) if known[one] != _fingerprint(trial)]
-        is_other = study is None or self._rules != history.rules or self._is_stateful
-        if study is None or is_other or any(not _only_ended(known[one], trials[one]) for one in changed):
-            return self._rebuilt(history, trials)
+    def study(self, history: History, trials: Iterable[Trial]) -> optuna.Study:
+        """Return a new study with trials of a history. Takes 40 us for each."""
         lib = imported()
-        for one in changed:
-            study.tell(one, list(trials[one].values or ()))
-        for trial in trials[len(known) :]:
-            study.add_trial(self._frozen(lib, trial, history))
-        self._known = [_fingerprint(trial) for trial in trials]
+        directions = ["maximize" if rule == "greater" else "minimize" for rule in history.rules or ("less",)]
+        study: optuna.Study = lib.create_study(storage=lib.storages.InMemoryStorage(), directions=directions)
+        study.add_trials([self._frozen(trial, has_curve=len(history.rules) < 2) for trial in trials])
         return study
 
     @cached_property
     def _distributions(self) -> dict[str, optuna.distributions.BaseDistribution]:
         return {one.key: _distribution(one) for one in self._space.searched}
 
-    @property
-    def _is_stateful(self) -> bool:
-        """Whether a study knows more of a trial than its values: then the study is made again for each ask."""
-        return self._kind not in ("tpe", "random", "gp")
-
-    def _rebuilt(self, history: History, trials: list[Trial]) -> optuna.Study:
-        lib = imported()
-        directions = ["maximize" if rule == "greater" else "minimize" for rule in history.rules or ("less",)]
-        study: optuna.Study = lib.create_study(
-            storage=lib.storages.InMemoryStorage(), study_name=_NAME, directions=directions
-        )
-        study.add_trials([self._frozen(lib, trial, history) for trial in trials])
-        self._study, self._known, self._rules = study, [_fingerprint(trial) for trial in trials], history.rules
-        return study
-
-    def _frozen(self, lib: Any, trial: Trial, history: History) -> optuna.trial.FrozenTrial:
+    def _frozen(self, trial: Trial, *, has_curve: bool = True) -> optuna.trial.FrozenTrial:
         """Return a trial for Optuna. One that has failed is pruned without a value: TPE would repeat a failed one."""
+        lib = imported()
         states = lib.trial.TrialState
         is_complete = trial.state == "complete" and trial.values is not None
         state = states.RUNNING if trial.state == "running" else states.COMPLETE if is_complete else states.PRUNED
-        curve = {} if trial.state == "failed" else dict(trial.curve)
         made: optuna.trial.FrozenTrial = lib.trial.create_trial(
             state=state,
             values=list(trial.values or ()) if is_complete else None,
             params=dict(trial.params),
             distributions={key: self._distributions[key] for key in trial.params},
-            system_attrs=dict(trial.attributes),
-            intermediate_values=curve if len(history.rules) < 2 else {},
+            system_attrs=dict(trial.notes),
+            intermediate_values=trial.curve if has_curve and trial.state != "failed" else {},
         )
         return made
 
@@ -186,16 +164,6 @@ def _known_to_sampler(history: History) -> list[Trial]:
     found = [one for one in range(first) if trials[one].state == "complete"]
     best = nsmallest(_BEST, found, key=lambda one: rank(trials[one].values, history.rules))
     return [*(trials[one] for one in sorted(best)), *trials[first:]]
-
-
-def _fingerprint(trial: Trial) -> tuple[Any, ...]:
-    return trial.number, trial.state, trial.values, len(trial.curve)
-
-
-def _only_ended(known: tuple[Any, ...], trial: Trial) -> bool:
-    """Return whether a trial has ended as most do: then the study is told, and not made again."""
-    is_same = known[:2] == (trial.number, "running")
-    return is_same and trial.state == "complete" and not trial.curve
 
 
 def _distribution(one: Dimension) -> optuna.distributions.BaseDistribution:

@@ -1,23 +1,23 @@
-"""How a search decides: the options of `sweep.*` that it has in its log, checked before a job starts."""
+"""How a search decides: the options of `sweep.*` that `sweep.json` has, checked before a job starts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.condition import Condition
 from hydraloop.errors import Remedy, UserError, leave_out, not_installed, suggestion
 from hydraloop.run_files.changes import differences
+from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import masked
 from hydraloop.schemas.sweep import SweepConf
-from hydraloop.sweeps.search.history import Rule
-from hydraloop.sweeps.search.log import SearchLog
 
+Rule = Literal["greater", "less"]
 _RULES: dict[str, Rule] = {"max": "greater", "min": "less"}
 _GP_MOST = 200
 """Trials of a Gaussian process: an ask takes 5.5 s with 1,000."""
@@ -41,24 +41,20 @@ class Settings:
     objectives: Mapping[str, Rule] = field(default_factory=dict)
     """Empty: what each run monitors."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings for the log, with secrets masked."""
-        content: dict[str, Any] = masked(asdict(self))
-        return content
+    def masked(self) -> Settings:
+        """Return the settings with secrets masked."""
+        return replace(self, sampler=masked(plain(self.sampler)))
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Settings:
-        """Return the settings that `to_json` wrote."""
-        return cls(**content)
+    def check_same(self, stored: Settings) -> None:
+        """Refuse to continue a search with other settings.
 
-    def check_same(self, log: SearchLog) -> None:
-        """Refuse to continue a search with other settings. Before its first result, all may change.
+        Args:
+            stored: the settings of the search, masked.
 
         Raises:
             UserError: one has changed.
         """
-        earlier = Settings.from_json(log.begin["settings"]) if log.begin and log.history.metrics else self
-        for change in differences(earlier.to_json(), self.to_json()):
+        for change in differences(asdict(stored), asdict(self.masked())):
             raise UserError(
                 f"the search decides by another value: {change}",
                 key=f"sweep.{change.key.partition('.')[0]}" if change.key != "seed" else "seed",

@@ -119,6 +119,12 @@ class Space:
         return self.searched if self.repeats is None else (*self.searched, self.repeats)
 
     @property
+    def keys(self) -> list[str]:
+        """All keys that a job may set."""
+        repeats = [] if self.repeats is None else [self.repeats.key]
+        return [*(one.key for one in self.dimensions), *repeats]
+
+    @property
     def repeat_count(self) -> int:
         """The number of jobs of a trial."""
         return 1 if self.repeats is None else len(self.repeats.choices)

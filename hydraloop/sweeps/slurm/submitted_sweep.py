@@ -17,8 +17,9 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 def submit(directory: SweepDirectory, draft: SweepDraft, at_a_time: int) -> NoReturn:
     """Submit arrays that run the sweep, print what to type next, and exit."""
     retries = ("failed",) if draft.options.retry_failed else ()
-    left = sum(not state.is_over or state.state in retries for state in directory.states())
-    tasks = left if draft.search is None else min(left, at_a_time)
+    over = sum(state.is_over and state.state not in retries for state in directory.states())
+    left = directory.description.jobs.count - over
+    tasks = left if draft.jobs.search is None else min(left, at_a_time)
     ids = arrays.submit(directory.path, draft.overrides, draft.options.submitit, tasks, at_a_time)
     how = f"has {left:,} jobs to run, submitted to Slurm as array {', '.join(ids)}"
     print_commands(directory.path, how, "status", "attach", "stop")
@@ -29,7 +30,7 @@ def submit(directory: SweepDirectory, draft: SweepDraft, at_a_time: int) -> NoRe
 
 def limit(draft: SweepDraft) -> float:
     """Return the seconds of a task in which jobs begin. A search has no task for each job: a job may begin late."""
-    if draft.search is not None:
+    if draft.jobs.search is not None:
         return math.inf
     options = draft.options.submitit  # Slurm signals that the time limit is near
     return 60.0 * float(options.timeout_min) - float(options.get("slurm_signal_delay_s", DELAY))

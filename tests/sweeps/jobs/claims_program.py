@@ -24,10 +24,10 @@ from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import leave
 from hydraloop.run_files.result import Result
 from hydraloop.sweeps import queue, states
-from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
+from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -103,10 +103,10 @@ def main(path: Path, seed: int) -> None:
     random.seed(seed)
     with opened(Path("conf"), "config") as composer:
         grid = GridComposer(composer, composer.compose_sweep([]))
-        axes = Axes.product([Axis(("seed",), tuple((f"seed={number}",) for number in range(JOBS)))])
-        description = Description("uid", 0.0, ("python",), (), {}, "${hydra.job.num}", axes, "seed", {})
+        listed = Jobs(tuple((f"seed={number}",) for number in range(JOBS)), ("seed",))
+        description = Description("uid", 0.0, ("python",), (), {}, "${hydra.job.num}", listed, "seed", {})
         directory = SweepDirectory.create(path, description)
-        cfg = grid.compose(axes.lines(0), number=0)
+        cfg = grid.compose(listed.listed[0], number=0)
         cfg.hydra.sweep.dir = str(path)
         Contender.config = cfg
         jobs = Played(Reports(with_traceback=False), torchrun.Leader())

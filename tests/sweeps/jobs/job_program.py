@@ -35,6 +35,7 @@ from hydraloop.sweeps.axes import Axes, Axis
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
+from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -103,11 +104,12 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
         grid = GridComposer(composer, composer.compose_sweep([*lines, f"hydra.sweep.subdir={subdir}"]))
         constants = [Axis((line.partition("=")[0],), ((line,),)) for line in lines]
         swept = [Axis((key,), tuple((f"{key}={value}",) for value in values)) for key, values in axes.items()]
-        all_axes = Axes.product([*constants, *swept])
+        all_axes = Axes((*constants, *swept))
         if (path / "sweep.json").exists():
             directory = SweepDirectory.load(path)
         else:
-            description = Description("uid", 0.0, ("python",), (), {}, subdir, all_axes, "seed", {})
+            listed = Jobs(tuple(map(all_axes.lines, range(all_axes.count))), all_axes.swept)
+            description = Description("uid", 0.0, ("python",), (), {}, subdir, listed, "seed", {})
             directory = SweepDirectory.create(path, description)
         draft = Draft(overrides=lines, cfg=grid.compose(all_axes.lines(0)), typed=typed_keys(lines))
         jobs = RunStarter(Reports(with_traceback=False), torchrun.Leader())

@@ -16,10 +16,12 @@ from hydraloop.sweeps import states
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares
-from hydraloop.sweeps.search.history import Rule
-from hydraloop.sweeps.search.settings import Settings
-from hydraloop.sweeps.search.trials import Trials
-from hydraloop.sweeps.search_start import begin
+from hydraloop.sweeps.jobs import Jobs
+from hydraloop.sweeps.search import search as searching
+from hydraloop.sweeps.search.history import History, HistoryReader
+from hydraloop.sweeps.search.settings import Rule, Settings
+from hydraloop.sweeps.search.space import Space
+from hydraloop.sweeps.search_source import SearchSource
 from hydraloop.sweeps.selection import select
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -60,15 +62,9 @@ class Search:
 
     def __post_init__(self) -> None:
         self.sweep = OmegaConf.merge(OmegaConf.structured(SweepConf), {"trials": 20, **self.options})
-        trials = select(arguments.parse(self.overrides), [], self.sweep)
-        assert isinstance(trials, Trials)
-        self.trials = trials
-        path = self.folder / "sweep"
-        described = replace(DESCRIPTION, axes=trials)
-        self.directory = SweepDirectory.load(path) if path.exists() else SweepDirectory.create(path, described)
-
-    def run(self, **options: Any) -> Controller:
-        """Run the search to its end, or until it is killed."""
+        space = select(arguments.parse(self.overrides), [], self.sweep)
+        assert isinstance(space, Space)
+        self.space = space
         given = self.sweep.objectives.items()
         objectives: dict[str, Rule] = {name: "greater" if how == "max" else "less" for name, how in given}
         settings = Settings(
@@ -80,10 +76,15 @@ class Search:
             self.validations,
             objectives,
         )
+        self.search = searching.Search(space, self.sweep.trials, settings)
+        path = self.folder / "sweep"
+        described = replace(DESCRIPTION, jobs=Jobs.of_search(self.search))
+        self.directory = SweepDirectory.load(path) if path.exists() else SweepDirectory.create(path, described)
+
+    def run(self, **options: Any) -> Controller:
+        """Run the search to its end, or until it is killed."""
         directory = SweepDirectory.load(self.directory.path)
-        assert isinstance(directory.description.axes, Trials)
-        trials = replace(self.trials, log=directory.description.axes.log)
-        source = begin(directory, trials, settings, self.sweep)
+        source = SearchSource(directory, self.search, self.sweep)
         played = Played(directory, self._step)
         loop = Controller(directory, played, source, Shares(self.workers), Seen(), **options)  # type: ignore[arg-type]
         loop.run()
@@ -107,8 +108,14 @@ class Search:
         self._write(played, request, ended)
         return 0
 
+    def history(self) -> History:
+        """What the search knows."""
+        return HistoryReader(SweepDirectory.load(self.directory.path), self.search.settings, self.search.repeats).read()
+
     def _write(self, played: Played, request: Request, state: JobState) -> None:
         folder = played.directory.folder(request.number)
         folder.mkdir(parents=True, exist_ok=True)
+        before = played.directory.state(request.number)
         ours = {"controller": request.controller, "directory": str(request.number)}
-        states.write(folder, replace(state, attempts=request.attempts + 1, **ours), flush=False)
+        kept = {"overrides": request.lines, "params": before.params, "notes": before.notes, "rungs": before.rungs}
+        states.write(folder, replace(state, attempts=request.attempts + 1, **ours, **kept), flush=False)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hydraloop.commands.dispatch import run as main
-from hydraloop.sweeps.search_replay import replay
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project, Run
 from tests.faults.comparison import differences_of_files
@@ -39,7 +38,7 @@ def found(project: Project, name: str = "all") -> SweepDirectory:
     return SweepDirectory.load(project.path / name)
 
 
-def test_under_kills_each_trial_ends_once_and_no_decision_differs(tmp_path: Path) -> None:
+def test_under_kills_each_trial_ends_once(tmp_path: Path) -> None:
     project, draws = make(tmp_path / "project"), random.Random(3)
     kills = [Kill(victim, "iteration", 9, 0.01) for victim in ("job", "controller", "everything", "job")]
     options = (LR, "sweep.trials=20", "sweep.promote=asha")
@@ -73,7 +72,6 @@ def test_a_job_with_ranks_is_pruned_and_the_others_go_on(tmp_path: Path) -> None
     pruned = Run(project.path / "all" / "5")
     assert (pruned.result["status"], pruned.result["reason"]) == ("interrupted", "preempted by SIGTERM")
     assert running_in(project.path) == []
-    assert replay(found(project)).differing == []
 
 
 def test_two_controllers_share_a_search_and_the_first_is_killed(tmp_path: Path) -> None:
@@ -104,12 +102,8 @@ def test_a_search_in_the_background_is_stopped_and_continued_with_more_trials(
     until(lambda: any(state.is_over for state in SweepDirectory.load(path).states()), "a job has ended")
     assert main(["stop", str(path)]) == 0
     assert running_in(project.path) == []
-    log = SweepDirectory.load(path).description.axes.log  # type: ignore[union-attr]  # it is a search
-    assert log is not None
-    log.refresh()
-    asked = len(log.history.trials)
+    asked = SweepDirectory.load(path).count
     done = project.train(*line, f"sweep.trials={asked + 3}", "sweep.resume=auto")
     assert done.code == 0, done.text
     sweep = SweepDirectory.load(path)
     assert [state.state for state in sweep.states()] == ["finished"] * (asked + 3)
-    assert replay(sweep).differing == []

@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from hydraloop.commands import dispatch
-from hydraloop.safety.working_directory import UNTRUSTED
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.report import display
 from hydraloop.sweeps.report.progress import Progress
 from hydraloop.sweeps.states import JobState
 from tests.sweeps.search.played import LR, Search, distance
-from tests.sweeps.search.test_search import history_of
 from tests.sweeps.test_controller import Played
 
 WIDTH = "task.model.width=int(interval(1,64))"
@@ -49,11 +47,11 @@ def test_the_table_the_best_the_importance_and_the_cost(tmp_path: Path, capsys: 
     search = Timed(tmp_path, (LR, WIDTH), {"trials": 90, "until": "stale >= 12", "sampler": "random"})
     search.run()
     lines, content = shown(search, capsys)
-    trials = history_of(search).trials
+    trials = search.history().trials
     assert 12 < len(trials) < 90
     assert lines[0].endswith(f": {len(trials)} of 90 trials; jobs: {len(trials)} finished")
     assert len(content["rows"]) == len(trials)
-    best = history_of(search).best()
+    best = search.history().best()
     exact = str(best.params["optimizer.lr"])
     assert f"optimizer.lr={exact}" in content["best"]["command"]
     assert f"  {content['best']['command']}" in lines
@@ -77,7 +75,7 @@ def test_the_table_the_best_the_importance_and_the_cost(tmp_path: Path, capsys: 
 def test_the_live_table_counts_the_trials_that_were_asked_for(tmp_path: Path) -> None:
     search = Search(tmp_path, (LR, "seed=0,1"), {"trials": 9, "until": "stale >= 1"})
     search.run()
-    asked, states = len(history_of(search).trials), search.directory.states()
+    asked, states = len(search.history().trials), search.directory.states()
     assert asked < 9
     line, best = display._summary(Progress.of(search.directory, states), 10.0, 0.0)
     assert line.startswith(f"{asked} of 9 trials; jobs: ")
@@ -103,7 +101,7 @@ def test_with_seeds_the_best_is_a_mean_over_all_of_them(tmp_path: Path, capsys: 
     search.loss = lambda values: distance(values) + int(values["seed"]) / 10
     search.run()
     lines, content = shown(search, capsys)
-    best = history_of(search).best()
+    best = search.history().best()
     assert content["best"]["jobs"] == [3 * best.number + seed for seed in range(3)]
     assert content["best"]["mean"] == pytest.approx(best.values[0])
     assert f" optimizer.lr={best.params['optimizer.lr']} seed=0,1,2" in content["best"]["command"]
@@ -121,7 +119,7 @@ def test_pruned_jobs_are_listed_after_the_finished_ones(tmp_path: Path, capsys: 
     assert content["best"]["status"] == "finished"
     pruned = [row["value"] for row in content["rows"] if row["status"] == "pruned"]
     assert pruned == sorted(pruned)
-    cost, promoted = content["search"]["cost"], len(set().union(*history_of(search).promoted))
+    cost, promoted = content["search"]["cost"], len(set().union(*search.history().promoted))
     assert (cost["pruned"], cost["promoted"]) == (len(pruned), promoted)
     assert lines[-1].endswith(f"; trials: {len(pruned)} pruned, {promoted} promoted")
 
@@ -143,7 +141,7 @@ def test_several_objectives_have_a_pareto_front(tmp_path: Path, capsys: pytest.C
     found = content["search"]["pareto"]
     assert [point["trial"] for point in found] == sorted(front, key=lambda job: (*values[job], job))
     assert 1 < len(found) < 30
-    lr = str(history_of(search).trials[found[0]["trial"]].params["optimizer.lr"])
+    lr = str(search.history().trials[found[0]["trial"]].params["optimizer.lr"])
     assert f"optimizer.lr={lr}" in found[0]["command"]
     titles = [line.split() for line in lines]
     assert titles[1] == ["job", "lr", "width", "status", "loss", "time", "step", "time", "checkpoint", "error"]
@@ -152,28 +150,3 @@ def test_several_objectives_have_a_pareto_front(tmp_path: Path, capsys: pytest.C
     assert [int(cells[0]) for cells in titles[first + 1 :][: len(found)]] == [point["trial"] for point in found]
     (header, row, *_) = csv.reader((search.directory.path / "results.csv").read_text().splitlines())
     assert (header[-1], row[-1]) == ("time", str(values[int(row[0])][1]))
-
-
-def test_replay_says_which_decision_differs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(UNTRUSTED, "1")  # the command sets it
-    search = Search(tmp_path, options={"trials": 12, "promote": "asha"}, validations=9)
-    search.run()
-    command = ["replay", str(search.directory.path)]
-    assert dispatch.run(command) == 0
-    kinds, differ = capsys.readouterr().out.splitlines()
-    assert re.findall(r"[a-z]{3,}", kinds) == ["decided", "again", *dict.fromkeys(_kinds(search))]
-    assert differ == f"0 of {len(_kinds(search))} differ"
-    log = search.directory.path / "search.jsonl"
-    log.write_text(log.read_text().replace(str(history_of(search).trials[11].params["optimizer.lr"]), "0.05"))
-    assert dispatch.run(command) == 1
-    assert "differs: ask 11: " in capsys.readouterr().out
-    assert dispatch.run([*command, "iteration=3"]) == 2
-    assert "To replay one job, name its directory" in capsys.readouterr().err
-
-
-def _kinds(search: Search) -> list[str]:
-    """The kinds of the decisions in the log, in order."""
-    events = map(json.loads, (search.directory.path / "search.jsonl").read_text().splitlines())
-    return [event["event"] for event in events if event["event"] not in ("begin", "rung")]

@@ -9,10 +9,8 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.sweeps.search.conditions import with_conditions
-from hydraloop.sweeps.search.trials import Trials
 from tests.config.composed import composer
 from tests.sweeps.search.played import Search
-from tests.sweeps.search.test_search import history_of
 from tests.sweeps.test_planning import planned
 
 LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
@@ -23,14 +21,14 @@ def test_numbers_choices_and_constants_are_dimensions_and_their_ends_are_validat
     line = f"-m {LR} hooks=[],[ema] engine.max_epochs=int(interval(3,9)) optimizer.weight_decay=range(0.0,0.3,0.1) "
     with composer() as opened:
         plan, checked = planned(f"{line} data=spirals seed=0,1 sweep.trials=7", opened)
-    assert isinstance(plan.axes, Trials)
-    assert [str(one) for one in plan.axes.space.searched] == [
+    assert plan.jobs.search is not None
+    assert [str(one) for one in plan.jobs.search.space.searched] == [
         "optimizer.lr=tag(log,interval(0.0001,0.1))",
         "hooks=[],[ema]",
         "engine.max_epochs=int(interval(3,9))",
         "optimizer.weight_decay=range(0.0,0.3,0.1)",
     ]
-    assert plan.axes.count == 14
+    assert plan.jobs.count == 14
     assert {cfg.optimizer.lr for cfg in checked} == {1e-4, 1e-1}
     assert {cfg.engine.max_epochs for cfg in checked} == {3, 9}
     assert {"ema" in cfg.hooks for cfg in checked} == {True, False}
@@ -43,17 +41,17 @@ def test_a_key_that_only_one_option_of_a_group_has_is_only_sampled_with_it() -> 
         plan, checked = planned(
             f"-m optimizer=adamw,sgd optimizer.momentum=interval(0.5,0.99) {LR} sweep.trials=9", opened
         )
-    assert isinstance(plan.axes, Trials)
-    momentum = next(one for one in plan.axes.space.searched if one.key == "optimizer.momentum")
+    assert plan.jobs.search is not None
+    momentum = next(one for one in plan.jobs.search.space.searched if one.key == "optimizer.momentum")
     assert momentum.only == {"optimizer": ("sgd",)}
     assert ["momentum" in cfg.optimizer for cfg in checked].count(True) >= 2
-    lines = plan.axes.space.lines({"optimizer": "adamw", "optimizer.lr": 0.01})
+    lines = plan.jobs.search.space.lines({"optimizer": "adamw", "optimizer.lr": 0.01})
     assert lines == ("optimizer=adamw", "optimizer.lr=0.01")
 
 
 def test_a_key_may_depend_on_two_groups(tmp_path: Path) -> None:
     typed = ("model=cnn,mlp", "norm=batch,none,group", "norm.groups=1,2", "model.norm.rate=interval(0,1)", "a=1")
-    space = Search(tmp_path, typed).trials.space
+    space = Search(tmp_path, typed).space
 
     def has(lines: Sequence[str], key: str) -> bool:
         """The default model has no norm."""
@@ -103,7 +101,8 @@ def test_a_trial_sets_and_deletes_what_was_typed() -> None:
         plan, checked = planned(
             f"-m {LR} ~default_hooks.timer optimizer.weight_decay=shuffle(range(0,9)) sweep.trials=5", opened
         )
-    assert "~default_hooks.timer" in plan.axes.lines(0)
+    assert plan.jobs.search is not None
+    assert "~default_hooks.timer" in plan.jobs.search.space.lines({})
     assert all("timer" not in cfg.default_hooks for cfg in checked)
     assert {0, 8} <= {cfg.optimizer.weight_decay for cfg in checked}
 
@@ -113,7 +112,7 @@ def test_enqueued_values_are_those_of_yaml_and_must_be_in_the_space(tmp_path: Pa
     given = [{"task.x": None}, {"task.x": "a b"}, {"task.x": True}, {"task.x": [1, 2]}, {"task.width": 56.0}]
     search = Search(tmp_path / "a", overrides, {"trials": 5, "enqueue": given})
     search.run()
-    trials = history_of(search).trials
+    trials = search.history().trials
     assert [trial.params["task.x"] for trial in trials[:4]] == ["null", "'a b'", "True", "[1,2]"]
     assert trials[4].params["task.width"] == 56
     for wrong in (10, 64, 8.5, float("inf"), float("nan"), "a"):
