@@ -215,7 +215,7 @@ def test_objects_that_do_not_fit(tmp_path: Path) -> None:
         assert f"{type(wrong).__name__} is not a loader: a length and batches\n  Use torch" in found
     wrong = {"seed": 1}
     assert "cfg: dict is not a config\n  Use hydraloop.compose" in refused(wrong, tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_run_directory_is_a_path_or_a_text(tmp_path: Path) -> None:
