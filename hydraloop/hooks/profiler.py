@@ -63,7 +63,7 @@ class ProfilerHook(Hook):
     directory.
 
     Raises:
-        UserError: an option is out of range, or (in before_run) the run has no such device, or torch_npu is missing.
+        UserError: an option is out of range, or (in before_run) torch_npu is missing.
     """
 
     priority = Priority.VERY_LOW
@@ -118,7 +118,7 @@ class ProfilerHook(Hook):
         self._written: Path | None = None
 
     def before_run(self, engine: Engine) -> None:
-        """Reject a run without the device that is to be profiled, or without torch_npu that it needs."""
+        """Reject a run on an NPU without torch_npu."""
         try:
             self._profiling()
         except ImportError as error:
@@ -127,16 +127,6 @@ class ProfilerHook(Hook):
                 key=self.key,
                 remedy="Install torch-npu (it needs Ascend's CANN), or use hooks=profiler for other devices.",
             ) from error
-        if engine.loaders.train is None:
-            return
-        if engine.device.type == "cpu" and (self._with_device or not self._with_cpu):
-            device = "activity_with_npu" if self._on_npu else "activity_with_cuda"
-            key = device if self._with_device else "activity_with_cpu"
-            raise UserError(
-                "this run uses only the CPU, so nothing else can be profiled",
-                key=f"{self.key}.{key}",
-                remedy=f"Use {key}={'null' if self._with_device else 'true'}.",
-            )
 
     def before_train(self, engine: Engine) -> None:
         """Start the profiler."""

@@ -17,7 +17,7 @@ from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.schedule_functions import Function, Plateau
-from hydraloop.optim.torch_schedule import TorchSchedule
+from hydraloop.optim.torch_schedule import TorchSchedule, check_monitor
 from hydraloop.safety.instantiate import instantiate
 from hydraloop.schemas.scheduler import no_such_optimizer
 
@@ -107,7 +107,7 @@ def build_schedule(
                 raise _only_the_lr(key, field)
         length = max(1, run.epochs if by_epoch else run.steps)
         return TorchSchedule(name, made, optimizer, by_epoch=by_epoch, monitor=monitor, length=length)
-    _check_monitor(made, monitor, key)
+    check_monitor(monitor, key, follows=isinstance(made, Plateau))
     if end is not None and begin >= end:
         raise UserError(
             f"begin={begin} is not before end={end}",
@@ -145,16 +145,6 @@ def _in_steps(function: Function, steps: int) -> Function:
     for name, value in lengths.items():
         lengths[name] = value * steps if isinstance(value, int) else [number * steps for number in value]
     return dataclasses.replace(cast(Any, function), **lengths) if lengths else function
-
-
-def _check_monitor(function: Function, monitor: str | None, key: str) -> None:
-    """Refuse a function that does not fit `monitor`."""
-    if isinstance(function, Plateau) and monitor is None:
-        remedy = f"Set {key}.monitor=loss for the validation loss."
-        raise UserError("a plateau needs a metric", key=f"{key}.monitor", remedy=remedy)
-    if monitor is not None and not isinstance(function, Plateau):
-        problem = f"{type(function).__name__} does not follow a metric"
-        raise UserError(problem, key=f"{key}.monitor", remedy="Leave it out.")
 
 
 def _check_counts_epochs(function: Function, key: str, *, by_epoch: bool) -> None:

@@ -59,12 +59,7 @@ class TorchSchedule:
             self.scheduler: Any = factory(optimizer, **dict.fromkeys(required | null, length))
         except (TypeError, ValueError, ArithmeticError) as error:
             raise UserError(str(error), key=self.key, remedy=f"Give it the argument: +{self.key}.NAME=…") from error
-        if isinstance(self.scheduler, ReduceLROnPlateau) != (monitor is not None):
-            raise UserError(
-                "only ReduceLROnPlateau follows a metric, and it needs one",
-                key=f"{self.key}.monitor",
-                remedy=f"Leave it out, or for ReduceLROnPlateau set {self.key}.monitor=loss.",
-            )
+        check_monitor(monitor, self.key, follows=isinstance(self.scheduler, ReduceLROnPlateau))
 
     @property
     def mode(self) -> str | None:
@@ -116,3 +111,12 @@ class TorchSchedule:
         for index, numbers in enumerate(state["groups"]):  # the optimizer may have no state, or numbers that were typed
             for name, value in numbers.items():
                 GroupNumber(self._optimizer, index, name, None).write(value)
+
+
+def check_monitor(monitor: str | None, key: str, *, follows: bool) -> None:
+    """Refuse a metric for a schedule that does not follow one, and no metric for one that `follows` it."""
+    if follows != (monitor is not None):
+        problem, remedy = "this schedule does not follow a metric", "Leave it out."
+        if follows:
+            problem, remedy = "a plateau needs a metric", f"Set {key}.monitor=loss for the validation loss."
+        raise UserError(problem, key=f"{key}.monitor", remedy=remedy)

@@ -75,14 +75,3 @@ def test_on_an_npu_its_kernels_are_recorded(npu: None, tmp_path: Path) -> None:
     object.__setattr__(engine.run, "device", torch.device("meta"))  # any other than the CPU, which still computes
     engine.train()
     assert json.loads((_folder(tmp_path) / "profiler_info.json").read_text()) == ["CPU", "NPU"]
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [({"activity_with_npu": True}, "activity_with_npu"), ({"activity_with_cpu": False}, "activity_with_cpu")],
-)
-def test_what_does_not_fit_the_run_is_refused(options: dict[str, Any], key: str, npu: None, tmp_path: Path) -> None:
-    engine, _ = _engine(tmp_path, _hook(**options))
-    with pytest.raises(UserError) as raised:
-        engine.train()
-    assert raised.value.key == f"hooks.npu_profiler.{key}"
