@@ -35,30 +35,44 @@ def search_figures(page: Page, directory: SweepDirectory, found: Results) -> Ite
         return
     space, history = _tried(directory, found)
     full = [one for one in history.trials if one.state == "complete" and one.values is not None]
-    if len(full) < 2:
+    drawn = [*full, *(_ended_early(history) if len(history.metrics) == 1 else [])]
+    if len(drawn) < 2:
         return
     front = found.search.pareto if found.search else ()
     best = {point.trial for point in front} | {job // history.repeats for job in found.best_jobs}
-    step = -(-len(full) // _MOST)
+    step = -(-len(drawn) // _MOST)
     if step > 1:
-        yield note(f"Drawn: every {step}. of {len(full):,} trials, and the best.")
-        full = [one for index, one in enumerate(full) if index % step == 0 or one.number in best]
+        yield note(f"Drawn: every {step}. of {len(drawn):,} trials, and the best.")
+        drawn = [one for index, one in enumerate(drawn) if index % step == 0 or one.number in best]
+        full = [one for one in drawn if one in full]
     from optuna import visualization as plots
 
     for index, name in enumerate(history.metrics):
-        one = _of_objective(history, full, index)
+        one = _of_objective(history, drawn, index)
         study = Suggester(space, "random", 0).study(one, one.trials)
         yield _drawn(
             page, f"Parallel coordinates: {name}", partial(plots.plot_parallel_coordinate, study, target_name=name)
         )
         yield _drawn(page, f"Slices: {name}", partial(plots.plot_slice, study, target_name=name))
         if len(full) >= FEWEST:
+            one = _of_objective(history, full, index)
+            study = Suggester(space, "random", 0).study(one, one.trials)
             evaluator = imported().importance.PedAnovaImportanceEvaluator()
             draw = partial(plots.plot_param_importances, study, evaluator=evaluator, target_name=name)
             yield _drawn(page, f"Importance (PED-ANOVA): {name}", draw)
     if len(names := list(history.metrics)) == 2:
         study = Suggester(space, "random", 0).study(history, full)
         yield _drawn(page, "Pareto front", partial(plots.plot_pareto_front, study, target_names=names))
+
+
+def _ended_early(history: History) -> list[Trial]:
+    """Return the trials that are paused or pruned, with their last value as the result."""
+    found = []
+    for one in history.trials:
+        value = one.curve[max(one.curve)] if one.state in ("paused", "pruned") and one.curve else math.nan
+        if math.isfinite(value):
+            found.append(replace(one, state="complete", results={0: (value,)}))
+    return found
 
 
 def _of_objective(history: History, full: Sequence[Trial], index: int) -> History:

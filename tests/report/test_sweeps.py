@@ -63,6 +63,16 @@ def test_a_sweep_that_is_not_over_says_how_far_it_is_and_a_large_one_what_is_lef
     assert "This sweep has not ended" in Page(made.path / "report.html").text
 
 
+def test_trials_that_have_ended_early_are_drawn_with_their_last_value(tmp_path: Path) -> None:
+    search = Search(tmp_path, (LR,), {"trials": 6, "sampler": "random", "promote": "asha"}, validations=9)
+    search.run()
+    assert [trial.state for trial in search.history().trials].count("complete") == 1
+    assert report(search.directory.path) == 0
+    page = Page(search.directory.path / "report.html")
+    assert page.captions == ["Parallel coordinates: loss", "Slices: loss"]
+    assert len(page.figures[1]["data"][0]["x"]) == 6
+
+
 @pytest.mark.parametrize("objectives", [{}, {"accuracy": "max", "time": "min"}])
 def test_a_search_has_the_figures_of_optuna(tmp_path: Path, objectives: dict[str, str]) -> None:
     options = {"trials": 12, "sampler": "random", "objectives": objectives}
