@@ -19,6 +19,7 @@ from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.loss_weighting import sparse_error
 from hydraloop.errors import UserError, interrupt
+from hydraloop.run_files.checkpoint_files import END_UNWRITTEN
 from hydraloop.run_files.environment import versions
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.record_log import FILENAME, count
@@ -195,10 +196,10 @@ class Outcome:
         by, unwritten = self._requests.preempted_by, self._checkpoints.unwritten
         if self._progress.iteration <= self._checkpoints.saved_iteration or (by is None and unwritten is None):
             return
-        why, remedy = "the run has no checkpoint hook", "Add the hook `checkpoint`, and train again."
+        why = "the run has no checkpoint hook: the end of training is lost"
+        remedy = "Add the hook `checkpoint`, and train again."
         if unwritten is not None:
-            why, remedy = f"{unwritten} could not be written", "Make space, and train again from the last checkpoint."
-        why += ": the end of training is lost"
+            why, remedy = f"{unwritten} {END_UNWRITTEN}", "Make space, and train again from the last checkpoint."
         if by is not None and by in signal.Signals.__members__:
             if self._run.ranks.is_main:
                 log.warning("%s\n  %s", why, remedy)

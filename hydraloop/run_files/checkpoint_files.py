@@ -24,6 +24,8 @@ LAST = "last_checkpoint"
 """Text file next to the checkpoints: the name of the one that a resumed run continues from."""
 UNFINISHED = re.compile(rf"\..+({re.escape(SUFFIX)}|{re.escape(SAFETENSORS)})\.\d+\.part")
 """Names that `atomic.replacing` gives checkpoints and published files while they are written."""
+END_UNWRITTEN = "could not be written: the end of training is lost"
+"""In the error of a run whose last checkpoint could not be written, as on a full disk."""
 _NUMBER = re.compile(r"(?:^|_)(epoch|iter)_(\d+)$")
 
 

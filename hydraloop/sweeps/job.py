@@ -31,6 +31,7 @@ from hydraloop.processes.failure import Requeue
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
+from hydraloop.run_files.checkpoint_files import END_UNWRITTEN
 from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
 from hydraloop.run_files.output import print_to
 from hydraloop.run_files.result import describe
@@ -42,7 +43,7 @@ from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.validate.config import hydra_config
 
-_FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")
+_FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]", END_UNWRITTEN)
 """In errors that are not the job's, or a rank's: it continues when there is space again."""
 _POLL = 0.5
 _EVERY_JOB = (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.errors import Terminated
+from hydraloop.errors import Terminated, UserError
 from hydraloop.processes.failure import RankError, Requeue
 from hydraloop.run_files import lock
 from hydraloop.run_files.result import Result
@@ -130,6 +130,7 @@ def test_a_job_is_interrupted_by_the_kill_of_a_rank_and_a_full_disk(tmp_path: Pa
         (RankError("rank 1 was killed", was_killed=True), ("interrupted", None, "rank 1 was killed")),
         (OSError(28, "No space left"), ("interrupted", None, "OSError: [Errno 28] No space left")),
         (RankError("rank 1: OSError: [Errno 28] No"), ("interrupted", None, "rank 1: OSError: [Errno 28] No")),
+        (UserError(lost := "last.pth could not be written: the end of training is lost"), ("interrupted", None, lost)),
         (RankError("rank 1 crashed"), ("failed", "rank 1 crashed", None)),
     ):
         state = job._ended(running, tmp_path, error)
