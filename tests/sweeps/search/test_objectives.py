@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydraloop.sweeps.search.measures import Validations
 from hydraloop.sweeps.states import JobState
 from tests.sweeps.search.played import LR, Search, distance
 from tests.sweeps.search.test_search import ASHA
@@ -55,3 +56,14 @@ def test_a_trial_with_a_failed_job_is_failed(tmp_path: Path) -> None:
     search.loss = lambda values: math.nan if values["seed"] == "1" else 1.0
     search.run()
     assert {trial.state for trial in search.history().trials} == {"failed"}
+
+
+def test_only_new_validations_of_a_job_that_runs_are_read(tmp_path: Path) -> None:
+    """Also those of a log that the other process is just writing to."""
+    log, found = tmp_path / "metrics.jsonl", Validations(tmp_path, "loss")
+    assert list(found.read()) == []
+    line = '{"mode": "%s", "epoch": 1, "iteration": 1, "loss": %s, "timestamp": 1.0}\n'
+    log.write_text(line % ("train", 9) + line % ("val", 3) + (line % ("val", 2))[:20])
+    assert list(found.read()) == [(1, 3.0)]
+    log.write_text("x" * log.stat().st_size + (line % ("val", 2))[20:] + line % ("val", 1))
+    assert list(found.read()) == [(2, 1.0)], "what was read is not read again"
