@@ -36,15 +36,12 @@ def file_name(name: str, bad: str = "/", *, longest: int = LONGEST_NAME) -> str:
 
 
 @contextmanager
-def replacing(
-    path: Path, *, keep_existing: bool = False, inside: str | None = None, flush: bool = True
-) -> Iterator[Path]:
+def replacing(path: Path, *, inside: str | None = None, flush: bool = True) -> Iterator[Path]:
     """Yield a path to write to. On exit, flush that file to the disk, rename it to `path` and flush the folder.
 
     Args:
         path: the file to replace or create. Its folder must exist.
         inside: the name of the yielded path, which is then in a temporary folder.
-        keep_existing: do not replace a file that another process has created in the meantime.
         flush: False: do not wait for the disk. After a power failure, the file may be empty.
 
     Raises:
@@ -59,8 +56,7 @@ def replacing(
         if flush:
             with unfinished.open("rb+") as file:
                 os.fsync(file.fileno())
-        if not keep_existing or not _linked(unfinished, path):
-            unfinished.replace(path)
+        unfinished.replace(path)
     finally:
         with suppress(OSError):  # do not replace the error that is being raised
             unfinished.unlink(missing_ok=True)
@@ -96,17 +92,6 @@ def remove_unfinished(path: Path) -> None:
     for part in path.parent.glob(f".{escape(path.name)}.*.part"):
         with suppress(OSError):  # a folder that may not be written
             part.unlink()
-
-
-def _linked(unfinished: Path, path: Path) -> bool:
-    """Link the file to `path`, and return whether `path` exists then."""
-    try:
-        os.link(unfinished, path)  # unlike a rename, it fails if the file exists
-    except FileExistsError:
-        return True
-    except OSError:  # a file system without links
-        return path.exists()
-    return True
 
 
 def flush_folder(folder: Path) -> None:

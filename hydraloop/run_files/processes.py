@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
-import socket
 from contextlib import suppress
-from pathlib import Path
 
 _SAME = 2.0
 """Seconds by which two measurements of a start may differ; the start of the machine is known to a second."""
@@ -40,18 +37,6 @@ def is_alive(pid: int, since: float | None) -> bool:
     return now is not None and since is not None and abs(now - since) < _SAME
 
 
-def is_ancestor(pid: int, since: float | None) -> bool:
-    """Return whether a process is this one, or has started it directly or through other processes.
-
-    Args:
-        since: what `started` returned for it.
-    """
-    import psutil
-
-    own = psutil.Process()
-    return pid in {own.pid, *(parent.pid for parent in own.parents())} and is_alive(pid, since)
-
-
 def kill_tree(pid: int) -> None:
     """Kill a process and all that it has started, also those with a session of their own, such as ranks."""
     import psutil
@@ -77,14 +62,3 @@ def send(pid: int, since: float | None, sign: signal.Signals) -> None:
     else:
         with suppress(ProcessLookupError):
             os.kill(pid, sign)
-
-
-@functools.cache
-def machine() -> str:
-    """Return a name for where process ids are unique: host, its current boot, and container."""
-    names = [socket.gethostname()]
-    with suppress(OSError):
-        names.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-    with suppress(OSError):
-        names.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(names)

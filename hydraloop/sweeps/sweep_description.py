@@ -47,18 +47,14 @@ class Description:
         overrides, command = (tuple(mask_overrides(lines)) for lines in (self.overrides, self.command))
         return replace(self, jobs=self.jobs.masked(), overrides=overrides, command=command)
 
-    def write(self, folder: Path, *, keep_existing: bool = False) -> None:
+    def write(self, folder: Path) -> None:
         """Write the file atomically.
-
-        Args:
-            keep_existing: do not replace a file that another process has created in the meantime.
 
         Raises:
             OSError: it cannot be written.
         """
         content = {**asdict(replace(self, jobs=Jobs((), ()))), "jobs": asdict(self.jobs)}
-        with atomic.replacing(folder / FILENAME, keep_existing=keep_existing) as unfinished:
-            unfinished.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        atomic.write_text(folder / FILENAME, json.dumps(content) + "\n")
 
 
 def read(folder: Path, *, key: str | None = None) -> Description:

@@ -48,20 +48,18 @@ class SweepDirectory:
         Raises:
             UserError: it cannot be written, or the directory holds a sweep or a run.
         """
-        if (path / sweep_description.FILENAME).exists():
-            raise _held(path)
         if holds_run(path) or (path / "multirun.yaml").exists():
             raise UserError(
                 f"{shown(path)} holds a run already", key="hydra.sweep.dir", remedy="Name another directory."
             )
         made = cls(path, new.masked())
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            made.description.write(path, keep_existing=True)
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        if cls.load(path).description.uid != new.uid:  # another process was faster
-            raise _held(path)
+        with lock.RunLock(path, key="hydra.sweep.dir"):
+            if (path / sweep_description.FILENAME).exists():
+                raise _held(path)
+            try:
+                made.description.write(path)
+            except OSError as error:
+                raise _unwritable(path, error) from error
         return made
 
     @classmethod

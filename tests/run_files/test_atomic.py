@@ -57,15 +57,6 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path: 
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_a_file_that_exists_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "database"
-    for text in ("first", "second"):
-        with atomic.replacing(path, keep_existing=True) as unfinished:
-            unfinished.write_text(text)
-    assert path.read_text() == "first"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["database"]
-
-
 def fail(path: Path) -> None:
     with atomic.replacing(path) as unfinished:
         unfinished.write_text("ne")

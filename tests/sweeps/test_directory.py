@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,11 +80,18 @@ def test_a_directory_in_use_is_refused(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).read_text() == "{}"
 
 
-def test_of_two_that_create_it_one_is_refused(sweep: SweepDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "exists", lambda path: False)  # the other one creates it after this check
-    with pytest.raises(UserError, match=re.escape(f"sweep.resume={sweep.path}")):
-        SweepDirectory.create(sweep.path, replace(DESCRIPTION, uid="other"))
-    assert SweepDirectory.load(sweep.path).description == DESCRIPTION
+def test_of_several_that_create_it_at_once_all_but_one_are_refused(tmp_path: Path) -> None:
+    def create(uid: str) -> bool:
+        try:
+            SweepDirectory.create(tmp_path / "new", replace(DESCRIPTION, uid=uid))
+        except UserError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(create, "abcd"))
+    assert sum(made) == 1
+    assert SweepDirectory.load(tmp_path / "new").description.uid == "abcd"[made.index(True)]
 
 
 def test_a_directory_without_a_sweep_is_refused(sweep: SweepDirectory) -> None:

@@ -148,7 +148,7 @@ def _create(path: Path) -> None:
     with FileLock(f"{path}.lock", timeout=_PATIENCE):
         if not path.exists():
             atomic.remove_unfinished(path)  # of a process that was killed here, when the time after its run was over
-            with atomic.replacing(path, keep_existing=True) as unfinished, unsynced():
+            with atomic.replacing(path) as unfinished, unsynced():
                 MlflowClient(tracking_uri=sqlite_uri(unfinished))
 
 
