@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydraloop import json_answers, platforms
 from hydraloop.cli import arguments, command, resume_command
@@ -25,13 +27,14 @@ from hydraloop.commands.parser import listed_names, listing, summaries
 from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import Draft
-from hydraloop.processes import torchrun
+from hydraloop.processes import private, torchrun
 from hydraloop.processes.checks import check_debugger
 from hydraloop.processes.failure import Requeue
+from hydraloop.processes.peers import Peers
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import remember_config
-from hydraloop.run_files.output import replace_unencodable
+from hydraloop.run_files.output import print_to, replace_unencodable
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.sweeps import planning
 from hydraloop.sweeps.planning import SweepDraft
@@ -73,13 +76,13 @@ def main(
         if torchrun.is_several():
             torchrun.keep_quiet()
         if torchrun.rank() > 0:
-            sys.exit(torchrun.follow())
+            print_to(Path(os.devnull))
+        peers = Peers()
         reports = Reports(with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
-        leader = torchrun.Leader()
         with json_answers.reserved(sys.argv[1:]):
-            code = _run(_App(folder, folder / config_path, config_name, reports, leader))
+            code = _run(_App(folder, folder / config_path, config_name, reports, peers))
         if torchrun.is_several():
-            leader.leave(code)
+            peers.leave(code)
         if code:
             sys.exit(code)
 
@@ -87,14 +90,15 @@ def main(
 def _run(app: _App) -> int:
     try:
         with terminable():
+            app.peers.begin()
             app.run(sys.argv[1:])
-    except SystemExit as error:  # the end of a sweep; or argparse has printed the version
-        if torchrun.is_several():
-            app.leader.leave(1 if error.code else 0)
+    except SystemExit:  # the end of a sweep; or argparse has printed the version
         raise
-    except BaseException as error:
+    except BaseException as raised:
+        error = app.peers.failed(raised)
         code = _exit_code(error, app.reports)
-        app.reports.show(error)
+        if torchrun.reports():
+            app.reports.show(error)
         app.reports.debug(error)
         return code
     return 0
@@ -102,7 +106,7 @@ def _run(app: _App) -> int:
 
 def _exit_code(error: BaseException, reports: Reports) -> int:
     if isinstance(error, Requeue):
-        return torchrun.requeue_code() if torchrun.is_launched() else error.code
+        return 0 if torchrun.is_launched() else error.code  # a launcher would restart the ranks
     if isinstance(error, KeyboardInterrupt):
         return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
     return 2 if isinstance(error, UserError) and error not in reports.shown else 1
@@ -118,8 +122,8 @@ class _App:
     name: str
     """Of the primary config."""
     reports: Reports
-    leader: torchrun.Leader
-    """Tells the other ranks of a torchrun what to train."""
+    peers: Peers
+    """The other ranks, if this process is one of several."""
 
     def run(self, argv: Sequence[str]) -> None:
         """Show what the arguments ask for, or train once, or in a sweep."""
@@ -127,15 +131,22 @@ class _App:
             from hydraloop.sweeps import received
 
             argv = received.arguments(argv)
+        job: Mapping[str, Any] | None = None
+        if torchrun.is_ours():
+            argv, job = private.of_rank(argv)
         args = arguments.read(argv)
         environment.set_command([*environment.script(), *args.config_flags])
         if args.overrides[:1] == [resume_command.NAME]:
-            return self._resume(args)
+            return self._resume(args, argv)
         name = args.config_name or self.name
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         with opened(folder, name, args.config_dir) as composer:
             if environment.is_received():
                 received.run_jobs(composer, self._starter())
+            if job is not None:
+                from hydraloop.sweeps.job import train_rank
+
+                return train_rank(job, args.overrides, composer, self._starter())
             if args.help:
                 text = listing() if args.overrides == ["all"] else listed_names()
                 return show_help(args, composer, self.project, summaries(), text)
@@ -143,7 +154,8 @@ class _App:
             if args.is_for_hydra:
                 overrides = command.read_for_hydra(args, composer)
             else:
-                draft = planning.check_command(args, composer)
+                with redirect_stderr(io.StringIO()) if torchrun.is_ours() else nullcontext():  # it was said already
+                    draft = planning.check_command(args, composer)
                 overrides = draft.overrides
                 remember_config(draft.cfg)
                 if args.dry_run:
@@ -152,9 +164,9 @@ class _App:
                     if args.pdb:
                         self._use_debugger(draft)
                     if not isinstance(draft, SweepDraft):
-                        if submitted_run.is_wanted(draft):
+                        if submitted_run.is_wanted(draft) and not torchrun.is_several():
                             return submitted_run.submit(draft)
-                        return self._starter().run(draft, name)
+                        return self._starter().run(draft, name, argv)
                     if draft.is_ours:
                         from hydraloop.sweeps import run_sweep
 
@@ -171,7 +183,7 @@ class _App:
         sender = SweepSender(sweep.swept)
         return other_launchers.run_sweep(self._starter(), sweep, sender, flags, folder, name)
 
-    def _resume(self, args: argparse.Namespace) -> None:
+    def _resume(self, args: argparse.Namespace, argv: Sequence[str]) -> None:
         """Continue a run with its saved config, or show its plan."""
         if args.help:
             return show(f"{resume_command.HELP}\n\n{listed_names()}")
@@ -182,7 +194,7 @@ class _App:
                 return show_plan(draft, as_json=args.json)
             if args.pdb:
                 self._use_debugger(draft)
-            return self._starter().run(draft, resume_command.BASE)
+            return self._starter().run(draft, resume_command.BASE, argv)
 
     def _use_debugger(self, draft: Draft) -> None:
         """Open the debugger after an error of the run, or refuse to."""
@@ -192,4 +204,4 @@ class _App:
     def _starter(self) -> RunStarter:
         from hydraloop.processes.run_starter import RunStarter
 
-        return RunStarter(self.reports, self.leader)
+        return RunStarter(self.reports, self.peers)

@@ -1,25 +1,23 @@
 """From a checked config to the plan of a run: its directory, locked, and where it continues. Imports no torch.
 
-`Draft` is made before there are ranks and locks. Rank 0 makes a `RunPlan` of it, once, and all ranks train by it.
+`Draft` is made by each rank, before there are locks. Rank 0 makes a `RunPlan` of it, and all ranks train by it.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hydraloop.errors import UserError
 from hydraloop.run_files import atomic, attempts, checkpoint_to_resume, run_directory
-from hydraloop.run_files.config_yaml import dumped, plain, without_secrets
 from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
 
 if TYPE_CHECKING:
@@ -62,36 +60,6 @@ class RunPlan:
     """The `known_checkpoints` at the start. This run has written all other checkpoints of its directory."""
     typed: Sequence[str] = ()
     """Keys whose values replace those of the checkpoint."""
-    logging: Any = None
-    """Hydra's `job_logging`, for rank 0; None for Hydra's default. It is not in the text, since it can name classes."""
-    verbose: bool | str | list[str] = False
-    """Hydra's `verbose`, for the logging of ranks."""
-
-    def restarted(self) -> Self:
-        """Return the same plan, continued from the newest checkpoint that the run has written, if any.
-
-        Raises:
-            UserError: all checkpoints are damaged.
-        """
-        newest = checkpoint_to_resume.newest_checkpoint(self.run_dir, known=self.known)
-        return self if newest is None else replace(self, checkpoint=newest)
-
-    def to_json(self) -> str:
-        """Return one line of text, for a file or a store: without secrets. A secret keeps its interpolation.
-
-        Raises:
-            UserError: another interpolation does not resolve: `${hydra:…}` and `${now:}` mean nothing to other ranks.
-        """
-        content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "logging"}
-        paths = {name: path.absolute() for name, path in content.items() if isinstance(path, Path)}
-        return json.dumps({**content, **paths, "cfg": dumped(without_secrets(self.cfg))}, default=str)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Return the plan that `to_json` wrote."""
-        content: dict[str, Any] = json.loads(text)
-        paths = {name: content[name] and Path(content[name]) for name in ("run_dir", "checkpoint", "attempt")}
-        return cls(**{**content, **paths, "cfg": OmegaConf.create(content["cfg"])})
 
 
 def plan_run(draft: Draft, locks: ExitStack, find: checkpoint_to_resume.Find | None = None) -> RunPlan:
@@ -124,9 +92,15 @@ def plan_run(draft: Draft, locks: ExitStack, find: checkpoint_to_resume.Find | N
         print(f"restarted in {plan.run_dir}, from {plan.checkpoint or 'the beginning'}")
     elif cfg.resume == "auto" and plan.checkpoint is None:
         print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
+    return of_draft(plan, draft)
+
+
+def of_draft(plan: RunPlan, draft: Draft) -> RunPlan:
+    """Return the plan of a run with its directory in the node `hydra` of the draft, and with a copy of its config."""
+    cfg = draft.cfg
     with read_write(cfg.hydra):
         cfg.hydra.run.dir = str(plan.run_dir)
-    return _of_hydra(replace(plan, cfg=deepcopy(cfg)), cfg.hydra, draft.typed)
+    return of_hydra(replace(plan, cfg=deepcopy(cfg)), cfg.hydra, draft.typed)
 
 
 def plan_job(
@@ -178,7 +152,7 @@ def plan_job(
     attempt = None if checkpoint is None else attempts.following(run_dir)
     known = checkpoint_to_resume.known_checkpoints(run_dir)
     plan = RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, attempt=attempt, known=known)
-    return _of_hydra(plan, settings, typed)
+    return of_hydra(plan, settings, typed)
 
 
 def plan_build(
@@ -253,7 +227,7 @@ def _plan(
     return RunPlan(cfg=cfg, run_dir=directory, checkpoint=checkpoint, attempt=attempt, known=known), lock
 
 
-def _of_hydra(plan: RunPlan, settings: Any, typed: Sequence[str]) -> RunPlan:
+def of_hydra(plan: RunPlan, settings: Any, typed: Sequence[str]) -> RunPlan:
     """Return a plan with what Hydra's settings say. The node `hydra` is removed from its config."""
     with read_write(plan.cfg), open_dict(plan.cfg):
         plan.cfg.pop("hydra", None)
@@ -263,6 +237,4 @@ def _of_hydra(plan: RunPlan, settings: Any, typed: Sequence[str]) -> RunPlan:
         attempt=None if plan.attempt is None else plan.attempt.absolute(),
         is_recorded=plan.attempt is not None or settings.output_subdir == attempts.RECORDS,
         typed=typed,
-        logging=settings.job_logging,
-        verbose=plain(settings.verbose),
     )

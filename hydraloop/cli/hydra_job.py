@@ -31,12 +31,7 @@ def as_job(cfg: DictConfig, plan: RunPlan, name: str | None = None) -> Iterator[
         name: of the primary config, for a single run. None: a job of a sweep.
     """
     settings, run_dir = cfg.hydra, plan.run_dir
-    with read_write(settings):
-        settings.mode = RunMode.MULTIRUN if name is None else RunMode.RUN
-        settings.runtime.output_dir = str(run_dir)
-        if plan.attempt is not None:
-            settings.output_subdir = str(plan.attempt.relative_to(run_dir))
-    OmegaConf.copy_cache(from_config=cfg, to_config=plan.cfg)
+    settle(cfg, plan, name)
     returned = JobReturn(list(settings.overrides.task), plan.cfg, cfg, os.getcwd(), settings.job.name, JobStatus.FAILED)
     with hydra_versions.allowing():
         if name is not None:
@@ -46,11 +41,29 @@ def as_job(cfg: DictConfig, plan: RunPlan, name: str | None = None) -> Iterator[
             callbacks.on_run_start(config=cfg, config_name=name)
         run_dir.mkdir(parents=True, exist_ok=True)
         try:
-            with chdir(run_dir) if settings.job.chdir else nullcontext(), env_override(settings.job.env_set):
+            with surrounded(settings, run_dir):
                 yield from _job(cfg, plan, callbacks, returned)
         finally:
             if name is not None:
                 callbacks.on_run_end(config=cfg, config_name=name, job_return=returned)
+
+
+def settle(cfg: DictConfig, plan: RunPlan, name: str | None = None) -> None:
+    """Let interpolations of `${hydra:…}` resolve as in the job. The arguments are those of `as_job`."""
+    settings = cfg.hydra
+    with read_write(settings):
+        settings.mode = RunMode.MULTIRUN if name is None else RunMode.RUN
+        settings.runtime.output_dir = str(plan.run_dir)
+        if plan.attempt is not None:
+            settings.output_subdir = str(plan.attempt.relative_to(plan.run_dir))
+    OmegaConf.copy_cache(from_config=cfg, to_config=plan.cfg)
+
+
+@contextmanager
+def surrounded(settings: DictConfig, run_dir: Path) -> Iterator[None]:
+    """In the body, the working directory and the environment variables are those of a job with these settings."""
+    with chdir(run_dir) if settings.job.chdir else nullcontext(), env_override(settings.job.env_set):
+        yield
 
 
 def _job(cfg: DictConfig, plan: RunPlan, callbacks: Callbacks, returned: JobReturn) -> Iterator[JobReturn]:

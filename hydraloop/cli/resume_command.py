@@ -19,6 +19,7 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.run_config import config_of
 from hydraloop.errors import UserError, missing_path
 from hydraloop.plan import Draft
+from hydraloop.run_files import environment
 from hydraloop.run_files.checkpoint_files import newest_intact
 from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import checkpoint_folders, config_file, holds_run, is_own, run_of
@@ -52,6 +53,7 @@ def trusted(argv: Sequence[str]) -> tuple[Path, list[str], list[str]]:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--trusted", action="append", default=[])
     args, rest = parser.parse_known_args(argv)
+    environment.trusted = [f"--trusted={packages}" for packages in args.trusted]
     named = Path(next((word for word in rest[1:] if not word.startswith("-")), ""))  # a missing one is reported later
     run_dir = run_of(named) if named.exists() else None
     here = working_directory.trust(argv, run_dir or named, args.trusted)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from hydraloop.errors import Remedy, UserError, suggestion
 from hydraloop.processes import torchrun
-from hydraloop.run_files.config_yaml import check_no_secret
 from hydraloop.validate.values import check_strategy
 
 
 def check(cfg: DictConfig) -> None:
-    """Check `distributed`, secrets, and the devices of this machine. Imports torch for several processes only."""
+    """Check `distributed`, and the devices of this machine. Imports torch for several processes only."""
     check_options(cfg)
-    if torchrun.is_several():
-        check_no_secret(cfg)
     options = cfg.distributed
     if several(cfg) or options.backend != "auto":
         _check_machine(options, str(cfg.engine.device), _processes(options))
@@ -26,19 +23,18 @@ def check(cfg: DictConfig) -> None:
 def check_options(cfg: DictConfig) -> None:
     """Check `distributed`, as far as another machine may train the run. Does not import torch."""
     options = cfg.distributed
-    local = _processes(options)
+    _processes(options)
     check_strategy(options.strategy, several=several(cfg))
-    if local > 1 and not torchrun.is_several() and "_target_: __main__." in OmegaConf.to_yaml(cfg):
-        raise UserError(
-            "the ranks cannot import a class from the script that started them",
-            key="distributed.nproc_per_node",
-            remedy="Move the class to another file of the project, or use torchrun.",
-        )
 
 
 def several(cfg: Any) -> bool:
     """Whether several processes train, started by hydraloop or by torchrun."""
-    return torchrun.is_several() or cfg.distributed.nproc_per_node * cfg.distributed.nnodes > 1
+    return torchrun.is_several() or starts_ranks(cfg)
+
+
+def starts_ranks(cfg: Any) -> bool:
+    """Whether this process starts the ranks that train."""
+    return not torchrun.is_several() and cfg.distributed.nproc_per_node * cfg.distributed.nnodes > 1
 
 
 def check_single_run() -> None:

@@ -1,8 +1,13 @@
-"""Starts the ranks of a job on this machine with torch's elastic launcher, and waits until all have ended."""
+"""Starts the ranks of a run on this machine with torch's elastic launcher, and waits until all have ended.
+
+Each rank runs the script with the arguments of this process. Rank 0 makes the plan, and has the lock of the run
+directory. All ranks leave their errors to this process, which also sees signals that have ended a rank.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -10,134 +15,187 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import psutil
 from hydra.core.utils import env_override
 
-from hydraloop.errors import UserError, interrupt
+from hydraloop import json_answers
+from hydraloop.errors import interrupt
 from hydraloop.plan import RunPlan
 from hydraloop.platforms import signals
-from hydraloop.processes import rank_log
+from hydraloop.processes import nodes, rank_log, torchrun
 from hydraloop.processes.failure import DONE, Ended, Failure, cause
-from hydraloop.processes.private import Private
+from hydraloop.processes.private import masked_lists
+from hydraloop.run_files import atomic, environment
+from hydraloop.run_files.result import FILENAME
 from hydraloop.run_files.uncollected import uncollected
-
-log = logging.getLogger(__name__)
 
 _SIGNALS = signals("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """The signals that torch's launcher handles. It does not restore the handlers."""
-PREEMPTING = signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
-"""The signals that preempt a job. They are passed on to its ranks: torch's launcher would kill these after 30 s."""
+_PREEMPTING = signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+"""The signals that preempt a run. They are passed on to its ranks: torch's launcher would kill these after 30 s."""
+_STOPPED = "stopped"
+"""In the folder of the ranks: the number of the first signal that was passed on."""
 
 
-def launch(plan: RunPlan) -> Ended:
-    """Run a job on the ranks that its config asks for. When this returns, all of them have ended.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What rank 0 tells the process that has started it: where the run is, at its first start."""
 
-    After the failure of a rank, all ranks are started again, at most `distributed.max_restarts` times. After a
-    `UserError` they are not: a restart would repeat it.
+    run_dir: str = ""
+    """Empty: rank 0 has made no plan yet."""
+    checkpoint: str | None = None
+    """Where the run has continued."""
+    attempt: str | None = None
+    """As in `RunPlan`."""
+    result: str = ""
+    """The `result.json` of an earlier attempt; empty without one."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Return what rank 0 has written; None if rank 0 was started on another node."""
+        file = folder / "start.json"
+        return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+
+    @classmethod
+    def write(cls, plan: RunPlan | None = None) -> None:
+        """Write it. Called on rank 0: when it starts, and when it has a plan."""
+        folder = Path(os.environ[torchrun.NODE])
+        found = cls.read(folder)
+        if found is not None and (found.run_dir or plan is None):  # a restart
+            return
+        made = cls()
+        if plan is not None:
+            paths = {name: getattr(plan, name) for name in ("run_dir", "checkpoint", "attempt")}
+            file = plan.run_dir / FILENAME
+            result = file.read_text(encoding="utf-8") if file.exists() else ""
+            made = cls(**{name: path and str(path.absolute()) for name, path in paths.items()}, result=result)
+        atomic.write_text(folder / "start.json", json.dumps(asdict(made)))
+
+
+def launch(
+    options: Any, command: Sequence[str], arguments: Sequence[str], variables: Mapping[str, str]
+) -> tuple[Ended, Start | None]:
+    """Start ranks, and wait for them. After the failure of a rank, all are started again, unless it is a mistake.
+
+    Args:
+        options: `distributed`.
+        command: the script, as an argument of Python.
+        arguments: of the script. Secrets in them stay out of the command lines of the ranks.
+        variables: to add to the environment of the ranks.
+
+    Returns:
+        How the ranks of this machine have ended, and what rank 0 has told. None: rank 0 was started on another node.
 
     Raises:
-        UserError: an interpolation does not resolve.
+        UserError: Slurm has not started one process on each of the nodes.
     """
-    private = Private.of(plan)  # what the text of the plan does not have
-    ended = _launch(plan, private)
-    for restart in range(1, plan.cfg.distributed.max_restarts + 1):
-        if ended.error is None or isinstance(ended.error, (UserError, KeyboardInterrupt)):
-            break
-        try:
-            plan, trained = plan.restarted(), ended.trained
-        except UserError as error:  # all checkpoints are damaged
-            return replace(ended, error=error)
-        log.warning("restart %d from %s, after: %s", restart, plan.checkpoint or "the beginning", ended.error)
-        ended = _launch(plan, private)
-        ended = replace(ended, trained=ended.trained or trained)
-    return ended
-
-
-def _launch(plan: RunPlan, private: Private) -> Ended:
-    processes = plan.cfg.distributed.nproc_per_node
+    processes = int(options.nproc_per_node)
+    rendezvous = nodes.rendezvous(int(options.nnodes)) if options.nnodes > 1 else {}
+    own = [word for word in arguments if not json_answers.wanted([word])]  # this process writes the answer
+    shown, private = masked_lists({"arguments": own})
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes)))  # or each rank would use all cores
     # Only the user can read the folder and the files in it. A rank removes it if this process is killed.
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
-        error: BaseException | None = None
-        exit_codes: dict[int, int] = {}
+        variables = {"OMP_NUM_THREADS": threads, **variables, **private.variables(), torchrun.NODE: name}
+        words, codes, number = [*command, *shown["arguments"], *environment.trusted], dict[int, tuple[int, int]](), 0
         try:
-            worker = str(Path(__file__).with_name("worker.py"))
-            with env_override(private.variables()), passing_on(name) as passed_on:
-                exit_codes, number = run(processes, name, "-P", worker, name, str(os.getpid()), passed_on=PREEMPTING)
-            error = interrupt(number) if number else None
+            with env_override(variables), _passing_on(Path(name)):
+                rendezvous["max_restarts"] = int(options.max_restarts)
+                codes, number = run(processes, name, *words, passed_on=_PREEMPTING, **rendezvous)
         except KeyboardInterrupt as told:  # before there were ranks
-            error = told
-        failures = _failures(plan.run_dir, folder, processes, exit_codes)
-        if error is None and not failures:
-            return Ended.with_result(plan.run_dir)
-        if error is None and passed_on and cause(failures).kind not in ("mistake", "error"):  # it came too early
-            error = interrupt(passed_on[0])
-        return Ended(error=error or cause(failures).error(), trained=any(failure.trained for failure in failures))
+            return Ended(error=told, trained=False), Start.read(Path(name))
+        return _ended(Path(name), processes, codes, number), Start.read(Path(name))
+
+
+def _ended(folder: Path, processes: int, codes: dict[int, tuple[int, int]], number: int) -> Ended:
+    """Return how the ranks of this machine have ended.
+
+    Args:
+        codes: as `run` returns them, and the number of the signal.
+    """
+    start, stopped = Start.read(folder), folder / _STOPPED
+    failures = _failures(folder, processes, codes, None if start is None else start.run_dir)
+    if not number and not failures:
+        return Ended.with_result(Path(start.run_dir)) if start is not None and start.run_dir else Ended()
+    first = cause(failures) if failures else None
+    if stopped.exists() and first is not None and first.kind not in ("mistake", "error"):  # it came too early
+        number = number or int(stopped.read_text(encoding="ascii"))
+    error = first.error() if first is not None and not number else interrupt(number)
+    return Ended(error=error, trained=any(failure.trained for failure in failures))
+
+
+def is_stopped() -> bool:
+    """Whether the process that has started this rank was told to end, so that a restart must not train."""
+    return torchrun.is_ours() and Path(os.environ[torchrun.NODE], _STOPPED).exists()
 
 
 def run_module(arguments: Sequence[str], processes: int) -> int:
     """Run `python -m …` on several ranks, which print their errors themselves. Returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
         exit_codes, number = run(processes, name, "-m", *arguments)
-    for rank, code in exit_codes.items():
+    for rank, code in exit_codes.values():
         if code < 0 and code != -signal.SIGTERM:  # which the launcher sends after another failure
             print(f"error: rank {rank} was ended by signal {-code}", file=sys.stderr)
     return 128 + number if number else int(bool(exit_codes))
 
 
 @contextlib.contextmanager
-def passing_on(argument: str) -> Iterator[list[int]]:
-    """In the body, pass on the signals that preempt a job to its ranks. Yields the numbers of those that have come.
+def _passing_on(folder: Path) -> Iterator[None]:
+    """In the body, pass on the signals that preempt a run to its ranks.
 
     Args:
-        argument: in the command line of each rank.
+        folder: of the ranks.
     """
-    passed_on: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        ranks = [child for child in psutil.Process().children() if argument in _command_line(child)]
+        ranks = [child for child in psutil.Process().children() if _is_rank(child, folder)]
         if not ranks:
             raise interrupt(number)
-        passed_on.append(number)
+        if not (folder / _STOPPED).exists():
+            (folder / _STOPPED).write_text(str(int(number)), encoding="ascii")
         for rank in ranks:
             with contextlib.suppress(psutil.Error):
                 rank.send_signal(number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in PREEMPTING if is_main}
+    handlers = {number: signal.getsignal(number) for number in _PREEMPTING if is_main}
     earlier = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in earlier:
         signal.signal(number, handle)
     try:
-        yield passed_on
+        yield
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
 
 
-def _command_line(process: psutil.Process) -> list[str]:
+def _is_rank(process: psutil.Process, folder: Path) -> bool:
     try:
-        return process.cmdline()
+        return process.environ().get(torchrun.NODE) == str(folder)
     except psutil.Error:  # it has ended
-        return []
+        return False
 
 
 def run(
-    processes: int, folder: str, *arguments: str, passed_on: Sequence[int] = (), **rendezvous: Any
-) -> tuple[dict[int, int], int]:
-    """Run Python on several ranks. Returns the exit codes other than 0 by rank, and the signal that ended them or 0.
+    processes: int, folder: str, *arguments: str, passed_on: Sequence[int] = (), **options: Any
+) -> tuple[dict[int, tuple[int, int]], int]:
+    """Run Python on several ranks.
 
     Args:
         folder: for the logs of torch's launcher.
         passed_on: the signals that the caller handles.
-        rendezvous: options of `LaunchConfig` for several nodes.
+        options: of `LaunchConfig`.
+
+    Returns:
+        The rank and the exit code of each process whose exit code is not 0, by its number on this machine; and the
+        signal that has ended the launcher, or 0.
     """
     with uncollected():
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -156,7 +214,7 @@ def run(
         nproc_per_node=processes,
         rdzv_backend="c10d",
         monitor_interval=0.1,
-        **(rendezvous or alone),
+        **{**alone, **options},
         logs_specs=DefaultLogsSpecs(log_dir=folder),
         # A signal that is ignored (nohup) stays ignored.
         signals_to_handle=",".join(
@@ -167,22 +225,25 @@ def run(
         with _around_launcher():
             api.elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as failed:
-        return {rank: process.exitcode for rank, process in failed.failures.items()}, 0
+        return {process.local_rank: (rank, process.exitcode) for rank, process in failed.failures.items()}, 0
     except SignalException as told:
         return {}, int(told.sigval)
     return {}, 0
 
 
-def _failures(run_dir: Path, folder: Path, processes: int, exit_codes: dict[int, int]) -> list[Failure]:
-    """Return the failures of all ranks. `exit_codes` has those other than 0, by rank."""
-    # Also of ranks that reported after the launcher had noticed that another one has failed.
-    reported = {path.parent.name: path for path in folder.glob("*/attempt_0/*/error.json")}
-    done = {path.parent.name for path in folder.glob(f"*/attempt_0/*/{DONE}")}
-    failures = [Failure.from_json(path.read_bytes()) for path in reported.values()]
-    for rank in range(processes):
-        code = exit_codes.get(rank, 0)
-        if str(rank) not in reported and (code or str(rank) not in done):
-            failures.append(Failure.of_exit(rank, code, rank_log.path(run_dir, rank)))
+def _failures(folder: Path, processes: int, codes: dict[int, tuple[int, int]], run_dir: str | None) -> list[Failure]:
+    """Return the failures of the ranks of this machine, after the last restart. The arguments are those of `_ended`."""
+    starts = sorted(folder.glob("*/attempt_*"), key=lambda path: int(path.name.partition("_")[2]))
+    failures = []
+    for number in range(processes if starts else 0):
+        files = starts[-1] / str(number)
+        rank, code = codes.get(number, (number, 0))
+        # Also of ranks that reported after the launcher had noticed that another one has failed.
+        if (files / "error.json").exists():
+            failures.append(Failure.from_json((files / "error.json").read_bytes()))
+        elif code or not (files / DONE).exists():
+            log = Path(f"rank {rank}'s output") if not run_dir else rank_log.path(Path(run_dir), rank)
+            failures.append(Failure.of_exit(rank, code, log))
     return failures
 
 

@@ -1,63 +1,36 @@
-"""Ranks on several nodes. Slurm's `srun` starts the command on each node, and each of these processes starts ranks.
-
-torch's elastic launcher starts them. They train as under torchrun: rank 0 makes the plan, and has the lock.
-"""
+"""Ranks on several nodes. Slurm's `srun` starts the command on each node, and each of these processes starts ranks."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import env_override
-
 from hydraloop.errors import UserError
-from hydraloop.processes import elastic, torchrun
-from hydraloop.processes.failure import REQUEUE
-from hydraloop.run_files import environment
 
 _KEY = "distributed.nnodes"
 _TIMEOUT = 900
 """Seconds to wait for the processes of the other nodes, whose Python may come from a slow disk."""
 
 
-def launch(options: Any, overrides: Sequence[str]) -> int:
-    """Start the ranks of this node with this command line, and wait for them. Returns the exit code.
-
-    Args:
-        options: `distributed`.
-        overrides: of the run.
+def rendezvous(nodes: int) -> dict[str, Any]:
+    """Return options of torch's launcher with which the processes of all nodes find each other.
 
     Raises:
         UserError: Slurm has not started one process on each of the nodes.
-        KeyboardInterrupt: a signal came before there were ranks.
     """
-    nodes, processes = int(options.nnodes), int(options.nproc_per_node)
     _check(nodes)
     first, own = _addresses()
     job, step = (int(os.environ[name]) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    rendezvous = {
+    return {
         "min_nodes": nodes,
         "max_nodes": nodes,
         "run_id": f"{job}.{step}",
         "rdzv_endpoint": f"{first}:{10_000 + (job * 100 + step) % 20_000}",  # below the ports that Linux gives
         "rdzv_configs": {"is_host": os.environ["SLURM_NODEID"] == "0", "join_timeout": _TIMEOUT},
         "local_addr": own,
-        "max_restarts": int(options.max_restarts),
     }
-    threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
-    command = [*environment.command()[1:], *overrides]
-    with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as folder:
-        variables = {torchrun.NODE: folder, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
-        with env_override(variables), elastic.passing_on(command[-1]):
-            codes, number = elastic.run(processes, folder, *command, passed_on=elastic.PREEMPTING, **rendezvous)
-        if Path(folder, str(REQUEUE)).exists():
-            return REQUEUE
-    return 128 + number if number else max((code if code > 0 else 128 - code for code in codes.values()), default=0)
 
 
 def _check(nodes: int) -> None:

@@ -47,6 +47,9 @@ def run_sweep(
         with ExitStack() as lock:
             try:
                 launch_checks.check(cfg)
+                if launch_checks.starts_ranks(cfg):
+                    problem = "another launcher of Hydra starts one process for each job"
+                    raise UserError(problem, key="distributed.nproc_per_node", remedy="Leave hydra/launcher= out.")
                 sweep, settings = hydra_run.sweep_dir(), HydraConfig.get()
                 plan = plan_job(cfg, settings, run_dir, sweep, lock, typed=typed, held=sweep)
             except UserError as error:
@@ -54,7 +57,7 @@ def run_sweep(
                 starter.reports.end_job(error)
                 raise
             try:
-                return starter.train(plan)
+                return starter.train_by(plan)
             except Exception:
                 result = Result.read(run_dir)
                 if settings.sweeper._target_ in ACCEPT_NAN and result is not None and result.has_diverged:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import SIGINT
 from typing import Any
 
 from hydraloop.cli.error_reports import log_cause
+from hydraloop.errors import Terminated
 from hydraloop.plan import RunPlan
+from hydraloop.processes import torchrun
 from hydraloop.processes.failure import Failure
-from hydraloop.processes.termination_signals import TerminationHandler
+from hydraloop.processes.termination_signals import GRACE, TerminationHandler
 from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.run_files.result import describe
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.validate.config import validate
 
 log = logging.getLogger(__name__)
+
+_BY_TORCHRUN = 25.0
+"""Seconds from a signal to the end of a rank of torchrun, which kills it after 30 s, also while it saves."""
 
 
 @dataclass(slots=True)
@@ -43,10 +49,26 @@ class Training:
         return self.engine is not None and self.engine.progress.iteration > self.engine.progress.began_at
 
 
-def train(plan: RunPlan, rank: int, handler: TerminationHandler) -> Failure | None:
-    """Build and train as one of several ranks. After a failure, notify the other ranks, then return it."""
-    training = Training()
-    handler.is_closing, handler.is_saving = training.is_closing, training.is_saving
+def train(plan: RunPlan, last: Callable[[Failure], None]) -> Failure | None:
+    """Build and train as one of several ranks. After a failure, notify the other ranks, then return it.
+
+    Signals are still handled when this has returned: a launcher sends one as soon as another rank has failed.
+
+    Args:
+        last: called from another thread if the main thread does not return within `termination.GRACE` seconds after a
+            signal, for example from a collective without the other ranks.
+    """
+    training, rank = Training(), torchrun.rank()
+    handler = TerminationHandler(
+        lambda number: last(Failure.of(Terminated(number), rank)),
+        orphaned=torchrun.remove_folder,
+        grace=GRACE if torchrun.is_ours() else _BY_TORCHRUN,
+        parent=torchrun.LAUNCHER,
+    )
+    handler.is_closing = training.is_closing
+    if torchrun.is_ours():
+        handler.is_saving = training.is_saving
+    handler.start()
     try:
         _train(training, plan)
     except BaseException as error:

@@ -1,27 +1,35 @@
-"""Starts a run: makes its plan, and trains by it in this process, or in several. Reports its error."""
+"""Starts a run: makes its plan, and trains by it in this process, or starts ranks that do so. Reports its error."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from signal import SIGTERM
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import Any
+
+from omegaconf import DictConfig
 
 from hydraloop import json_answers
+from hydraloop.cli.console import prepare_handlers
 from hydraloop.cli.error_reports import Reports
-from hydraloop.cli.hydra_job import as_job
+from hydraloop.cli.hydra_job import as_job, settle, surrounded
 from hydraloop.errors import Terminated
-from hydraloop.plan import Draft, RunPlan, plan_run
-from hydraloop.processes import checks, elastic, nodes, slurm, torchrun
+from hydraloop.plan import Draft, RunPlan, of_draft, plan_run
+from hydraloop.processes import checks, elastic, rank_log, rank_training, slurm, torchrun
 from hydraloop.processes.detach import detached
-from hydraloop.processes.failure import Ended, RankError, Requeue
+from hydraloop.processes.failure import Ended, Failure, RankError, Requeue
+from hydraloop.processes.peers import Peers
 from hydraloop.processes.rank_training import Training
 from hydraloop.processes.termination_signals import TerminationHandler
+from hydraloop.run_files import environment
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.result import Result, ResultFile
 from hydraloop.run_files.run_directory import checkpoint_folders
 from hydraloop.run_files.uncollected import uncollected
+from hydraloop.safety import hydra_versions
 from hydraloop.validate.config import hydra_config
 
 
@@ -30,83 +38,158 @@ class RunStarter:
     """Starts the runs of a command line. A run imports torch."""
 
     reports: Reports
-    leader: torchrun.Leader
-    """Tells the other ranks of a torchrun what to train."""
+    peers: Peers
+    """The other ranks, if this process is one of several."""
     on_build: Callable[[int], None] = lambda iterations: None
     """Called before training with the iterations of the whole run, if one process trains."""
 
-    def run(self, draft: Draft, name: str) -> None:
-        """Choose the directory of a single run and lock it, make the plan, and train by it; or start ranks that do so.
+    def run(self, draft: Draft, name: str, arguments: Sequence[str]) -> None:
+        """Run a single run: in this process, or in ranks that this process starts.
 
         Args:
             draft: of the run.
             name: of the primary config.
+            arguments: of the command line.
 
         Raises:
             UserError: the run cannot be started here.
             BaseException: as `train`.
         """
-        if draft.cfg.distributed.nnodes > 1 and not torchrun.is_several():
-            sys.exit(nodes.launch(draft.cfg.distributed, draft.overrides))
-        background = detached() if draft.cfg.detach else None
-        checks.check(draft.cfg)
-        with ExitStack() as locks, hydra_config(draft.cfg):
-            plan = plan_run(draft, locks, torchrun.earlier(draft.cfg.resume))
-            with as_job(draft.cfg, plan, name) as job:
+        cfg = draft.cfg
+        background = detached() if cfg.detach and not torchrun.is_ours() else None
+        checks.check(cfg)
+        with ExitStack() as locks, hydra_config(cfg):
+            if checks.starts_ranks(cfg):
+                if background is not None:
+                    with ExitStack() as lock:
+                        directory = plan_run(draft, lock).run_dir
+                    background.take_over(directory)
+                    arguments = [*arguments, f"hydra.run.dir={directory}"]
+                run_dir = self.start_ranks(cfg, environment.script()[1:], arguments, name)
+            else:
+                plan = self._plan(draft, locks, name)
                 if background is not None:
                     background.take_over(plan.run_dir)
-                job.return_value = self.train(plan)
+                self.train(cfg, plan, name)
+                run_dir = plan.run_dir
         if json_answers.asked():
-            result = Result.read(plan.run_dir)
-            json_answers.write("train", {"directory": plan.run_dir, "result": result and asdict(result)})
+            result = Result.read(run_dir)
+            json_answers.write("train", {"directory": run_dir, "result": result and asdict(result)})
 
-    def train(self, plan: RunPlan) -> float | None:
-        """Train in this process, or in several.
+    def _plan(self, draft: Draft, locks: ExitStack, name: str) -> RunPlan:
+        """Return the plan of a single run: rank 0's, if this process is one of several ranks."""
+        if torchrun.rank() > 0:
+            return self.peers.follow(draft.cfg, lambda plan: of_draft(plan, draft), name)
+        return self.peers.lead(draft.cfg, plan_run(draft, locks, self.peers.earlier(draft.cfg.resume)), name)
 
-        Returns:
-            What a sweep optimizes: the best, else the last, validation.
+    def train(self, cfg: DictConfig, plan: RunPlan, name: str | None = None) -> None:
+        """Train in this process, as a job of Hydra.
+
+        Args:
+            cfg: of the plan, with the node `hydra`.
+            name: as of `as_job`.
 
         Raises:
             BaseException: the error of the run. It is in `result.json`, and was shown by `reports`.
         """
+        if torchrun.rank() > 0:
+            with surrounded(cfg.hydra, plan.run_dir):
+                rank_log.configure(plan.run_dir, torchrun.rank(), cfg.hydra.verbose)
+                self.train_by(plan)
+            return
+        with as_job(cfg, plan, name) as job:
+            job.return_value = self.train_by(plan)
+
+    def train_by(self, plan: RunPlan) -> float | None:
+        """Train. Returns what a sweep optimizes: the best, else the last, validation. Errors: as of `train`."""
         self.reports.start_job()
         result = ResultFile(plan.run_dir, plan.attempt)
 
         def close(ended: Ended) -> None:
-            if ended.error is None:
-                return
-            if isinstance(ended.error, Requeue):
-                if slurm.is_submitted() and candidates(*checkpoint_folders(plan.run_dir))[:1] == [plan.checkpoint]:
-                    ended.error.code = 128 + SIGTERM  # it has made no progress, and would repeat forever
-                self.reports.end_job(ended.error, in_summary=True)
-                return
-            trace = ended.error.trace if isinstance(ended.error, RankError) else None
-            self.reports.end_job(ended.error, trace=trace, in_summary=result.has(ended.error))
-            if isinstance(ended.error, KeyboardInterrupt) and result.is_complete:
-                return  # a signal at the end does not change how the run has ended
-            result.set_error(ended.error)
-            if not ended.trained:
-                result.put_back()
+            if torchrun.reports():
+                self._close(ended, plan, result)
 
-        if checks.several(plan.cfg):
-            ended = self._train_ranks(plan, close)
-            if isinstance(ended.error, RankError) and ended.error.was_killed and result.is_complete:
-                ended = Ended.with_result(plan.run_dir)  # the rank was killed after that
-            close(ended)
-        else:
+        def last(failure: Failure) -> None:
+            self.peers.tell(failure)
+            close(Ended.by(self.peers.cause(failure)))
+
+        if not torchrun.is_several():
             ended = _train_alone(plan, close, self.on_build)
+        elif (failure := rank_training.train(plan, last)) is not None:
+            self.peers.tell(failure)
+            ended = Ended.by(self.peers.cause(failure))
+            close(ended)
+        elif torchrun.rank() > 0:
+            return None
+        else:
+            ended = Ended.with_result(plan.run_dir)
+            close(ended)
         if ended.error is not None:
             raise ended.error
         return ended.value
 
-    def _train_ranks(self, plan: RunPlan, close: Callable[[Ended], None]) -> Ended:
-        """Train with the other ranks of the torchrun that this process is part of, or start the ranks."""
-        try:
-            if torchrun.is_several():
-                return self.leader.lead(plan, close)
-            return elastic.launch(plan)
-        except BaseException as error:
-            return Ended(error=error, trained=False)
+    def start_ranks(
+        self,
+        cfg: DictConfig,
+        command: Sequence[str],
+        arguments: Sequence[str],
+        name: str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> Path:
+        """Start ranks that train, and wait for them. Returns the run directory.
+
+        Args:
+            cfg: with the node `hydra`; interpolations of `${hydra:…}` resolve.
+            command: the script, as an argument of Python.
+            arguments: of the script.
+            name: as of `as_job`.
+            variables: to add to the environment of the ranks.
+
+        Raises:
+            BaseException: as of `train`.
+        """
+        env_set = {str(key): str(value) for key, value in cfg.hydra.job.env_set.items()}
+        ended, start = elastic.launch(cfg.distributed, command, arguments, {**env_set, **(variables or {})})
+        if start is None:  # the process that has started rank 0 reports
+            sys.exit(_exit_code(ended.error))
+        if not start.run_dir:
+            raise ended.error or RuntimeError("the ranks have trained nothing")
+        paths: dict[str, Any] = {key: path and Path(path) for key, path in asdict(start).items() if key != "result"}
+        plan = RunPlan(cfg=cfg, **paths)
+        result = ResultFile(plan.run_dir, plan.attempt, start.result)
+        if isinstance(ended.error, RankError) and ended.error.was_killed and result.is_complete:
+            ended = Ended.with_result(plan.run_dir)  # the rank was killed after that
+        if ended.error is not None:
+            settle(cfg, plan, name)
+            hydra_versions.configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
+            prepare_handlers()
+            self.reports.start_job()
+            self._close(ended, plan, result)
+            raise ended.error
+        return plan.run_dir
+
+    def _close(self, ended: Ended, plan: RunPlan, result: ResultFile) -> None:
+        """Report how a run has ended, and write it into `result.json` unless the run has done so."""
+        if ended.error is None:
+            return
+        if isinstance(ended.error, Requeue):
+            if slurm.is_submitted() and candidates(*checkpoint_folders(plan.run_dir))[:1] == [plan.checkpoint]:
+                ended.error.code = 128 + SIGTERM  # it has made no progress, and would repeat forever
+            self.reports.end_job(ended.error, in_summary=True)
+            return
+        trace = ended.error.trace if isinstance(ended.error, RankError) else None
+        self.reports.end_job(ended.error, trace=trace, in_summary=result.has(ended.error))
+        if isinstance(ended.error, KeyboardInterrupt) and result.is_complete:
+            return  # a signal at the end does not change how the run has ended
+        result.set_error(ended.error)
+        if not ended.trained:
+            result.put_back()
+
+
+def _exit_code(error: BaseException | None) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + (error.number if isinstance(error, Terminated) else SIGINT)
+    return 0 if error is None else 1
 
 
 def _train_alone(plan: RunPlan, close: Callable[[Ended], None], on_build: Callable[[int], None]) -> Ended:
@@ -133,8 +216,6 @@ def _train_alone(plan: RunPlan, close: Callable[[Ended], None], on_build: Callab
             from hydraloop.builder import build  # imports torch
             from hydraloop.engine.distributed.comm import Distributed
 
-        if torchrun.is_launched():
-            torchrun.remember(plan)
         training.engine = build(plan, Distributed())
         on_build(training.engine.max_iters)
         training.engine.train()

@@ -44,7 +44,6 @@ class TerminationHandler:
     Args:
         last: called from another thread with the signal's number, when the grace period is over and the process is
             about to be ended.
-        orphaned: called from another thread when the launching process has ended.
         grace: seconds, see `GRACE`.
         parent: process ID of the launching process, which may have ended since; None: the parent of this process.
         launched: whether a launcher has started this process as a rank. Otherwise, the process continues after the end
@@ -66,8 +65,6 @@ class TerminationHandler:
         """Whether the run is ending, so that a signal must not interrupt it."""
         self.is_saving: Callable[[], bool] = lambda: False
         """Whether the run was preempted and saves. Until it has ended or failed, there is no limit of time."""
-        self.has_lost: Callable[[], bool] = lambda: False
-        """Called from another thread while the run saves: whether another rank has failed, so that it cannot save."""
         self._last, self._orphaned, self._grace, self._launched = last, orphaned, grace, launched
         self._parent = os.getppid() if parent is None else parent
         self._deadline: float | None = None
@@ -135,7 +132,7 @@ class TerminationHandler:
                 orphaned = True
                 self._orphaned()
                 os.kill(os.getpid(), signal.SIGTERM)
-            if self._deadline is not None and self.is_saving() and not self.has_lost():
+            if self._deadline is not None and self.is_saving():
                 self._deadline = time.monotonic() + self._grace
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._last(self.received or signal.SIGTERM)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -80,24 +80,6 @@ def resolved_but_secrets(cfg: DictConfig) -> Any:
     Raises:
         UserError: as `resolved`.
     """
-    return _resolved_but(cfg, lambda written, hidden: written)
-
-
-def without_secrets(cfg: DictConfig) -> Any:
-    """Return a config as `resolved_but_secrets` does, with the other secrets masked.
-
-    Raises:
-        UserError: as `resolved`.
-    """
-    return _resolved_but(cfg, lambda written, hidden: written if _is_interpolated(written) else hidden)
-
-
-def _resolved_but(cfg: DictConfig, secret: Callable[[Any, Any], Any]) -> Any:
-    """Return the resolved config with other values of secrets.
-
-    Args:
-        secret: returns the value. It gets what is written in the config, and the masked value.
-    """
 
     def shown(written: Any, value: Any, hidden: Any) -> Any:
         if value == hidden:
@@ -106,34 +88,10 @@ def _resolved_but(cfg: DictConfig, secret: Callable[[Any, Any], Any]) -> Any:
             return {name: shown(written[name], value[name], hidden[name]) for name in value}
         if isinstance(written, list):
             return [shown(*items) for items in zip(written, value, hidden, strict=True)]
-        return secret(written, hidden)
+        return written
 
     values = resolved(cfg)
     return shown(OmegaConf.to_container(cfg, resolve=False, enum_to_str=True), values, masked(values))
-
-
-def _is_interpolated(written: object) -> bool:
-    return isinstance(written, str) and "${" in written and mask_text(written) == written
-
-
-def check_no_secret(cfg: DictConfig) -> None:
-    """Refuse a config with a secret that is not interpolated, for ranks of torchrun. The node `hydra` is left out.
-
-    Raises:
-        UserError: names the key of the secret.
-    """
-    written: Any = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)
-    written.pop("hydra", None)
-    for place, value in differing(written, masked(written)):
-        if _is_interpolated(value):
-            continue
-        key = ".".join(map(str, place))
-        variable = re.sub(r"\W+", "_", key).upper()
-        raise UserError(
-            "its value is a secret, and others on the network can read what torchrun's ranks are sent",
-            key=key,
-            remedy=f"Set {variable} to it on each machine, and write '++{key}=${{oc.env:{variable}}}'.",
-        )
 
 
 def differing(values: Any, shown: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -27,6 +27,8 @@ SWEEP_TASK = "HYDRALOOP_SWEEP_TASK"
 SUBMITTED_RUN = "HYDRALOOP_SUBMITTED_RUN"
 """Variable with the path of a submission: this process is that run."""
 
+trusted: list[str] = []
+"""The flags `--trusted` of the command line, which are removed from the arguments."""
 _command: list[str] | None = None
 
 

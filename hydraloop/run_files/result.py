@@ -143,12 +143,15 @@ class ResultFile:
     Args:
         run_dir: the run directory, which is locked; the present content of its file is from an earlier attempt.
         attempt: the folder of this attempt to resume the run, `.hydra/resume_<n>`; None for a new run.
+        before: the content of the file before this attempt; empty without a file. None: its present content.
     """
 
-    def __init__(self, run_dir: Path, attempt: Path | None = None) -> None:
+    def __init__(self, run_dir: Path, attempt: Path | None = None, before: str | None = None) -> None:
         self._path, self._attempt = run_dir / FILENAME, attempt
         atomic.remove_unfinished(self._path)
-        self._before = self._path.read_bytes() if self._path.exists() else None
+        if before is None:
+            before = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+        self._before = before.encode() or None
 
     def has(self, error: BaseException) -> bool:
         """Return whether this attempt has written the error."""

@@ -6,10 +6,12 @@ The rules of claims are in `queue`.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -19,20 +21,21 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hydraloop.cli.command import explained
-from hydraloop.cli.hydra_job import as_job
+from hydraloop.cli.command import compose_job, explained
+from hydraloop.cli.compose import Composer
 from hydraloop.errors import Terminated, UserError
-from hydraloop.plan import Draft, plan_job
+from hydraloop.plan import Draft, of_hydra, plan_job
 from hydraloop.processes import checks as launch_checks
-from hydraloop.processes import slurm
+from hydraloop.processes import private, slurm, torchrun
 from hydraloop.processes.failure import Requeue
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
 from hydraloop.run_files.checkpoint_files import END_UNWRITTEN
-from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
+from hydraloop.run_files.config_yaml import remember_config
+from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock, join
 from hydraloop.run_files.output import print_to
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
@@ -131,17 +134,19 @@ class SweepJob(Worker):
                     cfg.hydra.sweep.dir = str(self._directory.path)
                 locks.enter_context(hydra_config(cfg))
                 launch_checks.check(cfg)
-                plan = plan_job(
-                    self._config(request),  # twice as fast as a copy
-                    cfg.hydra,
-                    Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir),
-                    self._directory.path,
-                    locks,
-                    typed=self._draft.typed,
-                    held=folder,
-                    continues=state.attempts > 1,
-                )
-                run_dir = plan.run_dir
+                run_dir, plan = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir), None
+                if not launch_checks.starts_ranks(cfg):
+                    plan = plan_job(
+                        self._config(request),  # twice as fast as a copy
+                        cfg.hydra,
+                        run_dir,
+                        self._directory.path,
+                        locks,
+                        typed=self._draft.typed,
+                        held=folder,
+                        continues=state.attempts > 1,
+                    )
+                    run_dir = plan.run_dir
                 directory = os.path.relpath(run_dir, self._directory.path)
                 if directory != state.directory:
                     note(directory=directory)
@@ -150,8 +155,10 @@ class SweepJob(Worker):
                         states.write(folder, told, flush=True)
                         return 0
                 self._starter.on_build = lambda iterations: note(total=iterations)
-                with as_job(cfg, plan) as job:
-                    job.return_value = self._starter.train(plan)
+                if plan is None:
+                    self._start_ranks(cfg, request, continues=state.attempts > 1)
+                else:
+                    self._starter.train(cfg, plan)
         except BaseException as raised:
             error = first_signal(raised)
             self._starter.reports.show(error)
@@ -160,10 +167,58 @@ class SweepJob(Worker):
         states.write(folder, _ended(state, run_dir, error), flush=not is_told)
         return _exit_code(error)
 
+    def _start_ranks(self, cfg: DictConfig, request: Request, *, continues: bool) -> None:
+        known = {
+            "number": request.number,
+            "folder": str(Path(request.folder).absolute()),
+            "sweep": str(self._directory.path.absolute()),
+            "typed": list(self._draft.typed),
+            "continues": continues,
+        }
+        lines = [*cfg.hydra.overrides.hydra, *cfg.hydra.overrides.task]
+        command = environment.command()[1:]
+        self._starter.start_ranks(cfg, command, lines, variables={private.RANK_JOB: json.dumps(known)})
+
     def _config(self, request: Request) -> DictConfig:
         if self._grid is None:
             return deepcopy(self._draft.cfg)
         return explained(partial(self._grid.compose, number=request.number), request.lines, self._grid.composer)
+
+
+def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer, starter: RunStarter) -> None:
+    """Train as one of the ranks of a job.
+
+    Args:
+        job: what `SweepJob` has told.
+        lines: the overrides of the job, with those of the sweep that are for Hydra.
+        composer: is open.
+    """
+    cfg = compose_job(lines, composer, job["typed"], trains=True)
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.job.id, cfg.hydra.job.num = str(job["number"]), job["number"]
+        cfg.hydra.sweep.dir = job["sweep"]
+    remember_config(cfg)
+    sweep, folder, own = Path(job["sweep"]), Path(job["folder"]), deepcopy(cfg)
+    with ExitStack() as locks, hydra_config(cfg):
+        launch_checks.check(cfg)
+        if torchrun.rank() > 0:
+            plan = starter.peers.follow(
+                cfg, lambda found: of_hydra(replace(found, cfg=own), cfg.hydra, job["typed"]), None
+            )
+        else:
+            join(folder)
+            plan = plan_job(
+                own,
+                cfg.hydra,
+                Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir),
+                sweep,
+                locks,
+                typed=job["typed"],
+                held=folder,
+                continues=job["continues"] or torchrun.attempt() > 0,
+            )
+            plan = starter.peers.lead(cfg, plan, None)
+        starter.train(cfg, plan)
 
 
 def first_signal(error: BaseException) -> BaseException:

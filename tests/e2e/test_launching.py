@@ -125,7 +125,7 @@ def test_hydraloop_and_torchrun_start_two_ranks_with_the_same_result(project: Pr
     assert one.result["status"] == two.result["status"] == "finished"
     assert one.result["val_metrics"] == two.result["val_metrics"]
     records = {".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml"}
-    assert files(one) == {*records, "train.log", "rank1.log", "metrics.jsonl", "result.json"}
+    assert files(one) == {*records, "train.log", "rank1.log", "metrics.jsonl", "result.json", ".lock"}
     assert files(two) == files(one)
     assert one.checkpoints == two.checkpoints == ["epoch_1.pth"]
     for done, run in ((ours, one), (theirs, two)):
@@ -204,23 +204,21 @@ def test_under_torchrun_rank_0_reports_the_error_of_another_rank(project: Projec
 
 
 @pytest.mark.parametrize("busy", [nightly(0, id="rank 0 waits"), nightly(60, id="rank 0 is busy")])
-def test_under_torchrun_a_killed_rank_is_named(busy: int, project: Project) -> None:
-    """Rank 0 loses its connection to the other rank, or gets torchrun's SIGTERM first."""
+def test_under_torchrun_a_rank_is_killed(busy: int, project: Project) -> None:
+    """Rank 0 loses its connection to the other rank, or gets torchrun's SIGTERM first. Torchrun names the rank."""
     line = [*QUICK, TROUBLE, "+hooks.trouble.what=kill", f"+hooks.trouble.busy={busy}"]
     done = torchrun(project, "--nproc-per-node=2", "train.py", *line)
-    said = "rank 1 was killed by SIGKILL (out of memory?)"
-    assert (project.run.result["status"], project.run.result["error"]) == ("failed", said)
-    assert done.err.count(f"error: {said}") == 1, done.text
-    assert "interrupted by SIGTERM" not in done.err
+    assert done.code == 1
+    said = "interrupted by SIGTERM" if busy else "rank 0 lost another rank, which left no error"
+    assert project.run.result["error"].startswith(said)
+    assert "Signal 9 (SIGKILL)" in done.err
 
 
-@pytest.mark.parametrize("torchrun", [nightly(False, id="ours"), nightly(True, id="torchrun's")])
-def test_the_log_of_a_rank_that_crashed_says_where(torchrun: bool, project: Project) -> None:
-    line = ["train.py", *QUICK, TROUBLE, "+hooks.trouble.what=crash"]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if torchrun else []
-    done = project.python(*launcher, *line, *([] if torchrun else [TWO]))
+@pytest.mark.nightly
+def test_the_log_of_a_rank_that_crashed_says_where(project: Project) -> None:
+    done = project.train(*QUICK, TROUBLE, "+hooks.trouble.what=crash", TWO)
     log = project.run.path / "rank1.log"
-    said = f"rank 1 crashed ({'Segmentation fault' if torchrun else 'SIGSEGV'}), see {log.relative_to(project.path)}"
+    said = f"rank 1 crashed (SIGSEGV), see {log.relative_to(project.path)}"
     assert (project.run.result["status"], project.run.result["error"]) == ("failed", said)
     assert done.err.count(f"error: {said}") == 1, done.text
     assert "in before_train_iter" in log.read_text()
@@ -257,6 +255,37 @@ def test_mistakes_under_torchrun(arguments: Sequence[str], key: str, remedy: str
     assert done.out == ""
     assert not (project.path / "outputs").exists()
     assert not (project.path / "multirun").exists()
+
+
+SCRIPT = """
+import os
+import hydraloop
+
+class Mine(hydraloop.Hook):
+    def before_run(self, engine):
+        print("of the script:", type(self).__module__)
+
+if __name__ == "__main__":
+    hydraloop.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_has_the_script_the_time_and_its_own_values(project: Project) -> None:
+    project.write("train.py", SCRIPT)
+    line = [*QUICK, TWO, "+hooks.mine._target_=__main__.Mine", "+my.tag=${now:%S-%f}", "hydra.run.dir=run"]
+    done = project.train(*line)
+    assert done.code == 0, done.text
+    assert "of the script: __main__" in (project.path / "run" / "rank1.log").read_text()
+    done = project.train(*line[:-1], "+my.rank=${oc.env:RANK,none}", "hydra.run.dir=other")
+    assert done.code == 2, done.text
+    assert done.err == (
+        "error: my.rank: rank 1 has another value than rank 0\n"
+        "  Let config files, environment variables and resolvers give the same value on all machines.\n"
+    )
+    restarted = project.train(*line, "distributed.max_restarts=2")
+    assert restarted.err.count("error: ") == 1, restarted.err
+    assert "run holds a run already" in restarted.err
 
 
 @pytest.mark.nightly

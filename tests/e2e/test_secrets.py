@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.e2e.projects import Done, Project, Run
+from tests.e2e.projects import Project, Run
 
 TYPED, FROM_ENVIRONMENT = "hunter2/hunter2", "correct-horse-9"
 HOOKS = '''
@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import sys
+from pathlib import Path
 
 from hydraloop import Hook
 from my_project.data import Spirals
@@ -39,8 +39,8 @@ class Service(Hook):
 
     def before_run(self, engine) -> None:
         seen = [hashlib.sha256(text.encode()).hexdigest() for text in (self.api_key, self.url)]
-        if len(sys.argv) == 3 and os.path.isdir(sys.argv[1]):  # a rank
-            seen += [sys.argv[1], oct(os.stat(sys.argv[1]).st_mode)]
+        if folder := os.environ.get("HYDRALOOP_NODE"):  # a rank
+            seen += [folder, oct(os.stat(folder).st_mode), Path("/proc/self/cmdline").read_text().replace("\\0", " ")]
         (engine.run_dir / f"seen{engine.distributed.rank}").write_text("\\n".join(seen))
         log.info("connecting with %s", self.api_key)
         log.info("going to %s", self.url.rpartition(":")[2])
@@ -257,15 +257,16 @@ def test_no_file_of_a_run_of_two_ranks_has_a_secret(project: Project) -> None:
     assert run.result["error"] == "rank 1: RuntimeError: no entry with ***"
     assert "no entry with ***" in (run.path / "rank1.log").read_text()
     for rank in (0, 1):
-        key, _, folder, mode = seen(run, rank)
+        key, _, folder, mode, command_line = seen(run, rank)
         assert key == digest(TYPED)
-        assert mode == "0o40700"  # what the ranks are given, secrets and all, is their user's alone
+        assert mode == "0o40700"  # their errors are their user's alone
+        assert " +hooks.mine.api_key=*** " in command_line
         assert not Path(folder).exists()
     assert json.loads((run.path / "result.json").read_text())["status"] == "failed"
 
 
 LISTENING = """
-from pathlib import Path
+import json
 
 from hydraloop.processes import torchrun
 
@@ -275,35 +276,24 @@ from my_project.service import Service
 class Listening(Service):
     def before_run(self, engine) -> None:
         super().before_run(engine)
-        (engine.run_dir / f"store{engine.distributed.rank}").write_bytes(torchrun._store().get("job"))
+        plan = torchrun.of_this_start(torchrun.connect()).get("plan")
+        (engine.run_dir / f"store{engine.distributed.rank}").write_bytes(plan)
 """
 
 
-@pytest.mark.slow  # four processes that import torch
-def test_the_store_of_torchrun_has_no_secret_and_grants_no_trust(project: Project) -> None:
-    """Anybody on the network can read that store, and write to it."""
+@pytest.mark.slow  # two processes that import torch
+def test_the_store_of_torchrun_has_no_secret(project: Project) -> None:
+    """Anybody on the network can read that store. A secret that was typed works on each rank."""
     project.write("my_project/listening.py", LISTENING)
-    project.write("train.py", 'import hydraloop\n\nhydraloop.main(trusted=["json"])\n')
-    line = [*QUICK, "+hooks.mine._target_=my_project.listening.Listening"]
-    line += ["+hooks.mine.coder._target_=json.JSONDecoder", "+hooks.mine.url=ab://me:${hooks.mine.api_key}@host"]
-
-    def train(*options: str) -> Done:
-        launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py")
-        return project.python(*launcher, *line, *options, MY_SECRET_TOKEN=FROM_ENVIRONMENT)
-
-    done = train("+hooks.mine.api_key=${oc.env:MY_SECRET_TOKEN}", "+hooks.mine.fail=true")
+    line = [*QUICK, "+hooks.mine._target_=my_project.listening.Listening", KEY, "+hooks.mine.fail=true"]
+    line += ["+hooks.mine.url=ab://me:${hooks.mine.api_key}@host"]
+    done = project.python("-m", "torch.distributed.run", "--nproc-per-node=2", "train.py", *line)
     assert done.code == 1
     assert "no entry with ***" in done.err
+    assert "hunter2" not in done.text
     run = project.run
     for rank in (0, 1):
-        assert seen(run, rank)[:2] == [digest(FROM_ENVIRONMENT), digest(f"ab://me:{FROM_ENVIRONMENT}@host")]
-        job = json.loads(json.loads((run.path / f"store{rank}").read_text()))
-        assert not job.keys() & {"folders", "trusted", "logging"}
-        assert "JSONDecoder" in job["cfg"]
+        assert seen(run, rank)[:2] == [digest(TYPED), digest(f"ab://me:{TYPED}@host")]
+        plan = json.loads((run.path / f"store{rank}").read_text())
+        assert plan.keys() == {"run_dir", "checkpoint", "attempt", "told", "digests"}
     assert leaks(project) == []
-    refused = train(KEY)
-    assert refused.code == 1
-    assert "hunter2" not in refused.text
-    assert refused.err.count("error: hooks.mine.api_key: ") == 1
-    assert "'++hooks.mine.api_key=${oc.env:" in refused.err
-    assert len(project.runs) == 1

@@ -1,7 +1,8 @@
-"""The ranks that hydraloop starts: restarts, and how they end."""
+"""How the ranks that hydraloop has started have ended, by the files that they leave and by their exit codes."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,58 +10,55 @@ from omegaconf import OmegaConf
 
 from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import RunPlan
-from hydraloop.processes import elastic
-from hydraloop.processes.failure import Ended, RankError
+from hydraloop.processes import elastic, torchrun
+from hydraloop.processes.failure import DONE, Failure
 
 
-def plan_in(run_dir: Path, max_restarts: int = 0) -> RunPlan:
-    distributed = {"nproc_per_node": 2, "max_restarts": max_restarts}
-    return RunPlan(cfg=OmegaConf.create({"distributed": distributed}), run_dir=run_dir)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of two ranks, whose plan rank 0 has made. Rank 0 has finished."""
+    monkeypatch.setenv(torchrun.NODE, str(tmp_path))
+    elastic.Start.write()
+    elastic.Start.write(RunPlan(cfg=OmegaConf.create(), run_dir=tmp_path / "run"))
+    for rank in (0, 1):
+        (tmp_path / "id" / "attempt_0" / str(rank)).mkdir(parents=True)
+    (tmp_path / "id" / "attempt_0" / "0" / DONE).touch()
+    return tmp_path
 
 
-FAILED = Ended(error=RankError("rank 1: ValueError: x"), trained=False)
+def error(folder: Path, codes: dict[int, tuple[int, int]]) -> BaseException | None:
+    return elastic._ended(folder, 2, codes, 0).error
 
 
-def launch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[Ended], *, max_restarts: int
-) -> tuple[Ended, int]:
-    """Return how a job ends whose attempts end as given, and the number of attempts that were not made."""
-    left = list(attempts)
-    monkeypatch.setattr(elastic, "_launch", lambda plan, private: left.pop(0))
-    return elastic.launch(plan_in(tmp_path, max_restarts)), len(left)
+def test_a_rank_that_was_killed_is_named_by_its_exit_code(folder: Path) -> None:
+    assert str(error(folder, {1: (3, -signal.SIGKILL)})) == "rank 3 was killed by SIGKILL (out of memory?)"
 
 
-def test_a_failure_is_restarted_until_an_attempt_succeeds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ended, left = launch(monkeypatch, tmp_path, [FAILED, FAILED, Ended(1.0), FAILED], max_restarts=3)
-    assert (ended, left) == (Ended(1.0), 1)
-    assert caplog.messages[0] == "restart 1 from the beginning, after: rank 1: ValueError: x"
-    assert len(caplog.messages) == 2
+def test_a_rank_that_ends_with_exit_code_0_before_it_is_done_has_failed(folder: Path) -> None:
+    assert str(error(folder, {})).startswith("rank 1 ended with exit code 0 and left no error, see ")
 
 
-def test_the_last_attempt_s_error_is_the_job_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    trained = Ended(error=RankError("rank 0 was killed"), trained=True)
-    ended, left = launch(monkeypatch, tmp_path, [trained, FAILED, Ended(1.0)], max_restarts=1)
-    assert (ended, left) == (Ended(error=FAILED.error, trained=True), 1), "the first attempt has trained"
+def test_only_the_last_start_counts(folder: Path) -> None:
+    Failure.of(ValueError("x"), 1).write(folder / "id" / "attempt_0" / "1" / "error.json")
+    assert str(error(folder, {1: (1, 1)})) == "rank 1: ValueError: x"
+    for rank in (0, 1):
+        (folder / "id" / "attempt_10" / str(rank)).mkdir(parents=True)
+    Failure.of(UserError("y", key="k"), 0).write(folder / "id" / "attempt_10" / "0" / "error.json")
+    found = error(folder, {0: (0, 1), 1: (1, -signal.SIGTERM)})
+    assert isinstance(found, UserError)
+    assert found.key == "k"
 
 
-@pytest.mark.parametrize("error", [UserError("x"), KeyboardInterrupt(), Terminated(15)])
-def test_a_mistake_and_a_signal_cause_no_restart(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    ended, left = launch(monkeypatch, tmp_path, [Ended(error=error), Ended(1.0)], max_restarts=3)
-    assert (ended.error, left) == (error, 1)
+def test_a_signal_that_came_before_the_ranks_could_handle_it(folder: Path) -> None:
+    (folder / elastic._STOPPED).write_text(str(int(signal.SIGTERM)))
+    found = error(folder, {1: (1, 1)})
+    assert isinstance(found, Terminated)
+    assert found.number == signal.SIGTERM
 
 
-def test_a_rank_that_ends_with_exit_code_0_before_it_is_done_has_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "result.json").write_text('{"best": {"value": 1.0}}', encoding="utf-8")  # of an earlier attempt
-    (tmp_path / "worker.py").write_text("import os\nos._exit(0)\n", encoding="utf-8")
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch's launcher sets it
-    monkeypatch.setattr(elastic, "__file__", str(tmp_path / "elastic.py"))
-    ended = elastic.launch(plan_in(tmp_path))
-    assert isinstance(ended.error, RankError)
-    assert str(ended.error).startswith("rank 0 ended with exit code 0 and left no error, see ")
-    assert str(ended.error).endswith("train.log")
+def test_a_restart_keeps_the_first_start(folder: Path) -> None:
+    first = elastic.Start.read(folder)
+    assert first is not None
+    elastic.Start.write()
+    elastic.Start.write(RunPlan(cfg=OmegaConf.create(), run_dir=folder / "run", checkpoint=folder / "a.pth"))
+    assert elastic.Start.read(folder) == first

@@ -6,11 +6,12 @@ import logging
 import multiprocessing
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
@@ -24,9 +25,9 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
 from hydraloop.plan import RunPlan
-from hydraloop.processes.private import Private
-from hydraloop.run_files.config_yaml import remember_config
+from hydraloop.run_files.config_yaml import remember_config, resolved
 from hydraloop.run_files.result import describe
+from hydraloop.safety.allowlist import ALLOWLIST
 
 _TOLERANCE = 1e-3
 """Difference of the gradients of all parameters, in parts of their norm. Rounding in fp32 makes up to 1e-4 in networks
@@ -121,7 +122,8 @@ def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 def _start(project: Project, folder: Path, batch: Mapping[str, int]) -> str:
     """Take one step on several ranks. Return the error of one, or an empty text."""
     folder.mkdir()
-    plan = RunPlan(cfg=project.cfg, run_dir=folder, typed=project.typed)
+    plan = RunPlan(cfg=OmegaConf.create(resolved(project.cfg)), run_dir=folder, typed=project.typed)
+    trusted = (ALLOWLIST.folders, ALLOWLIST.packages)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -129,14 +131,16 @@ def _start(project: Project, folder: Path, batch: Mapping[str, int]) -> str:
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, "torch._dynamo"])
     start: Any = start_processes  # is not typed
     try:
-        start(_step, (plan.to_json(), Private.of(plan), batch, port), _RANKS, daemon=True, start_method="forkserver")
+        start(_step, (plan, trusted, batch, port), _RANKS, daemon=True, start_method="forkserver")
     except ProcessException as error:
         told = folder / "error"
         return told.read_text(encoding="utf-8") if told.exists() else describe(error)
     return ""
 
 
-def _step(rank: int, text: str, private: Private, batch: Mapping[str, int], port: int) -> None:
+def _step(
+    rank: int, plan: RunPlan, trusted: tuple[Sequence[str], Sequence[str]], batch: Mapping[str, int], port: int
+) -> None:
     """Take one step as a rank, and write the gradients or the error into a file."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
@@ -144,7 +148,9 @@ def _step(rank: int, text: str, private: Private, batch: Mapping[str, int], port
     os.environ.update(
         {name: str(value) for name, value in place.items()}, MASTER_ADDR="localhost", CUDA_VISIBLE_DEVICES=""
     )
-    plan = private.added_to(RunPlan.from_json(text))
+    for trusted_folder in trusted[0]:
+        ALLOWLIST.trust_folder(Path(trusted_folder))
+    ALLOWLIST.trust(trusted[1])
     plan.cfg.distributed.timeout = _SECONDS
     remember_config(plan.cfg)
     with Path(os.devnull).open("wb") as nothing:

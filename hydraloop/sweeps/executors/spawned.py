@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.errors import UserError
-from hydraloop.processes.private import Private
+from hydraloop.processes.private import Private, masked_lists
 from hydraloop.run_files import atomic, environment
-from hydraloop.run_files.config_yaml import differing
-from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps.executors.executor import LEFT, Request
 from hydraloop.sweeps.states import LOG, REQUEST
 
@@ -78,8 +76,7 @@ def write_masked(path: Path, content: Mapping[str, Any], **overrides: list[str])
     Raises:
         OSError: the file cannot be written.
     """
-    shown = {name: mask_overrides(lines) for name, lines in overrides.items()}
-    private = Private(secrets=list(differing(overrides, shown)))
+    shown, private = masked_lists(overrides)
     atomic.write_text(path, json.dumps({**content, **shown, "has_secrets": bool(private.secrets)}), flush=False)
     return private.variables()
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.plan import Draft, RunPlan
-from hydraloop.processes import torchrun
+from hydraloop.processes.peers import Peers
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import leave
 from hydraloop.run_files.result import Result
@@ -50,7 +50,7 @@ def write_or_die(folder: Path, state: states.JobState, *, flush: bool) -> None:
 class Played(RunStarter):
     """Writes a file instead of training."""
 
-    def train(self, plan: RunPlan) -> float | None:
+    def train_by(self, plan: RunPlan) -> float | None:
         sometimes_killed(0.1)
         time.sleep(random.random() * 0.02)
         assert plan.run_dir is not None
@@ -109,7 +109,7 @@ def main(path: Path, seed: int) -> None:
         cfg = grid.compose(listed.listed[0], number=0)
         cfg.hydra.sweep.dir = str(path)
         Contender.config = cfg
-        jobs = Played(Reports(with_traceback=False), torchrun.Leader())
+        jobs = Played(Reports(with_traceback=False), Peers())
         worker = Contender(directory, Draft(overrides=[], cfg=cfg, typed=[]), jobs, grid)
         controllers: set[int] = set()
         killed = 0

@@ -24,7 +24,7 @@ from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.plan import Draft
-from hydraloop.processes import torchrun
+from hydraloop.processes.peers import Peers
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import leave
 from hydraloop.run_files import atomic, checkpoint_files
@@ -112,7 +112,7 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
             description = Description("uid", 0.0, ("python",), (), {}, subdir, listed, "seed", {})
             directory = SweepDirectory.create(path, description)
         draft = Draft(overrides=lines, cfg=grid.compose(all_axes.lines(0)), typed=typed_keys(lines))
-        jobs = RunStarter(Reports(with_traceback=False), torchrun.Leader())
+        jobs = RunStarter(Reports(with_traceback=False), Peers())
         worker = SweepJob(directory, draft, jobs, grid)
         codes = []
         for number, attempts, *death in steps:

@@ -1,0 +1,190 @@
+"""What ranks tell each other: the plan, the values that must be equal, errors, and where a restarted run continues."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop import UserError
+from hydraloop.errors import PeerError
+from hydraloop.plan import RunPlan
+from hydraloop.processes import torchrun
+from hydraloop.processes.failure import Failure
+from hydraloop.processes.peers import Peers
+from hydraloop.run_files.checkpoint_to_resume import known_checkpoints
+
+GIVEN = Path("/given.pth")
+
+
+def test_one_process_is_not_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not torchrun.is_several()
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    assert not torchrun.is_several()
+    assert torchrun.rank() == 0
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert torchrun.is_several()
+    assert torchrun.rank() == 1
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The store of two ranks."""
+    found = dist.HashStore()
+    found.set_timeout(torchrun._WAIT)
+    monkeypatch.setattr(torchrun, "connect", lambda: found)
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    be(0, monkeypatch)
+    return found
+
+
+def be(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+
+
+def config(**values: Any) -> DictConfig:
+    """A config with the node `hydra`."""
+    hydra = {"mode": None, "runtime": {"output_dir": "???"}, "output_subdir": None}
+    return OmegaConf.create({"hydra": hydra, **values})
+
+
+def planned(cfg: DictConfig, run_dir: Path) -> RunPlan:
+    return RunPlan(cfg=OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), run_dir=run_dir)
+
+
+def exchange(ours: DictConfig, theirs: DictConfig, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
+    """Let rank 0 have one config, and rank 1 another. Returns the plan of rank 1."""
+    peers, errors = Peers(), list[BaseException]()
+
+    def lead() -> None:
+        try:
+            peers.lead(ours, planned(ours, Path("/run")), None)
+        except UserError as error:
+            errors.append(error)
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    while not peers._is_planned:
+        time.sleep(0.01)
+    be(1, monkeypatch)
+    other = Peers()
+    try:
+        return other.follow(theirs, lambda plan: planned(theirs, plan.run_dir), None)
+    except UserError as error:
+        other.tell(Failure.of(error, 1))
+        leader.join()
+        raise errors[0] from error  # rank 0 reports it
+    finally:
+        leader.join()
+
+
+@pytest.mark.usefixtures("store")
+def test_the_other_ranks_take_directory_time_and_run_id_from_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = iter(range(100))
+    OmegaConf.register_new_resolver("run_id", lambda: next(number), use_cache=True, replace=True)
+    ours, theirs = (config(tag="${run_id:}", again="${run_id:}", api_key=key) for key in ("hunter2", "hunter3"))
+    assert theirs.tag == 0
+    plan = exchange(ours, theirs, monkeypatch)
+    assert (plan.run_dir, plan.cfg.tag, plan.cfg.again) == (Path("/run"), 1, 1)
+    assert plan.cfg.api_key == "hunter3", "each rank has its own secrets"
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("ours", "theirs", "key"), [({"a": [1]}, {"a": [2]}, "a.0"), ({}, {"b": {"c": 1}}, "b.c")])
+def test_what_differs_is_named(
+    ours: dict[str, Any], theirs: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="rank 1 has another value than rank 0") as caught:
+        exchange(config(seed=1, **ours), config(seed=1, **theirs), monkeypatch)
+    assert caught.value.key == key
+
+
+def test_the_other_ranks_end_when_rank_0_has_failed(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = UserError("no", key="k")
+    assert Peers().failed(error) is error
+    be(1, monkeypatch)
+    with pytest.raises(PeerError):
+        Peers().follow(config(), lambda plan: plan, None)
+
+
+def test_a_restarted_rank_reads_no_plan_of_the_start_before(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Peers().failed(RuntimeError("x"))
+    assert torchrun.of_this_start(store).check(["plan"])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not torchrun.of_this_start(store).check(["plan"])
+
+
+# Restarts. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(store: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """The launcher keeps the store. Returns a function that sets the number of the restart."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    return lambda number: monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", number)
+
+
+def plan_in(run_dir: Path, checkpoint: Path | None = GIVEN) -> RunPlan:
+    return RunPlan(cfg=OmegaConf.create(), run_dir=run_dir, checkpoint=checkpoint, known=known_checkpoints(run_dir))
+
+
+def written_by_a_slow_clock(run_dir: Path) -> Path:
+    """Write a checkpoint to a file server whose clock is 3 s behind."""
+    checkpoint = run_dir / "checkpoints" / "epoch_1.pth"
+    checkpoint.parent.mkdir(exist_ok=True)
+    torch.save({}, checkpoint)
+    os.utime(checkpoint, (time.time() - 3, time.time() - 3))
+    return checkpoint
+
+
+def test_a_restart_finds_its_run(kept: Callable[[str], None], tmp_path: Path) -> None:
+    peers = Peers()
+    kept("0")
+    assert peers.earlier(None) is None, "this is the first start"
+    kept("1")
+    assert peers.earlier(None) is None, "the first start failed before there was a run"
+    peers.remember(plan_in(tmp_path))
+    peers.remember(plan_in(tmp_path, None))
+    found = peers.earlier("auto")
+    assert found is not None
+    assert found(None) == (tmp_path, GIVEN), "the first start's"
+    checkpoint = written_by_a_slow_clock(tmp_path)
+    assert found(None) == (tmp_path, checkpoint)
+
+
+def test_a_restart_ignores_checkpoints_from_before_until_they_are_written_again(
+    kept: Callable[[str], None], tmp_path: Path
+) -> None:
+    checkpoint = written_by_a_slow_clock(tmp_path)
+    peers = Peers()
+    peers.remember(plan_in(tmp_path))
+    kept("1")
+    found = peers.earlier(None)
+    assert found is not None
+    assert found(None) == (tmp_path, GIVEN)
+    os.utime(written_by_a_slow_clock(tmp_path), (time.time() - 2, time.time() - 2))
+    assert found(None) == (tmp_path, checkpoint)
+
+
+@pytest.mark.parametrize(("kept", "said"), [("True", "kept their store has ended"), ("False", "keeps no store for")])
+def test_a_restart_without_the_first_start_s_store_needs_auto(
+    kept: str, said: str, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The torchrun of rank 0 keeps the store. When it has ended, the torchrun of the new rank 0 makes another one."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", kept)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(UserError, match=said) as caught:
+        Peers().earlier(None)
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.endswith("resume=auto.")
+    assert Peers().earlier("auto") is None
