@@ -14,6 +14,7 @@ from hydraloop.engine.interval import Every
 from hydraloop.run_files import record_cuts
 from hydraloop.run_files.record_log import FILENAME, Position, Reader, Record, read_all
 from hydraloop.tracking.cursor import Cursor, sync_command
+from hydraloop.tracking.own_files import own
 from hydraloop.tracking.tracker import BusyError, Finish, GoneError, LostError, RefusedError, Tracker, UnusableError
 
 log = logging.getLogger(__name__)
@@ -202,6 +203,12 @@ class Follower:
         """Create the run at the service or find it again, after applying the cuts of a resume to the cursor."""
         cursor, number = self._cursor, self._tracker.run.attempt.number
         path = self._run_dir / FILENAME
+        try:
+            own(self._run_dir, path)
+        except RefusedError as error:
+            raise UnusableError(f"{error}: only the records of the run are sent") from error
+        except FileNotFoundError:  # a run without records yet
+            pass
         if not self._rewound:
             index = record_cuts.still_there(path, cursor.index, cursor.cuts)
             if index < cursor.index:

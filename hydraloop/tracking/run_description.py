@@ -160,13 +160,18 @@ def finish_of(status: Any, error: str | None, records: int = 0) -> Finish:
     return Finish(status, None if error is None else mask_text(error), EXIT_CODES[status], records)
 
 
-def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool) -> list[Path]:
+def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool, foreign: bool = False) -> list[Path]:
     """Return the checkpoint files that the option `checkpoints` selects; until the run has ended, only `all` does.
 
     `best` is the path of the best checkpoint in `result.json`. Files whose tensors are in shards are left out: without
-    the shards, they cannot be loaded.
+    the shards, they cannot be loaded. Links are left out, too.
+
+    Args:
+        foreign: whether the run may come from someone else: then only files below the run directory.
     """
-    found = _selected(run, which, best, ended=ended)
+    found = [path for path in _selected(run, which, best, ended=ended) if not path.is_symlink()]
+    if foreign:
+        found = [path for path in found if path.resolve().is_relative_to(run.run_dir.resolve())]
     single = [path for path in found if not path.is_file() or shards_of(path) is None]
     if len(single) < len(found):
         _tell_of_shards(run.run_dir)
@@ -191,8 +196,7 @@ def _selected(run: Run, which: str | None, best: str | None, *, ended: bool) -> 
         newest = newest_intact(folder)
         return [] if newest is None else [newest]
     if which == "best" and ended and best is not None:
-        path = Path(best)
-        return [path if path.is_file() else folder / path.name]  # the run may have been moved since
+        return [folder / Path(best).name]  # the run may have been moved since
     return []
 
 

@@ -24,6 +24,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.record_log import ObjectKind, Record
+from hydraloop.tracking.own_files import check_folder, own
 from hydraloop.tracking.run_description import override_values
 from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker, UnusableError, valid_utf8
 
@@ -89,13 +90,16 @@ class TensorBoardTracker(Tracker):
         if before == name:
             return
         try:
+            check_folder(self.run.run_dir / FOLDER)
+            check_folder(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise UnusableError(f"{self._folder} is not a folder: move it away") from error
         head = [Event(wall_time=attempt.began, file_version="brain.Event:2")]
         if before is None:
             for path in self._folder.glob(_NAME.format("*")):
-                path.write_bytes(b"")  # a TensorBoard that is open would read no file after one that is deleted
+                # A TensorBoard that is open would read no file after one that is deleted.
+                own(self.run.run_dir, path).write_bytes(b"")
             # It also drops the points that it has read.
             head.append(Event(wall_time=attempt.began, session_log=SessionLog(status=SessionLog.START)))
             session = hparams_pb(self._params, trial_id="", start_time_secs=began)  # else equal runs would be one row
@@ -150,6 +154,8 @@ class TensorBoardTracker(Tracker):
             LostError: the file was deleted or shortened. All records are sent again.
         """
         path = self._folder / name
+        if path.is_symlink() or (path.exists() and path.stat().st_nlink > 1):
+            raise UnusableError(f"{path} is a link: remove it")
         if not path.exists() or path.stat().st_size < size:
             self.memory.clear()
             raise LostError(0)
@@ -172,7 +178,7 @@ class TensorBoardTracker(Tracker):
             try:
                 if one.kind not in _SHOWN:
                     raise ValueError("TensorBoard does not show files")
-                content = (self.run.run_dir / one.path).read_bytes()
+                content = own(self.run.run_dir, self.run.run_dir / one.path).read_bytes()
                 summary.value.extend(_SHOWN[one.kind](content, valid_utf8(one.name)))
             except Exception as error:  # a damaged file can raise any error
                 level = logging.INFO if one.kind in self._warned else logging.WARNING

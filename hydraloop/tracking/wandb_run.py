@@ -21,8 +21,9 @@ from hydraloop.run_files.code_patch import FILENAME as PATCH_FILE
 from hydraloop.run_files.record_log import FILENAME, LoggedObject, Record, read_all
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, masked
+from hydraloop.tracking.own_files import check_folder, own
 from hydraloop.tracking.run_description import checkpoints, result_of
-from hydraloop.tracking.tracker import Finish, Run, UnusableError, valid_utf8
+from hydraloop.tracking.tracker import Finish, RefusedError, Run, UnusableError, valid_utf8
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class LiveRun:
         self._options, self._run, self._id = options, run, run_id
         self._defined, self._warned = {"iteration"}, False
         folder = run.run_dir / FOLDER
+        check_folder(folder)
         before = set(folder.glob("*run-*"))
         try:
             self._wandb = wandb.init(
@@ -132,7 +134,8 @@ class LiveRun:
         """Return an object as values of a row. An artifact is logged beside the row."""
         import wandb
 
-        path, name = self._run.run_dir / one.path, "/".join(map(file_name, valid_utf8(one.name).split("/")))
+        path = own(self._run.run_dir, self._run.run_dir / one.path)
+        name = "/".join(map(file_name, valid_utf8(one.name).split("/")))
         if one.kind == "image":
             return {name: wandb.Image(str(path))} if self._options["pictures"] else {}
         if one.kind == "artifact":
@@ -153,7 +156,8 @@ class LiveRun:
         logged again after the best one gets its alias. W&B does not store an equal file twice.
         """
         named = None if best is None else Path(best).name
-        found = checkpoints(self._run, self._options["checkpoints"], best, ended=ended)
+        foreign = bool(self._options.get("_sync"))
+        found = checkpoints(self._run, self._options["checkpoints"], best, ended=ended, foreign=foreign)
         if all(path.name in sent and path.name != named for path in found):
             return
         found = [path for path in sorted(found, key=_written_at) if is_complete(path)]
@@ -186,8 +190,8 @@ class LiveRun:
     def _save_code(self) -> None:
         for attempt in self._run.attempts:
             if attempt.patch is not None:
-                with suppress(OSError):
-                    content = (self._run.run_dir / attempt.patch).read_bytes()
+                with suppress(OSError, RefusedError):
+                    content = own(self._run.run_dir, self._run.run_dir / attempt.patch).read_bytes()
                     self._save(f"resume_{attempt.number}/{PATCH_FILE}" if attempt.number else PATCH_FILE, content)
 
     def _save(self, name: str, content: bytes) -> None:

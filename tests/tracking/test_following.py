@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -76,19 +75,6 @@ def process_of(folder: Path) -> psutil.Process:
 
 
 # A run. --------------------------------------------------------------------------------------------------------------
-
-
-def test_one_that_hangs_ends_with_its_time(tmp_path: Path) -> None:
-    """It reads a pipe without a writer."""
-    tracked(tmp_path, records=0, flush_timeout=0.2)
-    (tmp_path / FILENAME).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / FILENAME)
-    hanging = started(tmp_path)
-    until(lambda: path_of(tmp_path, NAME).exists())
-    hanging.finish(**FINISH)
-    hanging.wait(20.0)
-    assert hanging.problem == "no answer within 20 s after the end"
-    assert not senders(tmp_path)
 
 
 @pytest.mark.usefixtures("_trusted")

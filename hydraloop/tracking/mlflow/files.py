@@ -21,6 +21,7 @@ from hydraloop.run_files.record_log import Record
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import run_description
+from hydraloop.tracking.own_files import own
 from hydraloop.tracking.tracker import GoneError, RefusedError, Run, UnusableError
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class Files:
         if result:
             yield self._run.run_dir / RESULT_FILE
         best = (result.get("best") or {}).get("checkpoint")
-        yield from run_description.checkpoints(self._run, self._options.get("checkpoints"), best, ended=ended)
+        which, foreign = self._options.get("checkpoints"), bool(self._options.get("_sync"))
+        yield from run_description.checkpoints(self._run, which, best, ended=ended, foreign=foreign)
 
     def _guarded(self, one: Mapping[str, Any]) -> bool:
         """Store a file, or skip it if it is refused; only the first skipped file is a warning.
@@ -132,18 +134,19 @@ class Files:
             client.log_text(run_id, self._run.attempts[number].config, name)
         elif "code" in one:
             number = one["code"]
-            patch = self._run.run_dir / str(self._run.attempts[number].patch)
+            patch = own(self._run.run_dir, self._run.run_dir / str(self._run.attempts[number].patch))
             client.log_artifact(run_id, str(patch), None if number == 0 else f"resume_{number}")
         elif "file" not in one:
             self._store_object(one)
         elif one["file"].name == RESULT_FILE:
-            client.log_text(run_id, mask_text(one["file"].read_text(encoding="utf-8")), RESULT_FILE)
+            text = own(self._run.run_dir, one["file"]).read_text(encoding="utf-8")
+            client.log_text(run_id, mask_text(text), RESULT_FILE)
         else:
             client.log_artifact(run_id, str(one["file"]), CHECKPOINTS)
 
     def _store_object(self, one: Mapping[str, Any]) -> None:
         """Store an object of a record under its path in the run directory; pictures where MLflow's charts find them."""
-        path = self._run.run_dir / one["path"]
+        path = own(self._run.run_dir, self._run.run_dir / one["path"])
         if one["kind"] == "image":
             self._store_picture(path, one)
         elif one["kind"] == "table":
