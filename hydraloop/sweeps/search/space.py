@@ -135,12 +135,8 @@ class Space:
         Args:
             repeat: the number of the job in its trial, from 0.
         """
-        constant = [one.line for one in self.dimensions if one.is_constant]
-        return (*constant, *self.chosen(params, repeat))
-
-    def chosen(self, params: Params, repeat: int = 0) -> tuple[str, ...]:
-        """Return the overrides of a job that other jobs do not have."""
-        lines = [f"{one.element}={params[one.key]}" for one in self.dimensions if one.key in params]
+        lines = [one.line for one in self.dimensions if one.is_constant]
+        lines += [f"{one.element}={params[one.key]}" for one in self.dimensions if one.key in params]
         if self.repeats is not None:
             lines.append(f"{self.repeats.element}={self.repeats.choices[repeat]}")
         return tuple(lines)
