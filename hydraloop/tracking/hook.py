@@ -124,8 +124,10 @@ class TrackerHook(Hook):
         Raises:
             UserError: `on_error=raise`, and the service does not open the run within `flush_timeout`, at least 30 s.
         """
+        if not self._is_used:
+            return
         sending = self._begin(engine, trains=True)
-        if engine.calls.on_error(self.name) != "raise" or not self._is_used:
+        if engine.calls.on_error(self.name) != "raise":
             return
         patience = max(self._flush_timeout, _OPENING)
         until = time.monotonic() + patience

@@ -71,6 +71,7 @@ def test_disabled_is_reported_and_starts_nothing(tmp_path: Path, monkeypatch: py
     assert engine.messages.read("tracked") == {"wandb": "disabled, nothing was sent"}
     assert Cursor.load(tmp_path, "wandb") is None
     assert not (tmp_path / "wandb").exists()
+    assert not (tmp_path / "tracking").exists()
 
 
 @pytest.fixture
