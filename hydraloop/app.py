@@ -38,7 +38,7 @@ from hydraloop.run_files.output import print_to, replace_unencodable
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.sweeps import planning
 from hydraloop.sweeps.planning import SweepDraft
-from hydraloop.sweeps.slurm import submitted_run
+from hydraloop.sweeps.slurm import submitted
 
 if TYPE_CHECKING:
     from hydraloop.processes.run_starter import RunStarter
@@ -164,8 +164,8 @@ class _App:
                     if args.pdb:
                         self._use_debugger(draft)
                     if not isinstance(draft, SweepDraft):
-                        if submitted_run.is_wanted(draft) and not torchrun.is_several():
-                            return submitted_run.submit(draft)
+                        if submitted.is_run(draft) and not torchrun.is_several():
+                            return submitted.submit_run(draft)
                         return self._starter().run(draft, name, argv)
                     if draft.is_ours:
                         from hydraloop.sweeps import run_sweep

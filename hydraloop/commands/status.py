@@ -65,7 +65,7 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     """
     if (path / sweep_description.FILENAME).exists():
         return SweepDirectory.load(path)
-    if not holds_run(path) and not submissions.arrays(path):
+    if not holds_run(path) and not submissions.are_there(path):
         remedy = missing_path(path, "Name one: ls -d multirun/*/* outputs/*/*")
         raise UserError(f"{path} holds no sweep and no run", key="directory", remedy=remedy)
     return None
@@ -73,10 +73,11 @@ def sweep_in(path: Path) -> SweepDirectory | None:
 
 def _state_of_run(path: Path) -> JobState:
     state = states.current(path, states.read(path) or JobState(0, "running"), path)
-    waits = state.state == "interrupted" and bool(submissions.counts(path))  # for Slurm, which starts it
-    return (
-        replace(state, state="queued", reason=f"job {', '.join(submissions.arrays(path))} of Slurm") if waits else state
-    )
+    found = submissions.jobs(path) if state.state == "interrupted" else {}
+    if found is None:
+        return replace(state, reason=f"{state.reason}, if it does not wait in Slurm's queue: Slurm does not answer")
+    # Slurm starts it.
+    return replace(state, state="queued", reason=f"job {found[submissions.MAIN].id} of Slurm") if found else state
 
 
 def _of_run(path: Path) -> list[str]:
@@ -107,7 +108,10 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
 
 def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
     """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
-    if all(state.is_over for state in found) or sweep.controllers() or submissions.counts(sweep.path) != Counter():
+    if all(state.is_over for state in found) or sweep.controllers():
+        return []
+    queue = submissions.jobs(sweep.path)
+    if queue is None or submissions.MAIN in queue:  # it may wait for Slurm
         return []
     return [f"No controller is running. Continue the sweep: {sweep.resume_command(found)}"]
 

@@ -32,31 +32,32 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: the directory holds no sweep and no run.
     """
-    path, sweep, others = args.directory, sweep_in(args.directory), set[str]()
+    path, sweep = args.directory, sweep_in(args.directory)
 
     def find() -> list[int]:
-        holders = _holders(path, sweep).values()
-        others.update(one.host for one in holders if not one.is_here)
-        return [one.pid for one in holders if one.is_here]
+        return [one.pid for one in _holders(path, sweep).values() if one.is_here]
 
     def waits() -> None:
         command = shlex.join(["python", "-m", "hydraloop", "stop", "--kill", shown(path)])
         print(f"waiting for a checkpoint that is being written; kill the run: {command}", flush=True)
 
-    is_cancelled = bool(submissions.arrays(path)) and submissions.cancel(path)
+    is_cancelled = submissions.cancel(path, only_main=True)  # a controller, before the jobs that it starts
     were_told = [lock.note_stop(folder) for folder, one in _holders(path, sweep).items() if one.is_here]
     ended, killed, left = stopping.end(find, args.wait, waits, kill=args.kill or any(were_told))
-    if is_cancelled:
-        others.clear()  # of tasks that Slurm has killed
+    is_cancelled = submissions.cancel(path) and is_cancelled
+    others = {one.host for one in _holders(path, sweep).values() if not one.is_here}
     print(f"processes ended: {ended}" + (f", killed: {killed}" if killed else ""))
     if left:
         pids = ",".join(map(str, left))
         print(f"error: these processes could not be ended: ps -o pid,user,stat,args -p {pids}", file=sys.stderr)
+    if not is_cancelled:
+        print("error: Slurm does not answer, or has not ended the jobs: squeue --me", file=sys.stderr)
     if others:
         print(f"error: processes on {', '.join(sorted(others))} continue: run the command there, too", file=sys.stderr)
+    is_left = bool(others or left or not is_cancelled)
     if sweep is not None:
-        _record_ends(sweep, seconds=0.0 if others or left else _RECORDING)
-    return 1 if others or left else status.run(args)
+        _record_ends(sweep, seconds=0.0 if is_left else _RECORDING)
+    return 1 if is_left else status.run(args)
 
 
 def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:

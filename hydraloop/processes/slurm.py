@@ -13,12 +13,13 @@ import shlex
 import subprocess
 from collections.abc import MutableMapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydraloop.processes.failure import REQUEUE
 
-ENDS = (
+_ENDS = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     "TIMEOUT",
 )
@@ -29,6 +30,23 @@ _AT_END = f"""code=$?
 if [ $code = {REQUEUE} ] && scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then
     scontrol requeue "$SLURM_JOB_ID" && exit
 fi"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What Slurm says of a job."""
+
+    id: str
+    state: str
+    """Such as `RUNNING`."""
+    reason: str
+    """Why it waits, or `None`."""
+    name: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether Slurm does not start it again."""
+        return self.state in _ENDS
 
 
 def start_again(parameters: MutableMapping[str, Any], folder: Path) -> None:
@@ -51,14 +69,26 @@ def code(folder: Path, job: str) -> int | None:
     return None
 
 
-def states() -> dict[str, str] | None:
-    """Return the state of each job of the user, such as `RUNNING`, with one question for all; None without an answer.
+def queue() -> dict[str, Job] | None:
+    """Return the user's jobs by their ids, with one question for all; None without an answer, which says nothing.
 
     Slurm forgets a job some minutes after its end.
     """
-    words = ("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i %T")
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
-    return None if done.returncode else dict(line.split() for line in done.stdout.splitlines())
+    words = ("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%j")
+    try:
+        done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    except OSError:
+        return None
+    jobs = [Job(*line.split("|", 3)) for line in done.stdout.splitlines()]
+    return None if done.returncode else {job.id: job for job in jobs}
+
+
+def cancel(*jobs: str) -> bool:
+    """Cancel jobs by their ids. Slurm sends SIGTERM, and kills them half a minute later. Return whether it has."""
+    try:
+        return subprocess.run(["scancel", *jobs], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def is_submitted() -> bool:

@@ -22,10 +22,8 @@ SWEEP_OWNER = "HYDRALOOP_SWEEP_OWNER"
 """Variable with the id of the process that has started that job, and with which it ends."""
 SWEEP_SERVER = "HYDRALOOP_SWEEP_SERVER"
 """Variable with the number of an open socket: this process forks the jobs of a sweep that are asked for there."""
-SWEEP_TASK = "HYDRALOOP_SWEEP_TASK"
-"""Variable with the path of a submission: this process is a task of its arrays, and runs jobs of a sweep."""
-SUBMITTED_RUN = "HYDRALOOP_SUBMITTED_RUN"
-"""Variable with the path of a submission: this process is that run."""
+SUBMITTED = "HYDRALOOP_SUBMITTED_COMMAND"
+"""Variable with the path of a file that has the overrides of this process, which is a job of Slurm."""
 
 trusted: list[str] = []
 """The flags `--trusted` of the command line, which are removed from the arguments."""
@@ -34,7 +32,7 @@ _command: list[str] | None = None
 
 def is_received() -> bool:
     """Return whether hydraloop has started this process for a given work, which a variable names."""
-    return any(name in os.environ for name in (SWEEP_JOB, SWEEP_SERVER, SWEEP_TASK, SUBMITTED_RUN))
+    return any(name in os.environ for name in (SWEEP_JOB, SWEEP_SERVER, SUBMITTED))
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Processes that hydraloop has started for a given work: a job, the jobs of an actor, a task of an array, a run."""
+"""Processes that hydraloop has started for a given work: a job, the jobs of an actor, a command on Slurm."""
 
 from __future__ import annotations
 
@@ -25,19 +25,14 @@ from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps.executors import fork_server, spawned
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
-from hydraloop.sweeps.slurm import arrays, submitted_run
+from hydraloop.sweeps.slurm import submitted
 from hydraloop.sweeps.states import REQUEST
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
     """Return the arguments of this process, with those that a job of Slurm has in a file."""
-    task = arrays.received()
-    if task is not None:
-        return [*argv, "--multirun", *task.overrides]
-    if environment.SUBMITTED_RUN in os.environ:
-        return [*argv, *submitted_run.received()]
-    return [*argv]
+    return [*argv, *submitted.received()] if environment.SUBMITTED in os.environ else [*argv]
 
 
 def run_jobs(composer: Composer, starter: RunStarter) -> None:

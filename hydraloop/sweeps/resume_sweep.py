@@ -40,19 +40,6 @@ class Settled:
     """The overrides of a grid's jobs, not masked, by number."""
 
 
-def join(description: Description, draft: SweepDraft) -> Settled:
-    """Return the sweep that `sweep.resume` names, for one of many controllers.
-
-    They start at the same time, and add no job: so none of them locks the directory.
-
-    Raises:
-        UserError: as of `settle`.
-    """
-    directory = SweepDirectory.load(Path(draft.options.resume), key=_KEY)
-    _, named = _joined(directory, description, draft)
-    return Settled(directory, named)
-
-
 def settle(description: Description, draft: SweepDraft) -> Settled:
     """Return a sweep, a new one or the one that `sweep.resume` names.
 

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop import json_answers
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.processes import checks as launch_checks
+from hydraloop.processes import slurm
 from hydraloop.processes.detach import CONTROLLER_LOG, detached
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import code_patch, environment
@@ -33,8 +34,7 @@ from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
-from hydraloop.sweeps.slurm import arrays, submissions, submitit_executor, submitted_sweep
-from hydraloop.sweeps.slurm.array_task import ArrayTask
+from hydraloop.sweeps.slurm import submitit_executor, submitted
 from hydraloop.sweeps.source import Grid, Source
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
@@ -54,39 +54,43 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     Raises:
         UserError: the sweep cannot be started.
     """
-    task, is_array = arrays.received(), arrays.is_wanted(draft.master)
+    is_submitted = submitted.is_sweep(draft.master)
     shares = _check(draft)
-    background = detached() if draft.master.detach and not is_array else None
+    background = detached() if draft.master.detach and not is_submitted else None
     hydra_versions.configure_log(draft.master.hydra.hydra_logging, draft.master.hydra.verbose)
     prepare_handlers()
     cluster = None
     if draft.options.executor == "ray":
         cluster = ray_executor.connect(draft.options, ranks=draft.ranks, device=draft.device)
         shares = cluster.shares
-    if task is not None:  # one job at a time
-        shares = replace(shares, workers=1)
-    settled = (resume_sweep.settle if task is None else resume_sweep.join)(_description(draft), draft)
+    settled = resume_sweep.settle(_description(draft), draft)
     directory = settled.directory
+    if is_submitted:
+        submitted.submit_sweep(directory, draft)
     if background is not None:
         background.log_to(directory.path / CONTROLLER_LOG)
     lines = Lines(directory)
     hooks: Any = OmegaConf.to_container(draft.cfg.hooks)
     sender = SweepSender(draft.swept, hooks)
-    source = _source(settled, draft)
-    if is_array and task is None:
-        submitted_sweep.submit(directory, draft, shares.workers)
-    executor = _executor(draft, directory, starter, cluster, is_task=task is not None)
-    controller = _controller(
-        draft, task, directory=directory, executor=executor, source=source, shares=shares, watcher=lines
+    controller = Controller(
+        directory,
+        _executor(draft, directory, starter, cluster),
+        _source(settled, draft),
+        shares,
+        lines,
+        max_retries=draft.options.max_retries,
+        stop_on_failure=draft.options.on_failure == "stop",
+        retry_failed=draft.options.retry_failed,
+        leaves_jobs=slurm.is_submitted(),
     )
     with _shown_to_others(controller, sender, draft.master, name), watching(lines) as shown:
         controller.watcher = _Followed(shown, sender, directory)
         if controller.left:
-            executor.wait_ready()
+            controller.executor.wait_ready()
         if background is not None:
             background.ready(directory.path)
         controller.run()
-    _tell_end(controller, task, writes_report=draft.options.report)
+    _tell_end(controller, writes_report=draft.options.report)
     sys.exit(controller.code)
 
 
@@ -104,29 +108,15 @@ def _check(draft: SweepDraft) -> gpus.Shares:
     return shares
 
 
-def _controller(draft: SweepDraft, task: arrays.Task | None, **parts: Any) -> Controller:
-    options: dict[str, Any] = {
-        "max_retries": draft.options.max_retries,
-        "stop_on_failure": draft.options.on_failure == "stop",
-        "retry_failed": draft.options.retry_failed,
-    }
-    if task is None:
-        return Controller(**parts, **options)
-    return ArrayTask(**parts, **options, task=task, limit=submitted_sweep.limit(draft))
-
-
-def _tell_end(controller: Controller, task: arrays.Task | None, *, writes_report: bool) -> None:
-    """Print the results, write the report, and end the tasks of an array that have no job left."""
+def _tell_end(controller: Controller, *, writes_report: bool) -> None:
+    """Print the results, and write the report."""
     path = controller.directory.path
-    if task is None or not controller.directory.controllers():
-        print_end(controller)
+    print_end(controller)
     if json_answers.asked():
         done = SweepDirectory.load(path)
         json_answers.write("results", results.for_programs(done, results.collect(done)))
     if writes_report and not controller.left:
         write_report(path)
-    if task is not None and not controller.left:
-        submissions.cancel_waiting(path)
 
 
 def _source(settled: resume_sweep.Settled, draft: SweepDraft) -> Source:
@@ -140,12 +130,7 @@ def _source(settled: resume_sweep.Settled, draft: SweepDraft) -> Source:
 
 
 def _executor(
-    draft: SweepDraft,
-    directory: SweepDirectory,
-    starter: RunStarter,
-    cluster: ray_executor.Cluster | None,
-    *,
-    is_task: bool,
+    draft: SweepDraft, directory: SweepDirectory, starter: RunStarter, cluster: ray_executor.Cluster | None
 ) -> Executor:
     if cluster is not None:
         begin = {"sweep": str(directory.path), "overrides": draft.overrides, "lines": draft.cfg.hydra.overrides.task}
@@ -158,9 +143,9 @@ def _executor(
         sets_variables = draft.sets_variables(directory.description.configs)
         return ray_executor.RayExecutor(cluster, setup, draft.environment if sets_variables else None)
     spawn = spawned.Spawn(directory.path, draft.overrides, draft.environment)
-    is_submitit = draft.options.executor == "submitit" and not is_task
+    is_submitit = draft.options.executor == "submitit"
     if is_submitit and not submitit_executor.is_local(draft.options.submitit):
-        return submitit_executor.SubmititExecutor(spawn, draft.options.submitit)
+        return submitit_executor.SubmititExecutor(spawn, directory.description.uid, draft.options.submitit)
     forks = not is_submitit and not draft.sets_variables(directory.description.configs)
     return PoolExecutor(SweepJob(directory, draft, starter, draft.grid), spawn, forks=forks)
 

@@ -72,7 +72,7 @@ def test_a_service_that_is_silent_is_not_waited_for_and_no_secret_is_shown(proje
 def test_slurm_and_what_its_nodes_see(project: Project, slurm: Slurm) -> None:
     done = project.python("-m", "hydraloop", "doctor", "sweep.max_workers=4", "sweep.submitit.timeout_min=9")
     assert done.code == 0, done.text
-    asked = "A sweep asks for 4 jobs at a time (timeout_min=9), in arrays of at most 1,001"
+    asked = "A sweep asks for 4 jobs at a time (timeout_min=9)"
     assert lines(done.out)["slurm"] == f"slurm       ok          main: up, 2 nodes, at most infinite. {asked}"
     assert "sees the project's folder and its Python" in lines(done.out)["nodes"]
     done = project.python("-m", "hydraloop", "doctor", "sweep.submitit.slurm_partition=gpu")

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -43,6 +43,10 @@ class Played:
     """Whether jobs are ended by a scheduler."""
     is_lost: bool = False
     """Whether the machines of jobs are lost."""
+
+    def found(self) -> dict[int, int]:
+        """Return the attempts of an earlier controller."""
+        return {number: request.attempts + 1 for number, request in self.running.items()}
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)
@@ -100,9 +104,10 @@ def directory(tmp_path: Path) -> SweepDirectory:
 @pytest.fixture
 def make(directory: SweepDirectory) -> Make:
     def made(
-        play: Play, *, workers: int = 2, slots: Slots | None = None, **options: object
+        play: Play, *, workers: int = 2, slots: Slots | None = None, earlier: Sequence[int] = (), **options: object
     ) -> tuple[Controller, Played]:
-        executor = Played(directory, play)
+        running = {number: Request(number, (), str(directory.folder(number)), controller="0") for number in earlier}
+        executor = Played(directory, play, running=running)
         shares = Shares(workers, slots)
         controller = Controller(
             directory, executor, Grid(dict(enumerate(directory.description.jobs.listed))), shares, Seen(), **options
@@ -506,3 +511,20 @@ def test_a_second_signal_kills_the_jobs(make: Make, monkeypatch: pytest.MonkeyPa
     loop.run()
     assert [sign for _, sign in played.cancelled[:2]] == [signal.SIGINT, signal.SIGKILL]
     assert loop.code == 130
+
+
+def test_a_job_that_an_earlier_controller_has_submitted_is_not_submitted_again(
+    directory: SweepDirectory, make: Make
+) -> None:
+    """It waits in the queue: no file tells that it was submitted. The other job has ended meanwhile."""
+    finish(Played(directory, finish), Request(2, (), "", controller="0"))
+    loop, played = make(finish, earlier=(1, 2))
+    loop.run()
+    assert played.started == [0, 3, 4, 5]
+    assert [(state.state, state.attempts) for state in directory.states()] == [("finished", 1)] * 6
+
+
+def test_a_controller_that_slurm_starts_again_leaves_its_jobs(make: Make) -> None:
+    loop, played = make(lambda played, request: os.kill(os.getpid(), signal.SIGTERM), leaves_jobs=True)
+    loop.run()
+    assert (played.started, played.cancelled, loop.code) == ([0, 1], [], 75)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.sweeps.slurm.submissions import counts
+from hydraloop.sweeps.slurm.submissions import jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.warm import Script
 from tests.processes import until
@@ -18,7 +18,6 @@ PREEMPTION = (
     *("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE"),
     "PartitionName=urgent Nodes=ALL PriorityTier=2",
 )
-KINDS = pytest.mark.parametrize("options", [(), ("detach=true",)], ids=["a controller", "an array"])
 
 
 @pytest.fixture(scope="module")
@@ -28,55 +27,47 @@ def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def wait(sweep: OnSlurm, controller: Script) -> int:
-    """Wait for the controller and all tasks. Return the exit code of the controller."""
+    """Wait for the controller and all jobs. Return the exit code of the controller."""
     code = controller.wait(PATIENCE)
-    until(lambda: not counts(sweep.path), controller.printed, seconds=PATIENCE)
+    until(lambda: jobs(sweep.path) == {}, controller.printed, seconds=PATIENCE)
     return code
 
 
 def accounted(slurm: Slurm) -> list[str]:
-    """Return the states of all jobs and tasks in the order of their submission, as sacct knows them."""
+    """Return the states of all jobs in the order of their submission, as sacct knows them."""
     listed = slurm.run("sacct", "--noheader", "--parsable2", "--allocations", "--format=State")
     return [line.split()[0] for line in listed.splitlines()]
 
 
-def expected(sweep: OnSlurm, *, is_array: bool) -> list[str]:
-    """Return the same by our states. A task of an array has run several jobs if other tasks started late, or none."""
-    found = SweepDirectory.load(sweep.path).states()
-    ran: dict[str, set[str]] = {}
-    for state in found:
-        ran.setdefault(state.controller if is_array else str(state.number), set()).add(state.state)
-    names = ("interrupted", "CANCELLED"), ("failed", "FAILED"), ("finished", "COMPLETED")
-    ends = [next(theirs for ours, theirs in names if ours in states) for states in ran.values()]
-    return ends + ["COMPLETED"] * (len(found) - len(ends))
+def expected(sweep: OnSlurm) -> list[str]:
+    """Return the same by our states."""
+    names = {"interrupted": "CANCELLED", "failed": "FAILED", "finished": "COMPLETED"}
+    return [names[state.state] for state in SweepDirectory.load(sweep.path).states()]
 
 
 @pytest.mark.nightly
-@KINDS
-def test_sacct_agrees(tmp_path: Path, slurm: Slurm, options: tuple[str, ...]) -> None:
+def test_sacct_agrees(tmp_path: Path, slurm: Slurm) -> None:
     """A job is cancelled, a job finishes, two fail. submitit, which asks sacct for each job, is not asked."""
     axes = ("seed=0", "optimizer.lr=1e-2,1e30", "engine.max_iters=1000000,24")
     sweep, earlier = OnSlurm(tmp_path, slurm, *axes), len(accounted(slurm))
-    controller = sweep.begin(*options)
+    controller = sweep.begin()
     until((sweep.path / "sweep.json").exists, "the sweep does not begin")
     others_end = [False, True, True, True]
     until(lambda: [sweep.state(job).is_over for job in range(4)] == others_end, "no end", seconds=PATIENCE)
     sweep.wait_for_saves()
     until(lambda: len(slurm.run("squeue", "--noheader").splitlines()) == 1, "the other jobs do not leave the queue")
     slurm.run("scancel", "--me")
-    assert wait(sweep, controller) == (0 if options else 1)
+    assert wait(sweep, controller) == 1
     assert [sweep.state(job).state for job in range(4)] == ["interrupted", "finished", "failed", "failed"]
     assert [word for word in ("sacct", "arning") if word in controller.printed] == []
-    order = sorted if options else list[str]
-    wanted = order(expected(sweep, is_array=bool(options)))
-    until(lambda: order(accounted(slurm)[earlier:]) == wanted, f"{accounted(slurm)}, not {wanted}")
+    wanted = expected(sweep)
+    until(lambda: accounted(slurm)[earlier:] == wanted, f"{accounted(slurm)}, not {wanted}")
 
 
 @pytest.mark.nightly
-@KINDS
-def test_a_preempted_job_continues_without_a_retry(tmp_path: Path, slurm: Slurm, options: tuple[str, ...]) -> None:
+def test_a_preempted_job_continues_without_a_retry(tmp_path: Path, slurm: Slurm) -> None:
     sweep = OnSlurm(tmp_path, slurm, "seed=0", LONG, "sweep.max_retries=0")
-    controller = sweep.begin(*options)
+    controller = sweep.begin()
     sweep.wait_for_saves()
     (job,) = slurm.run("squeue", "--noheader", "--format=%A").split()
     whole = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.commands.check.findings import Finding
 from hydraloop.sweeps.executors import gpus
-from hydraloop.sweeps.slurm import arrays
 
 _IMMEDIATE = 10
 """Seconds after which a node that is not free is not waited for."""
@@ -62,8 +61,7 @@ def _partitions(options: Mapping[str, Any]) -> Finding:
         return Finding("problem", f"{chosen} permits at most {most:g} minutes", key, f"Use {key}={most:g}.")
     workers = options.get("max_workers") or gpus.SUBMITTED
     asks = ", ".join(f"{key}={value}" for key, value in wanted.items()) or "sweep.submitit.timeout_min must be set"
-    text = f"{partitions}. A sweep asks for {workers} jobs at a time ({asks}), in arrays of at most "
-    return Finding("ok", f"{text}{arrays.most_tasks():,}")
+    return Finding("ok", f"{partitions}. A sweep asks for {workers} jobs at a time ({asks})")
 
 
 def _minutes(limit: str) -> float:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from hydraloop.errors import UserError
+from hydraloop.processes.failure import REQUEUE
 from hydraloop.sweeps import queue
 from hydraloop.sweeps.controller import problems
 from hydraloop.sweeps.controller.retries import Retries
@@ -51,6 +52,8 @@ class Controller:
     stop_on_failure: bool = False
     retry_failed: bool = False
     """Whether to run jobs again that have failed earlier."""
+    leaves_jobs: bool = False
+    """Whether jobs go on after a signal, as Slurm starts this controller again."""
 
     ended: dict[int, JobState] = field(default_factory=dict)
     """Jobs that are over, and those that this controller leaves as they are."""
@@ -75,7 +78,14 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._retries = Retries(self.max_retries)
+        found = self.executor.found()
         for state in self.directory.states():
+            if state.number in found:
+                attempt = found[state.number]
+                is_claimed = state.attempts >= attempt  # otherwise it is queued, and no file tells of it
+                self._running[state.number] = state if is_claimed else replace(state, attempts=attempt, controller="")
+                self._attempts[state.number] = max(state.attempts, attempt)
+                continue
             if state.state == "running":
                 state = self._state(state.number)  # its process may have been killed
             self._attempts[state.number] = state.attempts
@@ -95,7 +105,7 @@ class Controller:
                     if self.signals.first is not None:
                         self.signals.ends.add(ended.code)
                     self._end(ended)
-                if (sign := self.signals.to_send()) is not None:
+                if not self.leaves_jobs and (sign := self.signals.to_send()) is not None:
                     for number in self._running:
                         self.executor.cancel(number, sign)
                 self.watcher.update()
@@ -125,25 +135,22 @@ class Controller:
     def code(self) -> int:
         """The exit code of the command."""
         if self.signals.first is not None:
-            return self.signals.code
+            return REQUEUE if self.leaves_jobs else self.signals.code
         return 1 if self.failed or self.problem is not None else 0
 
     # One turn of the loop. -------------------------------------------------------------------------------------------
 
     def _goes_on(self) -> bool:
         """Start jobs. Return whether there is one to wait for."""
+        if self.leaves_jobs and self.signals.first is not None:
+            return False
         if time.monotonic() >= self._looked + _LOOK:
             self._look()
             self._looked = time.monotonic()
         self._start()
         self._prune()
         waits = self.source.waits and not self.stops
-        return bool(self._running) or waits or (bool(self._elsewhere) and self._waits_for_others)
-
-    @property
-    def _waits_for_others(self) -> bool:
-        """Whether to wait for the jobs of other controllers."""
-        return not self._gives_up
+        return bool(self._running) or waits or (bool(self._elsewhere) and not self._gives_up)
 
     @property
     def _gives_up(self) -> bool:
@@ -231,7 +238,7 @@ class Controller:
         attempt = begun.attempts
         state = self._state(number, code, attempt)
         # Slurm may have started the job again since.
-        is_ours = state.attempts >= attempt and state.controller == begun.controller
+        is_ours = state.attempts >= attempt and begun.controller in (state.controller, "")
         if is_ours and state.state == "running" and self.problem is None:  # a rank is still ending
             self._unreported[number] = replace(ended, code=None) if code == LEFT else ended
             return
@@ -243,15 +250,11 @@ class Controller:
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")
-        elif self._starts_again(state, begun.iterations, ended):
+        elif not self.stops and self._retries.allow(state, begun.iterations, ended):
             self._start_again(state)
             self.watcher.ended(state)
         else:
             self._leave(state)
-
-    def _starts_again(self, state: JobState, iterations: int, ended: Ended) -> bool:
-        """Return whether a job is queued again. Arguments: as in `Retries.allow`."""
-        return not self.stops and self._retries.allow(state, iterations, ended)
 
     def _release(self, number: int) -> None:
         """Note that a job does not use this machine any more."""

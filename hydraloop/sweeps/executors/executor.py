@@ -71,6 +71,10 @@ class Executor(Protocol):
             UserError: none can be started here.
         """
 
+    def found(self) -> dict[int, int]:
+        """Return the attempts that an earlier controller has started, by job. `poll` returns their ends, too."""
+        return {}
+
     def submit(self, request: Request) -> None:
         """Start a job.
 

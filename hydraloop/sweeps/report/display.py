@@ -130,8 +130,9 @@ def watch(lines: Lines) -> None:
         while True:
             if (began := time.monotonic()) >= due:
                 is_over = not directory.controllers()
-                is_left = is_over and bool(submissions.counts(directory.path))  # in Slurm's queue
                 states = directory.current_states()
+                has_jobs = not all(state.is_over for state in states)
+                is_left = is_over and has_jobs and submissions.jobs(directory.path) != {}  # in Slurm's queue
                 for state in states:
                     before = known.get(state.number)
                     if before is None or (before.state, before.attempts) != (state.state, state.attempts):

@@ -1,73 +1,86 @@
-"""The tasks of a sweep that was submitted as arrays of Slurm, from any machine that sees its directory.
+"""The jobs of a directory in Slurm's queue, from any machine that has Slurm's commands.
 
-Each submission has a file in the folder `arrays/`, with the ids of its arrays and the overrides of the tasks.
+The name of a job says to which sweep or run it belongs. So a job is also found if `sbatch` has not told its id.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-FOLDER = "arrays"
+from hydraloop.processes import slurm
+from hydraloop.sweeps.sweep_description import FILENAME
+
+FOLDER = ".submitit"
+"""In the directory: scripts and logs of submitit, and exit codes."""
+MAIN = "main"
+"""Stands for job and attempt in the name of a job that runs the command itself; its folder in `FOLDER`."""
+COMMAND = "command.json"
+"""In that folder: the id of the directory, and the overrides of the command."""
 _ENDING = 60.0
-"""Seconds that tasks may take to end: Slurm kills them `KillWait` after a signal, 30 s by default."""
+"""Seconds that jobs may take to end: Slurm kills them `KillWait` after a signal, 30 s by default."""
 _POLL = 0.5
 """Seconds between two looks at Slurm's queue."""
 
 
-def arrays(sweep: Path) -> list[str]:
-    """Return the ids of a sweep's arrays, in the order of their submission; none if it was not submitted so."""
-    found: list[str] = []
-    for path in sorted((sweep / FOLDER).glob("*.json")):
-        with suppress(OSError, ValueError):
-            found += json.loads(path.read_bytes())["arrays"]
-    return found
+def name_of(options: Mapping[str, Any], uid: str, what: str) -> str:
+    """Return the name of a job in Slurm: `hydraloop-<uid>-<job>.<attempt>`, or `hydraloop-<uid>-main`."""
+    return f"{options.get('name', 'hydraloop')}-{uid}-{what}"
 
 
-def counts(sweep: Path) -> Counter[str] | None:
-    """Return the tasks in Slurm's queue by their state; None if this machine has no Slurm.
+def are_there(path: Path) -> bool:
+    """Return whether jobs of a directory were submitted."""
+    return (path / FOLDER).exists()
 
-    A state is as squeue prints it, with the reason of a task that waits: `RUNNING`, `PENDING (Resources)`.
+
+def jobs(path: Path) -> dict[str, slurm.Job] | None:
+    """Return the jobs of a directory that have not ended, by the ends of their names; None if Slurm does not answer."""
+    if not are_there(path):
+        return {}
+    found = slurm.queue()
+    if found is None:
+        return None
+    mark = f"-{_uid(path)}-"
+    return {job.name.rpartition(mark)[2]: job for job in found.values() if mark in job.name and not job.has_ended}
+
+
+def _uid(path: Path) -> str:
+    """Return the id of a sweep, or of a run that was submitted."""
+    for file in (path / FILENAME, path / FOLDER / MAIN / COMMAND):
+        with suppress(OSError, ValueError, KeyError):
+            return str(json.loads(file.read_bytes())["uid"])
+    return "unknown"
+
+
+def cancel(path: Path, *, only_main: bool = False) -> bool:
+    """Cancel the jobs of a directory, which save, and wait for their end. Return whether Slurm says that none is left.
+
+    Args:
+        only_main: the job that runs the command itself, and submits others.
     """
-    if not (found := arrays(sweep)):
-        return Counter()
-    listed = run("squeue", "--noheader", "--array", "--format=%T (%r)", f"--jobs={','.join(found)}")
-    return None if listed is None else Counter(line.removesuffix(" (None)") for line in listed.splitlines())
-
-
-def cancel(sweep: Path) -> bool:
-    """Cancel the tasks of a sweep, whose jobs save, and wait for their end. Return whether none is left."""
-    if not (found := arrays(sweep)):
-        return True
-    run("scancel", *found)
-    until = time.monotonic() + _ENDING
-    while (left := counts(sweep)) and time.monotonic() < until:
+    until, told = time.monotonic() + _ENDING, set[str]()
+    while True:
+        found = jobs(path)
+        left = {job.id for what, job in (found or {}).items() if what == MAIN or not only_main}
+        if found is not None and not left:
+            return True
+        if time.monotonic() > until:
+            return False
+        if left - told and slurm.cancel(*sorted(left - told)):  # a second signal would end a run that saves
+            told |= left
         time.sleep(_POLL)
-    return left is not None and not left
 
 
-def cancel_waiting(sweep: Path) -> None:
-    """Cancel the tasks that have not started."""
-    if found := arrays(sweep):
-        run("scancel", "--state=PENDING", *found)
-
-
-def lines(sweep: Path) -> Iterator[str]:
-    """Yield the line of `status` about the tasks."""
-    if found := arrays(sweep):
-        left = counts(sweep)
-        by_state = ", ".join(f"{count} {state}" for state, count in sorted((left or {}).items()))
-        tasks = "unknown, because this machine has no squeue" if left is None else by_state or "none in the queue"
-        yield f"Slurm: array {', '.join(found)}; tasks: {tasks}"
-
-
-def run(*words: str) -> str | None:
-    """Return the output of a command of Slurm; None if this machine does not have it."""
-    with suppress(OSError):
-        return subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False).stdout
-    return None
+def lines(path: Path) -> Iterator[str]:
+    """Yield the line of `status` about the jobs in Slurm's queue."""
+    if not are_there(path):
+        return
+    found = jobs(path)
+    counts = Counter(f"{job.state} ({job.reason})".removesuffix(" (None)") for job in (found or {}).values())
+    shown = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
+    yield f"Slurm: {'it does not answer' if found is None else f'your jobs in the queue: {shown}'}"

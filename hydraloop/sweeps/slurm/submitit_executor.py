@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import shlex
 import shutil
 import signal
-import subprocess
 import time
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +24,13 @@ from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files.environment import SWEEP_JOB
 from hydraloop.sweeps.executors.executor import LEFT, Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
-from hydraloop.sweeps.states import LOG
+from hydraloop.sweeps.slurm import submissions
+from hydraloop.sweeps.states import LOG, REQUEST
+
+log = logging.getLogger(__name__)
 
 KEY = "sweep.submitit"
-_FOLDER = ".submitit"
-"""In the directory of the sweep: scripts and logs of submitit, and exit codes."""
-DELAY = 90
+_DELAY = 90
 """Seconds between the signal and the time limit, as submitit's default."""
 _LOOK = 0.5
 """Seconds between two looks for exit codes of jobs, which are files."""
@@ -35,6 +38,8 @@ _ASK = 10.0
 """Seconds between two questions to Slurm about jobs that have no exit code, as they may have been killed."""
 _ASK_ABOUT_END = 2.0
 """Seconds between two questions about jobs that have ended early."""
+_SHORTEST, _LONGEST = 1.0, 300.0
+"""Seconds of the first pause after Slurm has refused a job, which then doubles, and of the longest one."""
 _SCRIPT = 'log=$1; shift; exec env "$@" >>"$log" 2>&1 </dev/null'
 _ENDINGS = signals("SIGHUP", "SIGINT", "SIGTERM")
 """Signals after which a job exits by itself, with 128 and their number."""
@@ -47,42 +52,103 @@ class SubmititExecutor(Executor):
 
     Args:
         spawn: writes the requests. All machines share the directory of its sweep.
+        uid: of the sweep, for the names of jobs.
         options: parameters of submitit's AutoExecutor.
 
     Raises:
         UserError: as of `create_executor`.
     """
 
-    def __init__(self, spawn: Spawn, options: Mapping[str, Any]) -> None:
-        self._spawn, self._folder = spawn, spawn.sweep / _FOLDER
-        self._slurm = create_executor(spawn.sweep, options)
-        slurm.start_again(self._slurm.parameters, self._folder)
+    def __init__(self, spawn: Spawn, uid: str, options: Mapping[str, Any]) -> None:
+        self._spawn, self._uid, self._options = spawn, uid, options
+        self._folder = spawn.sweep / submissions.FOLDER
+        self._slurm = create_executor(self._folder, options)
         self._jobs: dict[int, str] = {}
+        self._waiting: deque[Request] = deque()
+        """Jobs that are submitted when Slurm takes the first of them."""
+        self._pause = self._due = 0.0
+        """Seconds between the last two attempts to submit that job, and when the next one begins."""
+        self._left: list[Ended] = []
         self._asked = time.monotonic()
 
     def wait_ready(self) -> None:
         """Do nothing: jobs wait in Slurm's queue."""
 
+    def found(self) -> dict[int, int]:
+        """Return the attempts of an earlier controller that are in Slurm's queue. Waits until Slurm answers."""
+        pause = 0.0
+        while (queue := submissions.jobs(self._spawn.sweep)) is None:
+            if not pause:
+                log.warning("Slurm does not answer, so it is not known which jobs run: waiting for it")
+            pause = min(pause * 2, _LONGEST) or _SHORTEST
+            time.sleep(pause)
+        found: dict[int, int] = {}
+        for what, job in queue.items():
+            if what != submissions.MAIN:
+                number, attempt = map(int, what.split("."))
+                self._jobs[number], found[number] = job.id, attempt
+        return found
+
     def submit(self, request: Request) -> None:
-        """Submit a job, see `Executor`."""
-        try:
-            path, variables = self._spawn.write(request)
-            words = [f"{SWEEP_JOB}={path}", *command()]
-            self._jobs[request.number] = submit_command(self._slurm, words, variables, Path(request.folder, LOG))
-        except Exception as error:  # of submitit, for any answer of sbatch
-            raise UserError(
-                f"job {request.number} could not be submitted: {error}",
-                key=KEY,
-                remedy=f"Continue when Slurm accepts it: sweep.resume={self._spawn.sweep}",
-            ) from error
+        """Submit a job, see `Executor`. If Slurm refuses it, it is submitted later.
+
+        Raises:
+            UserError: Slurm has never taken a job of the sweep.
+        """
+        self._waiting.append(request)
+        if not self._pause:
+            self._submit_waiting()
+
+    def _submit_waiting(self) -> None:
+        while self._waiting:
+            request = self._waiting[0]
+            try:
+                self._jobs[request.number] = self._submit(request)
+            except Exception as error:  # of submitit, for any answer of sbatch
+                if not self._has_taken():
+                    self._waiting.clear()
+                    raise UserError(
+                        f"job {request.number} could not be submitted: {error}",
+                        key=KEY,
+                        remedy=f"Continue when Slurm accepts it: sweep.resume={self._spawn.sweep}",
+                    ) from error
+                if not self._pause:
+                    log.warning("job %d could not be submitted, and will be again: %s", request.number, error)
+                self._pause = min(self._pause * 2, _LONGEST) or _SHORTEST
+                self._due = time.monotonic() + self._pause
+                return
+            self._waiting.popleft()
+            self._pause = 0.0
+
+    def _submit(self, request: Request) -> str:
+        """Submit a job, unless it is in the queue. Return its id."""
+        what = _name(request)
+        if self._pause:  # `sbatch` may have failed after Slurm had taken the job
+            queue = submissions.jobs(self._spawn.sweep)
+            if queue is None:
+                raise RuntimeError("squeue does not answer")
+            if what in queue:
+                return queue[what].id
+        path, variables = self._spawn.write(request)
+        name, words = submissions.name_of(self._options, self._uid, what), [f"{SWEEP_JOB}={path}", *command()]
+        return submit_command(self._slurm, name, words, variables, Path(request.folder, LOG))
+
+    def _has_taken(self) -> bool:
+        """Return whether Slurm has ever taken a job of the sweep."""
+        queue = submissions.jobs(self._spawn.sweep) or {}
+        return any(self._folder.glob("*_submission.sh")) or bool(queue.keys() - {submissions.MAIN})
 
     def poll(self, seconds: float) -> list[Ended]:
         """Return the jobs that have ended, see `Executor`."""
         until = time.monotonic() + seconds
         while True:
+            if time.monotonic() > self._due:
+                self._submit_waiting()
             ended = self._ended()
             for end in ended:
                 del self._jobs[end.number]
+            ended += self._left
+            self._left = []
             left = until - time.monotonic()
             if ended or left <= 0:
                 return ended
@@ -96,14 +162,14 @@ class SubmititExecutor(Executor):
         if time.monotonic() < self._asked + (_ASK_ABOUT_END if has_early else _ASK):
             return ended
         self._asked = time.monotonic()
-        states = slurm.states()
-        if states is None:
+        queue = slurm.queue()
+        if queue is None:
             return ended
         for number, job in self._jobs.items():
-            state = states.get(job)
-            if codes[number] != 0 and (state is None or state in slurm.ENDS):
+            found = queue.get(job)
+            if codes[number] != 0 and (found is None or found.has_ended):
                 code = slurm.code(self._folder, job)  # again: it may have ended while Slurm was asked
-                ended.append(_end(number, code, state))
+                ended.append(_end(number, code, None if found is None else found.state))
         return ended
 
     def cancel(self, number: int, sign: signal.Signals) -> None:
@@ -112,46 +178,65 @@ class SubmititExecutor(Executor):
         Raises:
             UserError: the job is to be killed, and Slurm does not answer.
         """
+        for request in [request for request in self._waiting if request.number == number]:
+            self._withdraw(request)
         if number in self._jobs:
             self._asked = float("-inf")
-            done = subprocess.run(
-                ["scancel", self._jobs[number]], capture_output=True, check=False
-            )  # it may have ended
-            if done.returncode and sign == signal.SIGKILL and slurm.states() is None:
+            is_told = slurm.cancel(self._jobs[number])  # it may have ended
+            if not is_told and sign == signal.SIGKILL and slurm.queue() is None:
                 raise UserError(
                     f"Slurm does not answer, and could not end its jobs: {', '.join(self._jobs.values())}",
                     key=KEY,
                     remedy=f"When it answers, end them with scancel, or continue: sweep.resume={self._spawn.sweep}",
                 )
 
+    def _withdraw(self, request: Request) -> None:
+        """Do not submit a job. If it is in the queue nevertheless, it is cancelled, or exits when it starts."""
+        self._waiting.remove(request)
+        job = (submissions.jobs(self._spawn.sweep) or {}).get(_name(request))
+        if job is not None:
+            self._jobs[request.number] = job.id
+            return
+        Path(request.folder, REQUEST).unlink(missing_ok=True)
+        self._left.append(Ended(request.number, LEFT))
+
     def close(self) -> None:
         """Do nothing: submitted jobs continue."""
 
 
-def submit_command(executor: Any, words: Sequence[str], variables: Mapping[str, str], log: Path | None = None) -> str:
+def _name(request: Request) -> str:
+    """Return job and attempt, for the name in Slurm."""
+    return f"{request.number}.{request.attempts + 1}"
+
+
+def submit_command(executor: Any, name: str, words: Sequence[str], variables: Mapping[str, str], log: Path) -> str:
     """Submit a command and return the id of the job.
 
     Args:
-        executor: submitit's SlurmExecutor.
+        executor: of `create_executor`.
+        name: of the job.
         words: variables and the command, as for `env`. submitit writes them to files.
         variables: for the environment of the job, which sbatch exports.
-        log: for what the command prints; None: a file of submitit.
+        log: for what the command prints.
 
     Raises:
         Exception: of submitit, for any answer of sbatch.
     """
-    before = ["env"] if log is None else ["sh", "-c", _SCRIPT, "sh", str(log)]
+    from submitit.helpers import clean_env
+
     executor.folder.mkdir(exist_ok=True)
-    with env_override(dict(variables)):
-        script = shlex.join([*before, *words])
+    executor.parameters["job_name"] = name
+    script = shlex.join(["sh", "-c", _SCRIPT, "sh", str(log), *words])
+    given = {name: value for name, value in os.environ.items() if name.startswith(("SBATCH_", "SLURM_CONF"))}
+    with clean_env(), env_override({**given, **variables}):  # without those of the controller's job
         return str(executor._submit_command(script).job_id)  # `submit` would pickle a function
 
 
-def create_executor(sweep: Path, options: Mapping[str, Any]) -> Any:
-    """Return submitit's executor for Slurm, or for this machine.
+def create_executor(folder: Path, options: Mapping[str, Any]) -> Any:
+    """Return submitit's executor for Slurm, whose jobs start again, or for this machine.
 
     Args:
-        sweep: the directory of the sweep.
+        folder: for its files.
         options: `sweep.submitit`.
 
     Raises:
@@ -162,12 +247,15 @@ def create_executor(sweep: Path, options: Mapping[str, Any]) -> Any:
 
     cluster = options.get("cluster", "slurm")
     try:
-        found = submitit.AutoExecutor(sweep / _FOLDER, cluster=cluster)
+        found = submitit.AutoExecutor(folder, cluster=cluster)
         with warnings.catch_warnings(action="error", category=UserWarning):  # an earlier name of a parameter
             found.update_parameters(**_parameters(options))
     except (NameError, RuntimeError, TypeError, UserWarning, ValueError) as error:
         raise UserError(" ".join(str(error).split()), key=KEY, remedy="See submitit's documentation.") from error
-    return found._executor  # AutoExecutor hides what it chose
+    executor = found._executor  # AutoExecutor hides what it chose
+    if cluster == "slurm":
+        slurm.start_again(executor.parameters, folder)
+    return executor
 
 
 def is_local(options: Mapping[str, Any]) -> bool:
@@ -194,9 +282,9 @@ def _check(options: Mapping[str, Any]) -> None:
 
 def _parameters(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters for submitit. Before the time limit, Slurm sends SIGTERM, after which a run saves."""
-    found = {"name": "hydraloop", **{name: value for name, value in options.items() if name != "cluster"}}
+    found = {name: value for name, value in options.items() if name != "cluster"}
     if not is_local(options):
-        own = {"signal": f"TERM@{found.get('slurm_signal_delay_s', DELAY)}", "requeue": True}
+        own = {"signal": f"TERM@{found.get('slurm_signal_delay_s', _DELAY)}", "requeue": True}
         found["slurm_additional_parameters"] = {**own, **found.get("slurm_additional_parameters", {})}
     return found
 

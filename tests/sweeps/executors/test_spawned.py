@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.processes.private import VARIABLE
 from hydraloop.run_files import environment
 from hydraloop.sweeps import states
 from hydraloop.sweeps.executors import spawned
@@ -64,7 +63,7 @@ def test_a_request_has_no_secret_and_can_be_withdrawn(tmp_path: Path, monkeypatc
     for name, value in {**variables, environment.SWEEP_JOB: str(path)}.items():
         monkeypatch.setenv(name, value)
     assert spawned.received() == (tmp_path, ["a=1,2", f"token={SECRET}"], request)
-    assert not {environment.SWEEP_JOB, VARIABLE} & os.environ.keys()
+    assert not {environment.SWEEP_JOB, "HYDRALOOP_PRIVATE"} & os.environ.keys()
     spawned.refuse_withdrawn(request)
     path.unlink()
     monkeypatch.setenv(environment.SWEEP_JOB, str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from tests.processes import until
 from tests.slurm import Slurm
 from tests.sweeps.executors import program
 from tests.sweeps.executors.test_spawned import about, spawn
+
+UID = "0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +53,7 @@ def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
     but a job with `--mem=100` could use 500 MB: its processes stay in the memory group of the tests.
     """
     options = {"timeout_min": 5, "slurm_partition": "main", "slurm_additional_parameters": {"nice": 3}}
-    executor = SubmititExecutor(spawn(tmp_path, {"OF_THE_JOB": "yes"}), options)
+    executor = SubmititExecutor(spawn(tmp_path, {"OF_THE_JOB": "yes"}), UID, options)
     killed = f"kill={signal.SIGKILL}"
     jobs = run(executor, tmp_path, "exit=0", "exit=1", killed, "sleep=60", "saves sleep=60")
     until(lambda: all((tmp_path / str(number) / "about.json").exists() for number in range(5)), "not all have begun")
@@ -66,7 +69,14 @@ def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
     assert about(tmp_path / "0")["variables"]["OF_THE_JOB"] == "yes"
     assert (tmp_path / "0" / "job.log").read_text() == "lines: exit=0\n"
     (script,) = (tmp_path / ".submitit").glob(f"{jobs[0]}_submission.sh")
-    for line in ("--partition=main", "--signal=TERM@90", "--nice=3", "--time=5", "--job-name=hydraloop", "--requeue"):
+    for line in (
+        "--partition=main",
+        "--signal=TERM@90",
+        "--nice=3",
+        "--time=5",
+        f"--job-name=hydraloop-{UID}-0.1",
+        "--requeue",
+    ):
         assert f"#SBATCH {line}\n" in script.read_text()
 
 
@@ -74,15 +84,15 @@ def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
 def test_a_job_that_ends_while_slurm_is_asked_has_its_exit_code(
     tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = slurm_jobs.states
+    asked = slurm_jobs.queue
 
-    def late() -> dict[str, str] | None:
-        until(lambda: (asked() or {}).get(job) == "COMPLETED", "the job does not end")
+    def late() -> dict[str, slurm_jobs.Job] | None:
+        until(lambda: (asked() or {})[job].state == "COMPLETED", "the job does not end")
         return asked()
 
-    executor = SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
+    executor = SubmititExecutor(spawn(tmp_path), UID, {"timeout_min": 5})
     (job,) = run(executor, tmp_path, "exit=0")
-    monkeypatch.setattr(slurm_jobs, "states", late)
+    monkeypatch.setattr(slurm_jobs, "queue", late)
     executor._asked = float("-inf")
     assert ends(executor, 1) == [Ended(0, 0)]
 
@@ -108,11 +118,49 @@ def test_wrong_options_are_refused(
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submitit_executor, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"sweep.executor: .*\n  pip install submitit"):
-        SubmititExecutor(spawn(tmp_path), {"timeout_min": 5})
+        SubmititExecutor(spawn(tmp_path), UID, {"timeout_min": 5})
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_be_submitted_is_an_error(tmp_path: Path, slurm: Slurm) -> None:
-    executor = SubmititExecutor(spawn(tmp_path), {"timeout_min": 5, "slurm_partition": "gpu"})
+def test_the_first_job_that_slurm_refuses_is_an_error(tmp_path: Path, slurm: Slurm) -> None:
+    executor = SubmititExecutor(spawn(tmp_path), UID, {"timeout_min": 5, "slurm_partition": "gpu"})
     with pytest.raises(UserError, match=r"job 0 could not be submitted: .*invalid partition specified: gpu"):
         executor.submit(Request(0, (), str(tmp_path / "0")))
+
+
+@pytest.mark.slow
+def test_a_later_job_that_slurm_refuses_is_submitted_again_and_runs_once(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second `sbatch` fails, the third one after Slurm has taken the job; and `squeue` does not answer at first."""
+    (tmp_path / "sweep.json").write_text(f'{{"uid": "{UID}"}}')
+    executor = SubmititExecutor(spawn(tmp_path), UID, {"timeout_min": 5})
+    run(executor, tmp_path, "sleep=60")
+    real, folder = shutil.which("sbatch"), tmp_path / "bin"
+    folder.mkdir()
+    counted = f"""#!/bin/sh
+        echo >>{folder}/calls; n=$(wc -l <{folder}/calls)
+        [ $n = 1 ] && {{ echo "error: busy" >&2; exit 1; }}
+        {real} "$@" || exit
+        [ $n = 2 ] && exit 1
+        exit 0
+    """
+    failing = f"""#!/bin/sh
+        [ -e {folder}/asked ] || {{ touch {folder}/asked; exit 1; }}
+        exec {shutil.which("squeue")} "$@"
+    """
+    for name, text in (("sbatch", counted), ("squeue", failing)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o700)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        (tmp_path / "1").mkdir()
+        executor.submit(Request(1, ("sleep=10", "exit=0"), str(tmp_path / "1")))
+        assert ends(executor, 1) == [Ended(1, 0)]
+        assert (folder / "calls").read_text().count("\n") == 2
+        assert [record.getMessage().count("job 1 could not be submitted") for record in caplog.records] == [1]
+        again = SubmititExecutor(spawn(tmp_path), UID, {"timeout_min": 5})
+        (folder / "asked").unlink()
+        assert again.found() == {0: 1}, "the controller waits until squeue answers"
+        again.cancel(0, signal.SIGTERM)
+        assert ends(again, 1) == [Ended(0, 143, is_cancelled=True)]

@@ -1,0 +1,120 @@
+"""Commands that are jobs of a real Slurm, whose nodes are different machines: the controllers of sweeps."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from hydraloop.commands.dispatch import run as main
+from hydraloop.sweeps.slurm import submissions
+from hydraloop.sweeps.slurm.submissions import MAIN, jobs
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+from tests.e2e.projects import Project
+from tests.processes import running_in, until
+from tests.slurm import Slurm
+
+SHORT = ("experiment=spirals", "engine.max_iters=4", "engine.limit_val_batches=1", "engine.test=false")
+LONG = ("experiment=spirals", "engine.max_epochs=100000", "engine.test=false")
+SUBMITTED = ("sweep.executor=submitit", "sweep.submitit.timeout_min=10", "detach=true")
+
+
+@pytest.fixture
+def project(tmp_path: Path, slurm: Slurm) -> Project:
+    return Project.make(tmp_path / "project")
+
+
+def submitted(project: Project, *line: str) -> SweepDirectory:
+    """Submit a sweep."""
+    directory = [] if "sweep.resume=all" in line else ["hydra.sweep.dir=all"]
+    done = project.train("-m", *SUBMITTED, *directory, *line)
+    assert done.code == 0, done.text
+    return SweepDirectory.load(project.path / "all")
+
+
+def wait(sweep: SweepDirectory) -> None:
+    """Wait until Slurm has no job of a sweep."""
+    until(lambda: jobs(sweep.path) == {}, f"jobs are left: {jobs(sweep.path)}", seconds=240)
+
+
+def wait_for_saves(sweep: SweepDirectory, *numbers: int) -> None:
+    """Wait until jobs have saved."""
+    for number in numbers:
+        saved = sweep.folder(number) / "checkpoints" / "last_checkpoint"
+        until(saved.exists, f"job {number} has not saved", seconds=240)
+
+
+def controller(sweep: SweepDirectory) -> str:
+    """Return the id of the controller's job."""
+    return (jobs(sweep.path) or {})[MAIN].id
+
+
+@pytest.mark.slow
+def test_no_process_stays_and_each_job_runs_once(project: Project, slurm: Slurm) -> None:
+    """The commands work on a node, whose host name is another one. A secret is in no file."""
+    sweep = submitted(project, *SHORT, "seed=0,1,2", "sweep.max_workers=2", "+api_key=hunter2")
+    on_nodes = [process for node in slurm.nodes for process in slurm.processes(node)]
+    assert set(running_in(project.path)) <= set(on_nodes)
+    hydraloop = (sys.executable, "-m", "hydraloop")
+    status = project.python(*hydraloop[1:], "status", "all").out
+    assert "Slurm: your jobs in the queue: " in status, status
+    again = project.train("-m", *SUBMITTED, *SHORT, "seed=0,1,2", "+api_key=hunter2", "sweep.resume=all")
+    assert (again.code, "of Slurm runs this command already" in again.err) == (2, True), again.text
+    attached = slurm.run("srun", f"--chdir={project.path}", "--nodelist=n2", *hydraloop, "attach", "all")
+    assert "all: 3 finished" in attached
+    wait(sweep)
+    states = sweep.states()
+    assert [(state.state, state.attempts) for state in states] == [("finished", 1)] * 3
+    assert {state.host for state in states} <= set(slurm.nodes)
+    assert "3 finished" in project.python(*hydraloop[1:], "logs", "all").out
+    texts = [path.read_bytes() for path in sweep.path.rglob("*") if path.is_file()]
+    assert not any(b"hunter2" in text for text in texts)
+
+
+@pytest.mark.slow
+def test_at_its_time_limit_a_controller_leaves_its_jobs_and_starts_again(project: Project, slurm: Slurm) -> None:
+    """The signal before the time limit is that of `scancel --signal`. `stop` ends the controller and its jobs."""
+    sweep = submitted(project, *LONG, "seed=0,1", "sweep.max_workers=1")
+    wait_for_saves(sweep, 0)
+    job = controller(sweep)
+    slurm.run("scancel", "--signal=TERM", job)
+    until(lambda: " Restarts=1 " in slurm.run("scontrol", "show", "job", job), "it does not start again")
+    until(lambda: bool(sweep.controllers()), "no controller begins")
+    assert (sweep.state(0).state, sweep.state(0).attempts) == ("running", 1)
+    assert main(["stop", str(sweep.path)]) == 0
+    assert jobs(sweep.path) == {}
+    assert [state.state for state in sweep.states()] == ["interrupted", "queued"]
+    assert sweep.state(0).preempted_by == "SIGTERM"
+
+
+@pytest.mark.nightly
+def test_the_controller_of_a_dead_node_continues_on_the_other_one(project: Project, slurm: Slurm) -> None:
+    sweep = submitted(project, *LONG, "seed=0", "sweep.submitit.slurm_nodelist=n1")
+    wait_for_saves(sweep, 0)
+    (before,) = sweep.controllers().values()
+    slurm.kill_node(before.host)
+    until(lambda: [one.host for one in sweep.controllers().values()] not in ([], [before.host]), "no", seconds=240)
+    until(lambda: sweep.state(0).host != before.host or sweep.state(0).attempts == 1, "the job ended", seconds=240)
+    assert main(["stop", str(sweep.path)]) == 0
+
+
+def test_no_answer_of_slurm_does_not_mean_that_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`squeue` fails, or is not there."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / submissions.FOLDER).mkdir()
+    (tmp_path / "run" / ".hydra").mkdir()
+    (tmp_path / "run" / ".hydra" / "config.yaml").write_text("{}")
+    monkeypatch.setattr(submissions, "_ENDING", 0.0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for answers in (False, True):
+        if answers:
+            (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
+            (tmp_path / "squeue").chmod(stat.S_IRWXU)
+        assert main(["stop", str(tmp_path / "run")]) == 1
+        assert "error: Slurm does not answer" in capsys.readouterr().err
+        assert main(["status", str(tmp_path / "run")]) == 0
+        assert "Slurm does not answer" in capsys.readouterr().out
