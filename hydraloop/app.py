@@ -142,7 +142,7 @@ class _App:
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         with opened(folder, name, args.config_dir) as composer:
             if environment.is_received():
-                received.run_jobs(composer, self._starter())
+                received.run_job(composer, self._starter())
             if job is not None:
                 from hydraloop.sweeps.job import train_rank
 

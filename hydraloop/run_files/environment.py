@@ -20,8 +20,6 @@ SWEEP_JOB = "HYDRALOOP_SWEEP_JOB"
 """Variable with the path of a request: this process runs that job of a sweep."""
 SWEEP_OWNER = "HYDRALOOP_SWEEP_OWNER"
 """Variable with the id of the process that has started that job, and with which it ends."""
-SWEEP_SERVER = "HYDRALOOP_SWEEP_SERVER"
-"""Variable with the number of an open socket: this process forks the jobs of a sweep that are asked for there."""
 SUBMITTED = "HYDRALOOP_SUBMITTED_COMMAND"
 """Variable with the path of a file that has the overrides of this process, which is a job of Slurm."""
 
@@ -32,7 +30,7 @@ _command: list[str] | None = None
 
 def is_received() -> bool:
     """Return whether hydraloop has started this process for a given work, which a variable names."""
-    return any(name in os.environ for name in (SWEEP_JOB, SWEEP_SERVER, SUBMITTED))
+    return any(name in os.environ for name in (SWEEP_JOB, SUBMITTED))
 
 
 def versions() -> dict[str, str]:

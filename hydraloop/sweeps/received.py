@@ -1,15 +1,12 @@
-"""Processes that hydraloop has started for a given work: a job, the jobs of an actor, a command on Slurm."""
+"""Processes that hydraloop has started for a given work: a job, or a command on Slurm."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
 
 from hydraloop.cli import command
 from hydraloop.cli.arguments import typed_keys
@@ -18,11 +15,9 @@ from hydraloop.plan import Draft
 from hydraloop.processes import slurm
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.processes.run_starter import RunStarter
-from hydraloop.processes.termination_signals import end_with
 from hydraloop.run_files import environment
-from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.sweeps.executors import fork_server, spawned
+from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.slurm import submitted
@@ -35,22 +30,13 @@ def arguments(argv: Sequence[str]) -> list[str]:
     return [*argv, *submitted.received()] if environment.SUBMITTED in os.environ else [*argv]
 
 
-def run_jobs(composer: Composer, starter: RunStarter) -> None:
-    """Run the jobs of a sweep for which this process was started, and exit. Return if it has another work.
+def run_job(composer: Composer, starter: RunStarter) -> None:
+    """Run the job of a sweep for which this process was started, and exit. Return if it has another work.
 
     A composer has to be open.
     """
-    if environment.SWEEP_JOB in os.environ:
-        _run_job(composer, starter)
-    if environment.SWEEP_SERVER in os.environ:
-        _serve_jobs(composer, starter)
-
-
-def _run_job(composer: Composer, starter: RunStarter) -> NoReturn:
-    """Run one job."""
-    owner = os.environ.pop(environment.SWEEP_OWNER, None)  # Slurm's jobs have none
-    if owner is not None:
-        end_with(int(owner))
+    if environment.SWEEP_JOB not in os.environ:
+        return
     path, overrides, request = spawned.received()
     remember_overrides([*overrides, *request.lines])
     typed = typed_keys(overrides)
@@ -66,18 +52,3 @@ def _run_job(composer: Composer, starter: RunStarter) -> NoReturn:
     if code == 0 and slurm.is_submitted() and directory.state(request.number).state == "failed":
         code = 1  # sacct and Slurm's mails say FAILED
     sys.exit(code)
-
-
-def _serve_jobs(composer: Composer, starter: RunStarter) -> NoReturn:
-    """Fork the jobs of a sweep that a worker of Ray asks for, until it has ended."""
-    connection = Connection(int(os.environ.pop(environment.SWEEP_SERVER)))
-    begin = fork_server.receive(connection)
-    overrides, lines = begin["overrides"], begin["lines"]
-    remember_overrides([*overrides, *lines])
-    typed = typed_keys(overrides)
-    grid = GridComposer(composer, command.compose_sweep(overrides, composer, typed))
-    draft = Draft(overrides=lines, cfg=grid.compose(lines), typed=typed)
-    remember_config(draft.cfg)
-    worker = SweepJob(SweepDirectory.load(Path(begin["sweep"])), draft, starter, grid)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks Ctrl-C
-    os._exit(fork_server.Server(worker, connection).serve())

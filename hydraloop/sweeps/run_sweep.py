@@ -132,17 +132,11 @@ def _source(settled: resume_sweep.Settled, draft: SweepDraft) -> Source:
 def _executor(
     draft: SweepDraft, directory: SweepDirectory, starter: RunStarter, cluster: ray_executor.Cluster | None
 ) -> Executor:
-    if cluster is not None:
-        begin = {"sweep": str(directory.path), "overrides": draft.overrides, "lines": draft.cfg.hydra.overrides.task}
-        has_own_folder = "working_dir" in (draft.options.ray.get("runtime_env") or {})
-        setup = {
-            "command": environment.command()[1:],
-            "folder": None if has_own_folder else os.getcwd(),
-            "begin": {**begin, "lines": list(begin["lines"])},
-        }
-        sets_variables = draft.sets_variables(directory.description.configs)
-        return ray_executor.RayExecutor(cluster, setup, draft.environment if sets_variables else None)
     spawn = spawned.Spawn(directory.path, draft.overrides, draft.environment)
+    if cluster is not None:
+        has_own_folder = "working_dir" in (draft.options.ray.get("runtime_env") or {})
+        folder = None if has_own_folder else os.getcwd()
+        return ray_executor.RayExecutor(cluster, spawn, environment.command()[1:], folder)
     is_submitit = draft.options.executor == "submitit"
     if is_submitit and not submitit_executor.is_local(draft.options.submitit):
         return submitit_executor.SubmititExecutor(spawn, directory.description.uid, draft.options.submitit)

@@ -10,8 +10,6 @@ The controller sends JSON, and gets one answer to each message:
 - `{}`: `{}`, when what jobs need is imported.
 
 In addition, it gets `{"ended": 3, "code": 0}` when the process of job 3 has ended.
-
-On Ray, the controller is an actor. The server is a new process, not a fork.
 """
 
 from __future__ import annotations

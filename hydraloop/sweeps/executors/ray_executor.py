@@ -1,4 +1,4 @@
-"""RayExecutor: runs jobs on the nodes of a Ray cluster. An actor for each slot keeps a fork server (see `ray_slot`).
+"""RayExecutor: runs jobs on the nodes of a Ray cluster. An actor for each job starts its process (see `ray_actor`).
 
 Ray's own state is not asked how a job has ended: the file of the job tells it. Only Ray core is used, and only this
 file and `doctor` import it.
@@ -11,19 +11,22 @@ import os
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError, not_installed, use_one_of
+from hydraloop.run_files import environment
 from hydraloop.safety.secrets import mask_text
 from hydraloop.sweeps.executors.executor import LEFT, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
-from hydraloop.sweeps.executors.ray_slot import Slot, look
+from hydraloop.sweeps.executors.ray_actor import Job, look
+from hydraloop.sweeps.executors.spawned import Spawn
+from hydraloop.sweeps.states import LOG
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +36,11 @@ _AMOUNTS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 _OPTIONS = (*_AMOUNTS, "address", "runtime_env")
 _OBJECTS = 100 * 2**20
 """Bytes of shared memory of a Ray that is started here. Nothing large is sent."""
-_FIRST = 60.0
-"""Seconds to wait for the first slot. Later, jobs wait for room in the cluster, as in a queue."""
-_IDLE = 10.0
-"""Seconds after which a slot without a job is given back to the cluster."""
-_LOST = 3
-"""Workers that end, one after the other, before they can run a job, until this is an error."""
+_LOOKING = 60.0
+"""Seconds to wait for what a node answers to `doctor`."""
+_LOOK = 5.0
+"""Seconds between two looks whether this machine is a part of the cluster."""
 _EACH_NODE = "Each node needs the project's folder and its packages: python -m hydraloop doctor sweep.executor=ray"
-
-Variables = Callable[[Request], dict[str, str]]
-"""Returns the `hydra.job.env_set` of a job."""
 
 
 def check(options: Mapping[str, Any]) -> None:
@@ -106,7 +104,7 @@ def connect(options: Any, *, ranks: int = 1, device: str = "auto") -> Cluster:
 
 
 def looks(folder: str, token: str) -> list[dict[str, Any]]:
-    """Return what each node of the cluster has, see `ray_slot.look`, and disconnect. For `doctor`.
+    """Return what each node of the cluster has, see `ray_actor.look`, and disconnect. For `doctor`.
 
     Raises:
         UserError: a node does not answer, or cannot import hydraloop.
@@ -118,7 +116,7 @@ def looks(folder: str, token: str) -> list[dict[str, Any]]:
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in _alive()]
     try:
         calls = [task.options(num_cpus=0, scheduling_strategy=place).remote(folder, token) for place in places]
-        found: list[dict[str, Any]] = ray.get(calls, timeout=_FIRST)
+        found: list[dict[str, Any]] = ray.get(calls, timeout=_LOOKING)
         return found
     except ray.exceptions.RayError as error:
         raise UserError(f"a node cannot run jobs: {_line(error)}", key="sweep.executor", remedy=_EACH_NODE) from error
@@ -153,139 +151,124 @@ def _alive() -> list[dict[str, Any]]:
     return [node for node in nodes if node["Alive"]]
 
 
-@dataclass(eq=False)
-class _Slot:
-    """An actor, and what it does."""
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job that was submitted."""
 
+    number: int
     actor: Any
-    job: Request | None = None
-    is_ready: bool = False
-    idle_since: float = 0.0
+    ready: Any
+    """Ray's reference for the start of the actor."""
 
 
 class RayExecutor(Executor):
-    """Runs jobs in actors, which are started when jobs need them.
+    """Runs each job in an actor. Jobs wait in Ray's queue while the cluster has no room.
 
     Args:
         cluster: from `connect`.
-        setup: for `Slot.prepare`.
-        variables: None if no job sets any.
+        spawn: writes the requests.
+        words: the arguments of Python for a job.
+        folder: where jobs run; None: where the workers of Ray do.
     """
 
-    def __init__(self, cluster: Cluster, setup: Mapping[str, Any], variables: Variables | None = None) -> None:
+    def __init__(self, cluster: Cluster, spawn: Spawn, words: Sequence[str], folder: str | None) -> None:
         import ray
 
-        self._ray, self._setup, self._variables = ray, dict(setup), variables
-        self._actor: Any = ray.remote(Slot).options(**cluster.resources, max_concurrency=2)
-        self._slots: list[_Slot] = []
-        self._calls: dict[Any, _Slot] = {}
-        self._waiting: deque[Request] = deque()
+        self._ray, self._spawn, self._words, self._folder = ray, spawn, list(words), folder
+        self._node = ray.get_runtime_context().get_node_id()
+        self._actor: Any = ray.remote(Job).options(**cluster.resources, max_concurrency=2)
+        self._jobs: dict[Any, _Job] = {}
+        """By Ray's reference for the end of the job."""
         self._ended: list[Ended] = []
-        self._lost = 0
-        """Workers that have ended before they could run a job, one after the other."""
+        self._looked = time.monotonic()
         self._problem: UserError | None = None
 
     def wait_ready(self) -> None:
-        """Wait until a job can start within milliseconds, or until it is clear that the cluster has no room now.
-
-        Raises:
-            UserError: a worker cannot run jobs.
-        """
-        until = time.monotonic() + _FIRST
-        self._add_slot()
-        while not any(slot.is_ready for slot in self._slots) and time.monotonic() < until:
-            self._wait(1.0)
-            self._raise()
+        """Do nothing: jobs wait in Ray's queue."""
 
     def submit(self, request: Request) -> None:
-        """Give a job to a slot, or queue it, see `Executor`."""
-        self._raise()
-        self._waiting.append(request)
-        self._assign()
+        """Start an actor for a job, see `Executor`."""
+        if self._problem is not None:
+            raise self._problem
+        try:
+            path, variables = self._spawn.write(request)
+        except OSError as error:
+            raise UserError(f"job {request.number} could not be started: {error}", key="hydra.sweep.dir") from error
+        variables = {**variables, environment.SWEEP_JOB: str(path)}
+        actor = self._actor.remote()
+        end = actor.run.remote(self._words, self._folder, str(Path(request.folder, LOG)), variables)
+        self._jobs[end] = _Job(request.number, actor, actor.ready.remote())
 
     def poll(self, seconds: float) -> list[Ended]:
         """Return the jobs that have ended, see `Executor`."""
+        if time.monotonic() > self._looked + _LOOK:
+            self._look()
+            self._looked = time.monotonic()
         if not self._ended:
             self._wait(seconds)
-            self._assign()
         ended, self._ended = self._ended, []
         return ended
 
-    def cancel(self, number: int, sign: signal.Signals) -> None:
-        """Send a signal to a job, see `Executor`. A job that waits for a slot stays queued."""
-        for request in [request for request in self._waiting if request.number == number]:
-            self._waiting.remove(request)
-            self._ended.append(Ended(number, LEFT))
-        for slot in self._slots:
-            if slot.job is not None and slot.job.number == number:
-                slot.actor.signal.remote((number, slot.job.attempts), int(sign))
-
-    def close(self) -> None:
-        """Leave the cluster. Jobs that still run save and end."""
-        self._ray.shutdown()
-
-    def _raise(self) -> None:
-        if self._problem is not None:
-            raise self._problem
-
-    def _assign(self) -> None:
-        """Give waiting jobs to slots, start slots for the others, and give back slots that are idle."""
-        now = time.monotonic()
-        for slot in [slot for slot in self._slots if slot.is_ready and slot.job is None]:
-            if self._waiting:
-                slot.job = self._waiting.popleft()
-                variables = {} if self._variables is None else self._variables(slot.job)
-                self._calls[slot.actor.run.remote(asdict(slot.job), variables)] = slot
-            elif now > slot.idle_since + _IDLE:
-                self._slots.remove(slot)
-                self._ray.kill(slot.actor)
-        for _ in range(len(self._waiting) - sum(not slot.is_ready for slot in self._slots)):
-            self._add_slot()
-
-    def _add_slot(self) -> None:
-        slot = _Slot(self._actor.remote())
-        self._slots.append(slot)
-        self._calls[slot.actor.prepare.remote(self._setup, {})] = slot
-
     def _wait(self, seconds: float) -> None:
-        """Wait for an answer of a slot, and take it."""
-        if not self._calls:
+        if not self._jobs:
             time.sleep(seconds)
             return
-        done, _ = self._ray.wait([*self._calls], timeout=seconds)
-        for call in done:
-            slot = self._calls.pop(call)
+        done, _ = self._ray.wait([*self._jobs], timeout=seconds)
+        for end in done:
+            job = self._jobs.pop(end)
             try:
-                self._answered(slot, self._ray.get(call))
+                answer = self._ray.get(end)
+            except (self._ray.exceptions.RayTaskError, self._ray.exceptions.RuntimeEnvSetupError) as error:
+                answer = _line(error)
             except self._ray.exceptions.RayError as error:
-                self._slot_lost(slot, error)
+                log.warning("job %d: its Ray worker has ended: %s", job.number, _line(error))
+                answer = None
+            self._ray.kill(job.actor)  # gives back what it has reserved; a lost one may only be unreachable
+            if isinstance(answer, str):
+                self._set_problem(f"a worker cannot run jobs: {answer}")
+                answer = LEFT
+            self._ended.append(Ended(job.number, answer, is_lost=answer is None))
 
-    def _answered(self, slot: _Slot, answer: int | str | None) -> None:
-        job, slot.job, slot.is_ready, slot.idle_since = slot.job, None, True, time.monotonic()
-        if isinstance(answer, str):
-            self._set_problem(answer)
-            answer = LEFT
-        self._lost = 0
-        if job is not None:
-            self._ended.append(Ended(job.number, answer))
+    def _look(self) -> None:
+        """Look whether this machine is a part of the cluster. Otherwise, no call may ever be answered."""
+        try:
+            is_connected = self._node in [node["NodeID"] for node in _alive()]
+        except Exception:  # of Ray, whose server has ended
+            is_connected = False
+        if not is_connected:
+            remedy = f"Start it again, and continue the sweep: sweep.resume={self._spawn.sweep}"
+            self._set_problem("its process on this machine (raylet) has ended", remedy)
+            self._ended += [Ended(job.number, None, is_lost=True) for job in self._jobs.values()]
+            self._jobs.clear()
 
-    def _slot_lost(self, slot: _Slot, error: Exception) -> None:
-        """Note that a worker, or its node, has ended."""
-        self._slots.remove(slot)
-        if slot.job is not None:
-            log.warning("job %d: its Ray worker has ended: %s", slot.job.number, _line(error))
-            self._ended.append(Ended(slot.job.number, None, is_lost=True))
-            return
-        self._lost += 1
-        if self._lost == _LOST:
-            self._set_problem(_line(error))
+    def _has_started(self, job: _Job) -> bool:
+        """Return whether the actor of a job has started."""
+        try:
+            self._ray.get(job.ready, timeout=0)
+        except (self._ray.exceptions.RayError, TimeoutError):
+            return False
+        return True
 
-    def _set_problem(self, text: str) -> None:
+    def cancel(self, number: int, sign: signal.Signals) -> None:
+        """Send a signal to a job, see `Executor`. A job that waits for room stays queued."""
+        for end, job in [*self._jobs.items()]:
+            if job.number != number:
+                continue
+            has_started = self._has_started(job)
+            if has_started and sign != signal.SIGKILL:
+                job.actor.signal.remote(int(sign))
+                continue
+            self._ray.kill(job.actor)
+            del self._jobs[end]
+            self._ended.append(Ended(number, -signal.SIGKILL if has_started else LEFT))
+
+    def close(self) -> None:
+        """Leave the cluster. Ray kills jobs that still run."""
+        self._ray.shutdown()
+
+    def _set_problem(self, text: str, remedy: str = _EACH_NODE) -> None:
         """Start no further job."""
-        problem = f"a worker of Ray cannot run jobs: {mask_text(text)}"
-        self._problem = UserError(problem, key="sweep.executor", remedy=_EACH_NODE)
-        self._ended += [Ended(request.number, LEFT) for request in self._waiting]
-        self._waiting.clear()
+        self._problem = UserError(f"Ray: {mask_text(text)}", key="sweep.executor", remedy=remedy)
 
 
 def _line(error: Exception) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 from hydraloop.errors import UserError
 from hydraloop.processes.private import Private, masked_lists
+from hydraloop.processes.termination_signals import end_with
 from hydraloop.run_files import atomic, environment
 from hydraloop.sweeps.executors.executor import LEFT, Request
 from hydraloop.sweeps.states import LOG, REQUEST
@@ -108,10 +110,16 @@ def command() -> list[str]:
 def received() -> tuple[Path, list[str], Request]:
     """Return the sweep's directory, its overrides as typed, and the job for which this process was started.
 
+    From then on, this process gets SIGTERM when its owner ends. Slurm's jobs have none.
+
     Raises:
         SystemExit: another process has the job.
         UserError: the secrets of the job are missing.
     """
+    owner = os.environ.pop(environment.SWEEP_OWNER, None)
+    if owner is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks Ctrl-C
+        end_with(int(owner))
     try:
         content = read_masked(Path(os.environ.pop(environment.SWEEP_JOB)))  # not for processes of the job
     except FileNotFoundError:

@@ -41,8 +41,8 @@ PHASES = ("begin", "iteration", "save", "trained", "done")
 """When a process is killed: events of the ledger. A random delay follows. A paused trial has no `done`."""
 VICTIMS = ("controller", "fork server", "job", "follower", "everything")
 """What is killed. After `everything`, as after a power failure, a file may be torn."""
-ON_RAY = ("controller", "server", "actor", "node", "job")
-"""The same for jobs on Ray: the parents of a job are its fork server, the worker of an actor, and the raylet."""
+ON_RAY = ("controller", "actor", "node", "job")
+"""The same for jobs on Ray: the parents of a job are the worker of an actor, and the raylet."""
 PATIENCE = 300
 """Seconds for a sweep on a busy machine."""
 _ROUNDS = 10
@@ -166,12 +166,12 @@ class Sweep:
             trees = [_tree(pid) for number, pid in self.alive() if number == event[0]]
             pids = [pid for tree in trees for pid in tree if pid in (tree[0], event[1])]  # it has several with ranks
             yield from self.draws.sample(pids, min(1, len(pids)))
-        if kill.victim in ("server", "actor", "node"):
+        if kill.victim in ("actor", "node"):
             roots = [pid for number, pid in self.alive() if number == event[0]]
             with contextlib.suppress(psutil.Error, IndexError):
                 parents = [psutil.Process(pid).parents() for pid in roots[:1]]
                 found = [parent.pid for each in parents for parent in each if parent.pid > 1]  # 1 adopts orphans
-                yield found[("server", "actor", "node").index(kill.victim)]
+                yield found[("actor", "node").index(kill.victim)]
         if kill.victim == "controller" and controllers:
             yield self.draws.choice(controllers).pid
         if kill.victim == "fork server" and controllers:

@@ -9,6 +9,12 @@ from pathlib import Path
 
 from hydraloop.sweeps.executors.spawned import received, refuse_withdrawn
 
+
+def save(number: int, frame: object) -> None:
+    Path(request.folder, "saved").touch()
+    sys.exit(75)
+
+
 if __name__ == "__main__":
     sweep, _, request = received()
     refuse_withdrawn(request)
@@ -16,13 +22,13 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OF_THE_JOB", "HYDRALOOP_SWEEP_JOB")
     variables = {name: os.environ[name] for name in names if name in os.environ}
-    about = {"sweep": str(sweep), "variables": variables, "argv": sys.argv[1:]}
+    about = {"sweep": str(sweep), "variables": variables, "argv": sys.argv[1:], "pid": os.getpid()}
     Path(request.folder, "about.json").write_text(json.dumps(about))
     print("lines:", *request.lines, flush=True)
     for line in request.lines:
         name, _, value = line.partition("=")
         if name == "saves":
-            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
+            signal.signal(signal.SIGTERM, save)
         if name == "exit":
             sys.exit(int(value))
         if name == "kill":

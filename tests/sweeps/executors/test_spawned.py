@@ -48,6 +48,7 @@ def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
         "sweep": str(tmp_path / "sweep"),
         "variables": expected,
         "argv": ["--config-name=mine"],
+        "pid": process.pid,
     }
     assert (folder / "job.log").read_text() == f"lines: password={SECRET} exit=7\n"
     assert not (folder / "request.json").exists()
