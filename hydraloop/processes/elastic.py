@@ -97,6 +97,7 @@ def launch(
     """
     processes = int(options.nproc_per_node)
     rendezvous = nodes.rendezvous(int(options.nnodes)) if options.nnodes > 1 else {}
+    meeting = nodes.Meeting(rendezvous) if rendezvous else None
     own = [word for word in arguments if not json_answers.wanted([word])]  # this process writes the answer
     shown, private = masked_lists({"arguments": own})
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
@@ -111,17 +112,20 @@ def launch(
                 codes, number = run(processes, name, *words, passed_on=_PREEMPTING, **rendezvous)
         except KeyboardInterrupt as told:  # before there were ranks
             return Ended(error=told, trained=False), Start.read(Path(name))
-        return _ended(Path(name), processes, codes, number), Start.read(Path(name))
+        start = Start.read(Path(name))
+        failures = _failures(Path(name), processes, codes, None if start is None else start.run_dir)
+        if meeting is not None:
+            failures = meeting.gathered(failures)
+        return _ended(Path(name), failures, number), start
 
 
-def _ended(folder: Path, processes: int, codes: dict[int, tuple[int, int]], number: int) -> Ended:
-    """Return how the ranks of this machine have ended.
+def _ended(folder: Path, failures: Sequence[Failure], number: int) -> Ended:
+    """Return how the ranks have ended.
 
     Args:
-        codes: as `run` returns them, and the number of the signal.
+        number: of the signal that has ended the launcher, or 0.
     """
     start, stopped = Start.read(folder), folder / _STOPPED
-    failures = _failures(folder, processes, codes, None if start is None else start.run_dir)
     if not number and not failures:
         return Ended.with_result(Path(start.run_dir)) if start is not None and start.run_dir else Ended()
     first = cause(failures) if failures else None
@@ -232,7 +236,7 @@ def run(
 
 
 def _failures(folder: Path, processes: int, codes: dict[int, tuple[int, int]], run_dir: str | None) -> list[Failure]:
-    """Return the failures of the ranks of this machine, after the last restart. The arguments are those of `_ended`."""
+    """Return the failures of the ranks of this machine, after the last restart. `codes` are as `run` returns them."""
     starts = sorted(folder.glob("*/attempt_*"), key=lambda path: int(path.name.partition("_")[2]))
     failures = []
     for number in range(processes if starts else 0):

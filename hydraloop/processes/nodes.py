@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from hydraloop.errors import UserError
+from hydraloop.processes.failure import Failure
+from hydraloop.run_files.uncollected import uncollected
 
 _KEY = "distributed.nnodes"
 _TIMEOUT = 900
 """Seconds to wait for the processes of the other nodes, whose Python may come from a slow disk."""
+_TELLING = 35.0
+"""Seconds to wait for the failures of other nodes: torch's launcher kills ranks that have not ended after 30 s."""
+_READING = 5.0
+"""Seconds that the process that keeps the store waits until the other ones have read."""
 
 
 def rendezvous(nodes: int) -> dict[str, Any]:
@@ -31,6 +42,45 @@ def rendezvous(nodes: int) -> dict[str, Any]:
         "rdzv_configs": {"is_host": os.environ["SLURM_NODEID"] == "0", "join_timeout": _TIMEOUT},
         "local_addr": own,
     }
+
+
+class Meeting:
+    """Where the processes that have started ranks tell each other how their ranks have failed.
+
+    Args:
+        options: as `rendezvous` returns them. The store of torch's launcher is used, and kept until it was read.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        with uncollected():
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        host, _, port = options["rdzv_endpoint"].rpartition(":")
+        self._count, self._is_host = options["min_nodes"], options["rdzv_configs"]["is_host"]
+        wait = timedelta(seconds=_TIMEOUT)
+        shared = {"multi_tenant": True, "wait_for_workers": False}
+        self._store = TCPStore(host, int(port), is_master=self._is_host, timeout=wait, **shared)
+
+    def gathered(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Return the failures of the ranks of all nodes that have failed and tell it in time, if any rank here has."""
+        if not failures:
+            return []
+        names = [f"failures-{node}" for node in range(self._count)]
+        own, found = os.environ["SLURM_NODEID"], list(failures)
+        try:
+            self._store.set(f"failures-{own}", json.dumps([failure.to_json() for failure in failures]))
+            with suppress(RuntimeError):  # a node has died, or its ranks have finished
+                self._store.wait(names, timedelta(seconds=_TELLING))
+            others = [name for name in names if name != f"failures-{own}" and self._store.check([name])]
+            found += [Failure.from_json(text) for name in others for text in json.loads(self._store.get(name))]
+            read = self._store.add("read", 1)
+            until = time.monotonic() + _READING
+            while self._is_host and read < len(others) + 1 and time.monotonic() < until:
+                time.sleep(0.05)
+                read = self._store.add("read", 0)
+        except (RuntimeError, OSError):  # the process that keeps the store has ended
+            pass
+        return found
 
 
 def _check(nodes: int) -> None:

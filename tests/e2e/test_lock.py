@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hydraloop.run_files import lock
@@ -149,9 +150,12 @@ def test_training_from_python_holds_the_lock(project: Project) -> None:
 @pytest.mark.slow
 def test_ranks_and_their_restarts_are_not_locked_out_and_others_are(project: Project) -> None:
     process = training(project, "distributed.nproc_per_node=2")
+    held = lock.holder(project.path / "mine")
+    assert held is not None
+    assert psutil.Process(held.pid).ppid() == process.pid, "rank 0 has the lock"
     done = project.train("experiment=spirals", "resume=mine")
     assert done.code == 2, done.text
-    assert f"process {process.pid} on " in done.err
+    assert f"process {held.pid} on " in done.err
     end(process)  # the ranks end soon after it and hold a lock until then
     line = ["experiment=spirals", "resume=mine", "engine.max_iters=1", "engine.test=false"]
     until(lambda: project.train(*line).code == 0, "the lock is free again")

@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def error(folder: Path, codes: dict[int, tuple[int, int]]) -> BaseException | None:
-    return elastic._ended(folder, 2, codes, 0).error
+    return elastic._ended(folder, elastic._failures(folder, 2, codes, str(folder / "run")), 0).error
 
 
 def test_a_rank_that_was_killed_is_named_by_its_exit_code(folder: Path) -> None:

@@ -30,6 +30,15 @@ class Slow(hydraloop.Hook):
     def after_train_iter(self, engine, batch_idx, batch, outputs):
         time.sleep(0.1)
 """
+KILLED = """
+import os, signal
+import hydraloop
+
+class Killed(hydraloop.Hook):
+    def before_train_iter(self, engine, batch_idx, batch):
+        if engine.distributed.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
 PATIENCE = 280
 
 
@@ -84,6 +93,18 @@ def test_a_run_on_two_nodes_equals_one_with_two_ranks_on_one(tmp_path: Path, slu
     two = Run(project.path / "two")
     assert " on n2" in (two.path / "rank1.log").read_text()
     assert_equal(two, alone(project, "engine.max_epochs=2"))
+
+
+@pytest.mark.slow
+def test_a_killed_rank_on_another_node_is_named(tmp_path: Path, slurm: Slurm) -> None:
+    project = make(tmp_path)
+    project.write("my_project/killed.py", KILLED)
+    process = srun(project, "engine.max_epochs=2", "hydra.run.dir=two", "+hooks.it._target_=my_project.killed.Killed")
+    printed = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode, printed
+    said = "rank 1 was killed by SIGKILL (out of memory?)"
+    assert printed.count(f"error: {said}") == 1, printed
+    assert Run(project.path / "two").result["error"] == said
 
 
 @pytest.mark.nightly
