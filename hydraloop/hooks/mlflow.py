@@ -10,7 +10,7 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Priority
-from hydraloop.option_checks import CHECKPOINTS, check_above, check_choice
+from hydraloop.option_checks import CHECKPOINTS, check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import MLFLOW
 
@@ -33,7 +33,7 @@ class MLflowLoggerHook(TrackerHook):
     in an iteration. No state. Options: `MLflowLoggerHookConf`.
 
     Raises:
-        UserError: `system_metrics_interval`, `checkpoints` or `flush_timeout` is out of range.
+        UserError: `checkpoints` or `flush_timeout` is out of range.
     """
 
     kind = MLFLOW
@@ -46,18 +46,14 @@ class MLflowLoggerHook(TrackerHook):
         *,
         tracking_uri: str | None = None,
         experiment: str | None = None,
-        run_name: str | None = None,
-        description: str | None = None,
         tags: Mapping[str, Any] = MappingProxyType({}),
         system_metrics: bool = True,
-        system_metrics_interval: float = 10.0,
         checkpoints: str | None = None,
         pictures: bool = True,
         log_code: bool = False,
         flush_timeout: float = 10.0,
         interval: int = 1,
     ) -> None:
-        check_above(0, system_metrics_interval=system_metrics_interval)
         check_choice(CHECKPOINTS, checkpoints=checkpoints)
         super().__init__(
             flush_timeout=flush_timeout,
@@ -65,11 +61,8 @@ class MLflowLoggerHook(TrackerHook):
             options={
                 "tracking_uri": tracking_uri,
                 "experiment": experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME"),
-                "run_name": run_name,
-                "description": description,
                 "tags": {str(name): str(value) for name, value in tags.items()},
                 "system_metrics": system_metrics,
-                "system_metrics_interval": system_metrics_interval,
                 "checkpoints": checkpoints,
                 "pictures": pictures,
                 "log_code": log_code,

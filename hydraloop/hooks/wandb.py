@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.option_checks import CHECKPOINTS, check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import WANDB
 from hydraloop.tracking.wandb import chosen_mode
-from hydraloop.tracking.wandb_run import NAMES
 
 _MODES = ("auto", "online", "offline", "disabled")
 
@@ -21,7 +21,7 @@ class WandbLoggerHook(TrackerHook):
     A separate process, the sender, makes one W&B run. Each record of `metrics.jsonl` is a row of its history
     (`train/loss`, `val/accuracy`, …): W&B's step is the line of the record, the axis is the iteration, and the times
     are those of the record. Pictures, texts, tables and histograms are in the row of their record. The run also has
-    the config (secrets masked; `hydraloop` in it describes how the run was started), the data sets as inputs, W&B's
+    the config (secrets masked; `hydraloop` in it describes how the run was started), W&B's
     system metrics, and at the end status, error and `result.json`; the monitored metric in its summary is the best
     value. If W&B's processes or the network fail, `python -m hydraloop sync` completes the records later.
 
@@ -31,7 +31,7 @@ class WandbLoggerHook(TrackerHook):
     reported once and nothing more is sent: `python -m hydraloop sync --again` sends the whole run to a new one.
 
     Each job of a sweep is a run, in a group named after the sweep. `WANDB_RUN_ID` and other variables for a single run
-    are ignored, except for those that set options which are None.
+    are ignored.
 
     Priority VERY_LOW: other hooks' records of an iteration come first. Runs on rank 0 only. No host sync, and nothing
     in an iteration: the sender reads what the logger has written. No state. Options: `WandbLoggerHookConf`.
@@ -48,12 +48,7 @@ class WandbLoggerHook(TrackerHook):
         *,
         mode: str = "auto",
         project: str | None = None,
-        entity: str | None = None,
-        group: str | None = None,
-        job_type: str | None = None,
-        tags: Sequence[str] | None = None,
-        notes: str | None = None,
-        name: str | None = None,
+        init: Mapping[str, Any] = MappingProxyType({}),
         pictures: bool = True,
         log_code: bool = False,
         checkpoints: str | None = None,
@@ -63,20 +58,10 @@ class WandbLoggerHook(TrackerHook):
     ) -> None:
         check_choice(_MODES, mode=mode)
         check_choice(CHECKPOINTS, checkpoints=checkpoints)
-        names = {
-            "project": project,
-            "entity": entity,
-            "group": group,
-            "job_type": job_type,
-            "notes": notes,
-            "name": name,
-        }
-        labels: str | Sequence[str] = os.environ.get(NAMES["tags"], "") if tags is None else tags
-        labels = labels.split(",") if isinstance(labels, str) else labels
         options = {
             "mode": mode,
-            **{key: os.environ.get(NAMES[key]) or None if one is None else one for key, one in names.items()},
-            "tags": [label.strip() for label in labels if label.strip()],
+            "project": project,
+            "init": dict(init),
             "pictures": pictures,
             "log_code": log_code,
             "checkpoints": checkpoints,

@@ -30,18 +30,14 @@ class MLflowLoggerHookConf(_TrackerConf):
     experiment: Optional[str] = None
     """Name of the experiment. Null: `MLFLOW_EXPERIMENT_NAME`, else `experiment_name`, so that all trackers group runs
     in the same way."""
-    run_name: Optional[str] = None
-    """Name of the run. Null: the swept values in a sweep (`lr=0.01`), else the directory's name: time and id."""
-    description: Optional[str] = None
-    """Text at the top of the run's page, in Markdown. Null: none."""
     tags: Dict[str, Any] = field(default_factory=dict)
     """Additional tags of the run, by name (`+hooks.mlflow.tags.team=a`). Git commit, command, host, world size and
-    versions are always tags."""
+    versions are always tags. `mlflow.runName` is the name of the run, and `mlflow.note.content` the text at the top of
+    its page."""
     system_metrics: bool = True
-    """Whether to log CPU, memory, disk, network and NVIDIA GPUs of rank 0's machine. True: they show why a run is slow,
-    and a separate process reads them."""
-    system_metrics_interval: float = 10.0
-    """Seconds between two system metrics, above 0. 10, as in MLflow."""
+    """Whether MLflow's own monitor logs CPU, memory, disk, network and GPUs of rank 0's machine, in single runs. True:
+    they show why a run is slow, and a separate process reads them. `MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL` sets the
+    seconds between two points (10). The monitor ends if one of its requests fails."""
     checkpoints: Optional[str] = None
     """Checkpoint files to store as artifacts: `best` or `last` (at the end of the run) or `all` (as they are written).
     Null: none, because they are large and are in the run directory."""
@@ -77,7 +73,7 @@ class TensorBoardLoggerHookConf(_TrackerConf):
 
 @dataclass
 class WandbLoggerHookConf(_TrackerConf):
-    """Sends metrics, config, objects, data sets and the result to Weights & Biases, or writes files to upload."""
+    """Sends metrics, config, objects and the result to Weights & Biases, or writes files to upload."""
 
     _target_: str = "hydraloop.hooks.WandbLoggerHook"
     mode: str = "auto"
@@ -87,21 +83,10 @@ class WandbLoggerHookConf(_TrackerConf):
     project: Optional[str] = None
     """At most 128 characters, none of `/\\\\#?%:`. Null: `WANDB_PROJECT`, else `experiment_name`, so that comparable
     runs are together."""
-    entity: Optional[str] = None
-    """A user or team. Null: `WANDB_ENTITY`, else the default of the API key's owner."""
-    group: Optional[str] = None
-    """Group of runs, at most 128 characters. Null: `WANDB_RUN_GROUP`, else the name of the sweep, so that its jobs are
-    together; none for a single run."""
-    job_type: Optional[str] = None
-    """A label such as `train`. Null: `WANDB_JOB_TYPE`, else none."""
-    tags: Optional[List[str]] = None
-    """Labels of 1 to 64 characters. Null: `WANDB_TAGS` (separated by commas), else none: runs differ by their
-    config."""
-    notes: Optional[str] = None
-    """A description. Null: `WANDB_NOTES`, else none. Secrets in it are masked, as in all names."""
-    name: Optional[str] = None
-    """Name of the run. Null: `WANDB_NAME`, else the swept values of a sweep's job, else the name of the run directory.
-    A given name is the same for all jobs of a sweep."""
+    init: Dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `wandb.init`, such as `+hooks.wandb.init.entity=my_team`, `tags`, `notes`, `group`,
+    `job_type` and `name`. Without them, W&B's variables (`WANDB_ENTITY`, `WANDB_TAGS`, …) count. Otherwise `name` is
+    that of the run, and `group` that of the sweep. Secrets in them are masked."""
     pictures: bool = True
     """Whether to send pictures. True: they appear beside the charts. Use false if there are many."""
     log_code: bool = False

@@ -16,11 +16,14 @@ from typing import Any
 
 from hydraloop.run_files.environment import git_remote
 from hydraloop.run_files.record_log import Record
+from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking.tracker import Finish, GoneError, LostError, Run, Tracker, UnusableError
-from hydraloop.tracking.wandb_run import FOLDER, NAMES, LiveRun, Mode, kill_core
+from hydraloop.tracking.wandb_run import FOLDER, LiveRun, Mode, kill_core
 
 _OF_ONE_RUN = ("RUN_ID", "RESUME", "RESUME_FROM", "FORK_FROM", "SWEEP_ID", "SWEEP_PARAM_PATH", "SERVICE", "LAUNCH")
 """Variables, after `WANDB_`, that would merge several runs into one."""
+_NAMES = ("PROJECT", "ENTITY", "RUN_GROUP", "JOB_TYPE", "TAGS", "NOTES", "NAME")
+"""Variables, after `WANDB_`, that W&B shows."""
 _SYNC_TIMEOUT = 60.0
 """Seconds to wait for the service to open a run in `sync`."""
 _TIME_TO_UPLOAD = 0.8
@@ -223,9 +226,11 @@ def prepare() -> None:
 
     Must be called before wandb is imported for the first time, because it reads the environment then.
     """
-    for name in (*(f"WANDB_{name}" for name in _OF_ONE_RUN), *NAMES.values()):
-        if name != NAMES["entity"]:  # like the key, it may be that of the user of `sync`
-            os.environ.pop(name, None)
+    for name in _OF_ONE_RUN:
+        os.environ.pop(f"WANDB_{name}", None)
+    for name in _NAMES:
+        if (text := os.environ.get(f"WANDB_{name}")) is not None:
+            os.environ[f"WANDB_{name}"] = mask_text(text)
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 

@@ -6,6 +6,7 @@ import html
 import json
 import logging
 import math
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -34,16 +35,6 @@ FOLDER = "wandb"
 _NOT_IN_ARTIFACTS = r"[^A-Za-z0-9_.-]"
 _LONGEST = 128
 """Most characters of the name of a project, group, run or artifact at W&B."""
-NAMES = {
-    "project": "WANDB_PROJECT",
-    "entity": "WANDB_ENTITY",
-    "group": "WANDB_RUN_GROUP",
-    "job_type": "WANDB_JOB_TYPE",
-    "tags": "WANDB_TAGS",
-    "notes": "WANDB_NOTES",
-    "name": "WANDB_NAME",
-}
-"""Options that name a run, and W&B's variables. The hook reads these, because `sync` may run in another environment."""
 _NOT_IN_PROJECTS = str.maketrans(dict.fromkeys("/\\#?%:", "-"))
 
 
@@ -87,11 +78,6 @@ class LiveRun:
         self.url = self._wandb.url if mode == "online" else None
         self.starts_at = int(self._wandb.starting_step)  # its `step` is 0 for a resumed run
         """The step after the last one that the service had when the run was opened."""
-        if not self.starts_at:
-            try:
-                self._use_data_sets()
-            except Exception as error:  # a service without artifacts still takes the metrics
-                log.warning("W&B does not take the data sets as inputs: %s", error)
         if options.get("log_code"):
             self._save_code()
 
@@ -200,20 +186,6 @@ class LiveRun:
         copy.write_bytes(content)
         self._wandb.save(str(copy), base_path=self._wandb.dir, policy="now")
 
-    def _use_data_sets(self) -> None:
-        """Declare the data sets as inputs of the run: artifacts with their options, without the data.
-
-        Runs with the same options share an artifact. `use_artifact` does not work offline and waits for the service.
-        """
-        sizes = self._run.attempts[0].samples
-        for split, given in dict(config_of(self._run).get("data") or {}).items():
-            if isinstance(given, Mapping) and "_target_" in given:
-                about = {"options": given, **({"samples": sizes[split]} if split in sizes else {})}
-                artifact = _artifact(f"{str(given['_target_']).rpartition('.')[2]}-{split}", "dataset", about)
-                with artifact.new_file("data_set.json") as file:
-                    json.dump(given, file, sort_keys=True)
-                self._wandb._log_artifact(artifact, is_user_created=True, use_after_commit=True)
-
     def _output(self, name: str, kind: str, path: Path, *aliases: str) -> None:
         """Log a file as an output of the run."""
         artifact = _artifact(f"{name}-{self._id}", kind, {"file": path.name})
@@ -259,13 +231,16 @@ def kill_core() -> None:
 
 def identity(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """Return the names, group, tags and config as arguments of `wandb.init`, with secrets masked."""
-    given = masked({key: options[key] for key in NAMES})
-    group = given["group"] or ("" if run.sweep is None else run.sweep.name)
+    given = masked(options["init"])
+    project = (
+        masked(options["project"]) or os.environ.get("WANDB_PROJECT") or run.experiment.translate(_NOT_IN_PROJECTS)
+    )
+    group = os.environ.get("WANDB_RUN_GROUP") or ("" if run.sweep is None else run.sweep.name)
     names = {
-        **given,
-        "project": given["project"] or run.experiment.translate(_NOT_IN_PROJECTS)[:_LONGEST],
+        "project": project[:_LONGEST],
         "group": group[:_LONGEST] or None,
-        "name": (given["name"] or run.name)[:_LONGEST],
+        "name": (os.environ.get("WANDB_NAME") or run.name)[:_LONGEST],
+        **given,
     }
     return {**_as_json(names), "config": config_of(run)}
 

@@ -45,22 +45,6 @@ def test_a_second_one_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_nobodys_settings")
-def test_variables_of_wandb_count_where_no_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option has precedence over its variable; an empty variable does not count."""
-    for name in ("PROJECT", "ENTITY", "RUN_GROUP", "JOB_TYPE", "NOTES", "NAME"):
-        monkeypatch.setenv(f"WANDB_{name}", f"of {name}")
-    monkeypatch.setenv("WANDB_TAGS", "a, b,")
-    monkeypatch.setenv("WANDB_NOTES", "")
-    options = WandbLoggerHook(name="mine")._options
-    assert {key: options[key] for key in ("project", "entity", "group", "job_type", "tags", "notes", "name")} == {
-        "project": "of PROJECT", "entity": "of ENTITY", "group": "of RUN_GROUP", "job_type": "of JOB_TYPE",
-        "tags": ["a", "b"], "notes": None, "name": "mine",
-    }  # fmt: skip
-    assert WandbLoggerHook(tags=[])._options["tags"] == []
-    assert WandbLoggerHook(tags="one, two")._options["tags"] == ["one", "two"]
-
-
-@pytest.mark.usefixtures("_nobodys_settings")
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_disabled_is_reported_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """No process and no cursor: `sync.py` later does not use W&B."""
@@ -107,7 +91,7 @@ def test_a_run_is_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HF_TOKEN", "hf_Ab3Ab3Ab3")
     monkeypatch.setenv("WANDB_TAGS", "ok,hf_Ab3Ab3Ab3")
     hook = WandbLoggerHook(
-        mode="offline", notes="password=hunter2hunter2", group="token=zzzzzzzzzz", flush_timeout=60.0
+        mode="offline", init={"notes": "password=hunter2hunter2", "group": "token=zzzzzzzzzz"}, flush_timeout=60.0
     )
     _engine(tmp_path, hook).train()
     cursor = Cursor.load(tmp_path, "wandb")

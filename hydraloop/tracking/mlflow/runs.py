@@ -8,9 +8,7 @@ import re
 import shlex
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +24,10 @@ if TYPE_CHECKING:
 
 UID = "hydraloop.run"
 """Tag by which a run is found again."""
-NOTE = "mlflow.note.content"
-"""Tag with the description of a run."""
 _TARGET = "_target_"
 _TRACKERS = ("MLflowLoggerHook", "TensorBoardLoggerHook", "WandbLoggerHook")
 _LONGEST_NAME, _LONGEST_TAG = 250, 8000
 """Most characters of a name and of a tag. MLflow shortens values itself, except for the tags of a new run."""
-_FIRST = 1.0
-"""Most seconds to the first point of the load, so that a run that is shorter than the interval has one, too."""
 _PARENTS = threading.Lock()
 """Held while the parent run of a sweep is looked for and created: several jobs share a sender."""
 _BAD = r"[^\w.\- :/]"
@@ -114,8 +108,7 @@ def tags_of(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
         tags |= {"mlflow.source.name": script[0], "mlflow.source.type": "LOCAL"}
     if run.sweep is not None:
         tags |= {"sweep": run.sweep.name, "job": run.sweep.job}
-    tags |= options.get("tags") or {}
-    return {**tags, NOTE: options["description"]} if options.get("description") else tags
+    return tags | (options.get("tags") or {})
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -224,45 +217,3 @@ def send_final_values(client: MlflowClient, run_id: str, run: Run, ended: int) -
 def _as_kept(value: float) -> float | str:
     """Return a value as a database returns it, without infinity, and in a form that compares equal to itself."""
     return "nan" if math.isnan(value) else max(min(value, sys.float_info.max), -sys.float_info.max)
-
-
-class Load:
-    """The load of the machine (CPU, memory, disk, network, GPUs), read by MLflow's collectors.
-
-    MLflow's own monitor is not used, because it stops after one failed request. `memory["system_step"]` counts the
-    points of all attempts.
-    """
-
-    def __init__(self, interval: float, memory: dict[str, Any]) -> None:
-        from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-        from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
-        from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
-
-        self._interval, self._memory = interval, memory
-        self._due = time.monotonic() + min(interval, _FIRST)
-        self._collectors: list[Any] = []
-        for make in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor):
-            with suppress(Exception):  # GPUMonitor: there is no GPU, or nvidia-ml-py is not installed
-                self._collectors.append(make())
-        self._read()  # the first CPU reading is always 0: it is a mean since the previous reading
-
-    def send(self, client: MlflowClient, run_id: str, *, ended: bool = False) -> None:
-        """Send a point of each metric if the interval has passed, or if the run has ended."""
-        from mlflow.entities import Metric
-
-        now = time.monotonic()
-        if ended or now >= self._due:
-            step, now_ms = self._memory.get("system_step", 0), round(time.time() * 1000)
-            points = [Metric(f"system/{name}", float(value), now_ms, step) for name, value in self._read().items()]
-            client.log_batch(run_id, points)
-            self._memory["system_step"], self._due = step + 1, now + self._interval
-
-    def _read(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for collector in self._collectors:
-            collector.clear_metrics()
-            with suppress(Exception):  # a container without network counters, a GPU that was reset
-                collector.collect_metrics()
-                found |= collector.aggregate_metrics()
-        return found

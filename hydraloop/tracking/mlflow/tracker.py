@@ -17,7 +17,6 @@ from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import calling, hidden, prepare
 from hydraloop.tracking.mlflow.data_sets import log_data_sets
 from hydraloop.tracking.mlflow.files import Files
-from hydraloop.tracking.mlflow.runs import Load
 from hydraloop.tracking.tracker import Attempt, Finish, GoneError, LostError, RefusedError, Run, Tracker, UnusableError
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class MLflowTracker(Tracker):
     """Sends a run with MLflow's client. The fluent interface is not used: it has one current run for the process.
 
     `memory`: `tracking_uri`, without a password; `experiment_id`; `run_id`; `described`: the last attempt that is
-    described; `closed`: the last attempt whose end is known there; and the entries of `Points`, `Files` and `Load`.
+    described; `closed`: the last attempt whose end is known there; and the entries of `Points` and `Files`.
     """
 
     _client: MlflowClient
@@ -55,7 +54,7 @@ class MLflowTracker(Tracker):
         self._uri = ""
         self._database: int | None = None
         """Inode of the local database that is open."""
-        self._load: Load | None = None
+        self._monitor: Any = None
 
     @classmethod
     def preload(cls) -> None:
@@ -93,7 +92,11 @@ class MLflowTracker(Tracker):
             self._files.add_attempt(attempt.number)
         self.memory["described"] = self.run.attempt.number
         if self.options.get("system_metrics", True) and self.options.get("_measures", True):
-            self._load = Load(self.options.get("system_metrics_interval", 10.0), self.memory)
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            monitor: Any = SystemMetricsMonitor
+            self._monitor = monitor(self._run_id, resume_logging=True, tracking_uri=self._uri)
+            self._monitor.start()
 
     def send(self, records: Sequence[Record]) -> None:
         """Send the records' numbers, and schedule their objects for `send_file`."""
@@ -108,13 +111,14 @@ class MLflowTracker(Tracker):
         return index
 
     def send_file(self) -> bool:
-        """Send system metrics, and the next file that is due."""
-        self._send_load()
+        """Send the next file that is due."""
         return self._files.store(ended=self.memory.get("closed") == self.run.attempt.number)
 
     def finish(self, finish: Finish) -> None:
         """Send the final values and the status."""
-        self._send_load(ended=True)
+        if self._monitor is not None:
+            self._monitor.finish()
+            self._monitor = None
         client, ended = self._client, self._ended()
         with self._calls():
             self._check_database()
@@ -160,7 +164,7 @@ class MLflowTracker(Tracker):
         if self.run.sweep is not None:
             chosen = self.options.get("tags") or {}
             tags["mlflow.parentRunId"] = runs.ensure_parent(client, self.run.sweep, experiment_id, chosen)
-        name = self.options.get("run_name") or self.run.name
+        name = str(tags.pop("mlflow.runName", self.run.name))
         run_id = runs.ensure(client, experiment_id, self.run.uid, name, tags, began)
         self.memory.update(experiment_id=experiment_id, run_id=run_id, tracking_uri=address.shown(self._uri))
 
@@ -204,11 +208,6 @@ class MLflowTracker(Tracker):
         """Check that the local database is the file that was opened: SQLite would write to a deleted file."""
         if self._inode() != self._database and (gone := self._gone()) is not None:
             raise gone
-
-    def _send_load(self, *, ended: bool = False) -> None:
-        if self._load is not None:
-            with self._calls():
-                self._load.send(self._client, self._run_id, ended=ended)
 
     def _ended(self) -> int:
         """Return when the attempt ended, in milliseconds: when it wrote its result, else its last record."""

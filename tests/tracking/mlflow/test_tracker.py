@@ -37,6 +37,7 @@ from tests.tracking.mlflow.runs import (
     training,
 )
 from tests.tracking.runs import described_run, log_records, track
+from tests.tracking.training import until
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
@@ -44,7 +45,7 @@ pytestmark = QUIET
 
 def test_the_run_is_there(folder: Path) -> None:
     run = run_in(folder / "run", attempt(nothing=None, yes=True, **{"list.0": "x"}))
-    tracker = opened(run, tags={"team": "blue"}, description="What is **tried**.")
+    tracker = opened(run, tags={"team": "blue", "mlflow.note.content": "What is **tried**."})
     tracker.send(training(0, 3))
     assert found(tracker).info.status == "RUNNING"
     Result("finished", best=Best("accuracy", 0.5, 20, "best.pth")).write(run.run_dir)
@@ -256,7 +257,7 @@ def test_a_value_that_comes_back_at_its_step_is_the_latest_again(folder: Path) -
 
 def test_no_secret_of_the_options_is_sent(folder: Path) -> None:
     tags = {"api_key": "abcdefgh12345678", "note": "my token=zzzzzzzzzz12345", "n": 1, "hydraloop.run": "mine"}
-    options = {"tags": tags, "run_name": "password=hunter2hunter2"}
+    options = {"tags": {**tags, "mlflow.runName": "password=hunter2hunter2"}}
     tracker = opened(run_in(folder / "run"), **options)
     run = found(tracker)
     assert {name: run.data.tags[name] for name in tags} == {
@@ -403,21 +404,14 @@ def test_a_password_is_not_stored_and_not_a_part_of_the_address(folder: Path, ca
     assert "hunter2" not in caplog.text + str(memory)
 
 
-def test_a_short_run_has_the_machine_s_load(folder: Path) -> None:
-    tracker = opened(run_in(folder / "run"), system_metrics=True, system_metrics_interval=60.0)
+def test_system_metrics_are_those_of_mlflow_s_monitor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sync`, and the sender of a sweep, which may be on another machine, measure nothing."""
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.01")
+    tracker = opened(run_in(folder / "run"), system_metrics=True)
+    until(lambda: len(points(tracker, "system/cpu_utilization_percentage")) > 1)
     tracker.finish(Finish("finished"))
-    assert [step for step, _ in points(tracker, "system/cpu_utilization_percentage")] == [0]
-
-
-def test_system_metrics_go_on_after_a_restart(folder: Path) -> None:
-    options = {"system_metrics": True, "system_metrics_interval": 1e-6}
-    tracker = opened(run_in(folder / "run"), **options)
-    tracker.send_file()
-    tracker.send_file()
-    again = opened(tracker.run, json.loads(json.dumps(tracker.memory)), **options)
-    again.send_file()
-    assert [step for step, _ in points(tracker, "system/cpu_utilization_percentage")] == [0, 1, 2]
-    assert found(tracker).data.metrics["system/system_memory_usage_megabytes"] > 0
-    without = opened(run_in(folder / "other", uid="other"), **options, _sync=True)
-    without.send_file()
+    steps = [step for step, _ in points(tracker, "system/cpu_utilization_percentage")]
+    assert steps == [*range(len(steps))]
+    without = opened(run_in(folder / "other", uid="other"), system_metrics=True, _measures=False)
+    without.finish(Finish("finished"))
     assert not found(without).data.metrics

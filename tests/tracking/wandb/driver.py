@@ -28,8 +28,8 @@ from tests.tracking.runs import log_records, track
 from tests.tracking.wandb.file import records
 
 OPTIONS: dict[str, Any] = {
-    "mode": "offline", "project": None, "entity": None, "group": None, "job_type": None, "tags": [], "notes": None,
-    "name": None, "pictures": True, "checkpoints": None, "system_metrics": False, "flush_timeout": 2.0,
+    "mode": "offline", "project": None, "init": {},
+    "pictures": True, "checkpoints": None, "system_metrics": False, "flush_timeout": 2.0,
 }  # fmt: skip
 _ENDINGS = {
     "finish": Finish("finished"), "fail": Finish("failed", "ValueError: no", 1), "killed": Finish("killed", None, 137),

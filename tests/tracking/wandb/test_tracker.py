@@ -198,34 +198,17 @@ def append(run_dir: Path, record: dict[str, Any], timestamp: float) -> None:
 
 
 @pytest.mark.slow
-def test_data_sets_are_inputs(tmp_path: Path) -> None:
-    """An artifact for each, without its data; runs with the same options share it."""
-    data = {
-        "train": {"_target_": "hydraloop.examples.Digits", "split": "train"},
-        "loader": {"batch_size": 2},
-        "test": None,
-    }
-    found = []
-    for name in ("a", "b"):
-        described_run(tmp_path / name, replace(attempt(), config=json.dumps({"data": data}), samples={"train": 9}))
-        (contents,) = drive(tmp_path / name, "log=1", "drain", "finish", "read")["files"].values()
-        found.append(contents["artifacts"])
-    (one,), _ = found
-    assert (one["name"], one["type"], one["input"]) == ("Digits-train", "dataset", True)
-    assert one["metadata"] == {"samples": 9, "options": data["train"]}
-    assert found[0] == found[1]
-
-
-@pytest.mark.slow
 def test_odd_records_and_names(tmp_path: Path) -> None:
     """NaN and infinity, odd names, texts, a record of another mode, surrogates, secrets, and no pictures."""
     run_dir = tmp_path / "run"
     params: dict[str, Any] = {"caf\udce9": "x\udce9"}
     described_run(run_dir, replace(attempt(), config=yaml.safe_dump(params)))
     given: dict[str, Any] = {
-        "notes": "password=hunter2hunter2",
-        "tags": ["token=zzzzzzzzzz", "t\udce9"],
-        "name": "n\udce9",
+        "init": {
+            "notes": "password=hunter2hunter2",
+            "tags": ["token=zzzzzzzzzz", "t\udce9"],
+            "name": "n\udce9",
+        },
         "pictures": False,
     }
     odd = {"mode": "val", "epoch": 2, "iteration": 7, 'a.b/c d"?': 1, "ü": 2, "note": "text"}
@@ -352,11 +335,8 @@ def test_disabled_makes_nothing_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_auto_without_a_key_is_offline_and_ignores_the_environment(tmp_path: Path) -> None:
-    """Nothing is asked without any configuration. A run's id, folder and names in the environment are not used.
-
-    Names are determined when the run begins: `sync.py` may run in another environment.
-    """
+def test_auto_without_a_key_is_offline_and_ignores_what_names_one_run(tmp_path: Path) -> None:
+    """Nothing is asked without any configuration. A run's id and folder in the environment are not used; names are."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     env = {"WANDB_RUN_ID": "of-all", "WANDB_RESUME": "must", "WANDB_DIR": str(tmp_path / "else"), "WANDB_SWEEP_ID": "s"}
@@ -367,7 +347,7 @@ def test_auto_without_a_key_is_offline_and_ignores_the_environment(tmp_path: Pat
     assert (contents["id"], len(contents["rows"])) == ("0123456789abcdef", 3)
     assert not (tmp_path / "else").exists()
     named = [contents[key] for key in ("project", "group", "job_type", "tags", "notes", "name")]
-    assert named == ["digits", "", "", [], "", "a/run"]
+    assert named == ["others", "others", "others", ["others"], "others", "others"]
 
 
 @pytest.mark.parametrize(
@@ -481,6 +461,8 @@ def test_names_fit_w_and_b(tmp_path: Path) -> None:
     run = Run(tmp_path, "u", "digits/a:b", "x" * 200, (attempt(),), Sweep(tmp_path, "s", "the sweep", 0))
     found = identity(OPTIONS, run)
     assert (found["project"], found["group"]) == ("digits-a-b", "the sweep")
-    assert len(found["name"]) == len(identity({**OPTIONS, "group": "g" * 200}, run)["group"]) == 128
-    given = identity({**OPTIONS, "project": "p", "group": "g", "name": "n", "tags": ["t"], "job_type": "j"}, run)
+    assert len(found["name"]) == len(identity({**OPTIONS, "project": "g" * 200}, run)["project"]) == 128
+    given = identity(
+        {**OPTIONS, "project": "p", "init": {"group": "g", "name": "n", "tags": ["t"], "job_type": "j"}}, run
+    )
     assert (given["project"], given["group"], given["name"], given["tags"]) == ("p", "g", "n", ["t"])
