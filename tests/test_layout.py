@@ -37,3 +37,34 @@ def test_calls_of_import_module_point_downwards_as_imports_do() -> None:
                 if isinstance(target, str) and target.startswith("hydraloop.") and floor_of(target) < floor_of(module):
                     upwards.append(f"{module} -> {target}")
     assert upwards == []
+
+
+BORN = {
+    "processes/elastic.py elastic_launch": "the ranks of a run",
+    "processes/nodes.py run": "srun, which starts this command on several nodes",
+    "processes/detach.py fork": "the same command without its terminal",
+    "sweeps/executors/fork_server.py Process": "the server of the pool, and its jobs",
+    "sweeps/executors/spawned.py Popen": "jobs of the pool that are new Python processes",
+    "sweeps/executors/ray_actor.py Popen": "jobs on Ray",
+    "sweeps/slurm/submitit_executor.py _submit_command": "jobs on Slurm",
+    "tracking/sender.py Popen": "the sender of a run or a sweep",
+    "commands/check/ranks.py start_processes": "the two ranks of `check`",
+    "processes/slurm.py run": "a question to Slurm",
+    "commands/doctor/slurm.py run": "a question to Slurm",
+    "sweeps/executors/gpus.py run": "nvidia-smi",
+    "run_files/environment.py run": "git",
+}
+"""Where a process starts, and which."""
+
+
+def test_every_place_that_starts_a_process_is_known() -> None:
+    starts = {"Popen", "Process", "fork", "execv", "execve", "elastic_launch", "start_processes", "_submit_command"}
+    found = set()
+    for path in (ROOT / "hydraloop").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id == "start_processes"):
+                *module, name = ast.unparse(node.func if isinstance(node, ast.Call) else node).split(".")
+                is_start = name in starts and module[:1] != ["psutil"]
+                if is_start or (module == ["subprocess"] and name in ("run", "call", "check_call", "check_output")):
+                    found.add(f"{path.relative_to(ROOT / 'hydraloop')} {name}")
+    assert found == set(BORN)

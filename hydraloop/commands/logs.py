@@ -71,4 +71,4 @@ def _find(path: Path, number: int | None) -> tuple[Path, Callable[[], object]]:
         status = ["python", "-m", "hydraloop", "status", str(path)]
         remedy = Remedy(f"See which jobs there are: {shlex.join(status)}", command=status)
         raise UserError(problem, key="logs", remedy=remedy)
-    return log, sweep.controllers if sweep is not None and number is None else partial(lock.holder, folder)
+    return log, partial(lock.holder, folder)

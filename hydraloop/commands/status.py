@@ -52,7 +52,7 @@ def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
         "jobs": [{**asdict(job), "log": log_of(sweep.folder(job.number))} for job in jobs],
         "count": sweep.description.jobs.count,
         "counts": Counter(job.state for job in jobs),
-        "controllers": [asdict(one) for one in sweep.controllers().values()],
+        "controller": None if (held := sweep.holder()) is None else asdict(held),
         "typed": [*sweep.description.command, *sweep.description.overrides],
     }
 
@@ -94,8 +94,8 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
         f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
         f"{sweep.description.jobs.title(len(found))}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
     ]
-    controllers = sweep.controllers().values()
-    lines += [f"controller: process {one.pid} on {one.host}, since {one.since}" for one in controllers]
+    if (held := sweep.holder()) is not None:
+        lines.append(f"controller: process {held.pid} on {held.host}, since {held.since}")
     lines += [*submissions.lines(sweep.path), *hint(sweep, found)]
     for name in _LISTED:
         alike = [state for state in found if state.state == name]
@@ -108,7 +108,7 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
 
 def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
     """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
-    if all(state.is_over for state in found) or sweep.controllers():
+    if all(state.is_over for state in found) or sweep.holder() is not None:
         return []
     queue = submissions.jobs(sweep.path)
     if queue is None or submissions.MAIN in queue:  # it may wait for Slurm

@@ -62,11 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:
     """Return the processes that are to be told, by the folder that each of them has locked."""
-    if sweep is None:
-        holder = lock.holder(path)
-        return {} if holder is None else {path: holder}
-    held = {path / lock.CONTROLLERS / name: one for name, one in sweep.controllers().items()}
-    if any(one.is_here for one in held.values()):  # a controller tells its own jobs
+    holder = lock.holder(path)
+    held = {} if holder is None else {path: holder}
+    if sweep is None or (holder is not None and holder.is_here):  # a controller tells its own jobs
         return held
     for job in _running(sweep):
         holder = lock.holder(sweep.folder(job.number))

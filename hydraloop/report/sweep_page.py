@@ -41,7 +41,7 @@ def write(directory: SweepDirectory, output: Path) -> None:
     found, name = results.collect(directory), shown(directory.path)
     page = Page(f"{name} - hydraloop")
     left = _count(directory) - sum(row.status in _OVER for row in found.rows)
-    runs = directory.controllers() or any(row.status == "running" for row in found.rows)
+    runs = directory.holder() is not None or any(row.status == "running" for row in found.rows)
     status = "running" if runs else "interrupted" if left else "finished"
     typed = mask_command([*directory.description.command, *directory.description.overrides])
     search = found.search

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 FILENAME = ".lock"
 """In a run directory."""
-CONTROLLERS = "controllers"
-"""In the directory of a sweep: a folder with a lock for each controller."""
 PATIENCE = 5.0
 """Seconds that a start waits for a lock: who looks at a lock holds it for a moment."""
 LEASE = 100.0
@@ -148,16 +146,6 @@ class RunLock:
 def holder(folder: Path) -> Holder | None:
     """Return what holds the lock of a directory; None if the lock is free. Writes nothing."""
     return next((_hint(path) for path in (folder / FILENAME, folder / _RANK) if _is_held(path)), None)
-
-
-def controllers(sweep: Path) -> dict[str, Holder]:
-    """Return the controllers of a sweep that are alive. Each has the lock of a folder, `controllers/<id>/`.
-
-    Args:
-        sweep: the directory of the sweep.
-    """
-    found = {folder.name: holder(folder) for folder in (sweep / CONTROLLERS).glob("*")}
-    return {name: held for name, held in found.items() if held is not None}
 
 
 def note_stop(folder: Path) -> bool:

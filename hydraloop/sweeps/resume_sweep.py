@@ -12,9 +12,9 @@ from pathlib import Path
 from hydraloop.errors import UserError
 from hydraloop.plan import is_constant
 from hydraloop.run_files.changes import differences
-from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import check_links
+from hydraloop.sweeps import sweep_description
 from hydraloop.sweeps.jobs import Jobs, Lines
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.search.history import HistoryReader
@@ -27,13 +27,11 @@ MULTIRUN = Path("multirun")
 _KEY = "sweep.resume"
 _SHOWN = 5
 """Differences that an error shows. More do not help."""
-_PATIENCE = 10.0
-"""Seconds that a controller waits for another one that widens the same sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The directory of a sweep, and the jobs of a command line in it."""
+    """The directory of a sweep, whose lock this process has, and the jobs of a command line in it."""
 
     directory: SweepDirectory
     named: Mapping[int, Lines] = field(default_factory=dict)
@@ -47,7 +45,8 @@ def settle(description: Description, draft: SweepDraft) -> Settled:
         description: of a new sweep.
 
     Raises:
-        UserError: there is nothing to resume, or it is another sweep; or a new directory is in use.
+        UserError: there is nothing to resume, it is another sweep, or it has a controller; or a new directory is in
+            use.
     """
     with hydra_config(draft.cfg):
         path = Path(draft.cfg.hydra.sweep.dir).absolute()
@@ -73,19 +72,25 @@ def settle(description: Description, draft: SweepDraft) -> Settled:
 
 
 def _created(path: Path, description: Description, draft: SweepDraft) -> Settled:
-    return Settled(SweepDirectory.create(path, description), dict(enumerate(draft.jobs.listed)))
+    directory = SweepDirectory.create(path, description)
+    directory.lock.acquire()
+    return Settled(directory, dict(enumerate(draft.jobs.listed)))
 
 
 def _continued(path: Path, description: Description, draft: SweepDraft) -> Settled:
     """Return a sweep with the jobs of this command line, which it gets if they are new."""
-    SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
+    directory = SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
     if not draft.follows_links:
         check_links(path, key=_KEY)
-    with RunLock(path, key=_KEY, patience=_PATIENCE):
-        directory = SweepDirectory.load(path, key=_KEY)
-        old, (new, named) = directory.description, _joined(directory, description, draft)
+    directory.lock.acquire()
+    try:
+        directory.description = old = sweep_description.read(path, key=_KEY)
+        new, named = _joined(directory, description, draft)
         if (new.jobs.masked(), new.average, new.configs) != (old.jobs, old.average, old.configs):
             directory.widen(new)
+    except BaseException:
+        directory.lock.release()
+        raise
     return Settled(directory, named)
 
 

@@ -151,12 +151,11 @@ def _shown_to_others(controller: Controller, sender: SweepSender, master: DictCo
     callbacks = Callbacks(master)
     callbacks.on_multirun_start(config=master, config_name=name)
     try:
-        directory.announce()
         sender.begin(directory.path)
         yield
     finally:
         controller.executor.close()
-        directory.withdraw()
+        directory.lock.release()
         sender.end()
         callbacks.on_multirun_end(config=master, config_name=name)
 

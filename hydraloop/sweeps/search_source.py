@@ -1,15 +1,13 @@
 """SearchSource: gives the jobs of a search to a controller.
 
 A search has no log: what it knows is in the files of its jobs. The values of a trial are in `job.json` before its job
-starts. Several controllers may share a search. The one that has the lock `.search` decides; the others start what was
-decided, or decide at their next look.
+starts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli.arguments import parse
 from hydraloop.errors import UserError
-from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import PAUSE
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps import queue
@@ -32,8 +29,6 @@ from hydraloop.sweeps.source import Job, Source
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
-_LOCK = ".search"
-"""A folder with the lock of the process that decides."""
 _FIXED = "fixed_params"
 """In the notes of a trial that was enqueued; Optuna's name."""
 
@@ -57,7 +52,6 @@ class SearchSource(Source):
         self._until = None if options.until is None else until_condition(options.until)
         self._rungs = decisions.rungs(self._settings)
         self._suggester = Suggester(search.space, self._settings.sampler, self._settings.seed)
-        self._lock = RunLock(directory.path / _LOCK, key="sweep")
         self._given = set[int]()
         """Jobs that this controller runs, or leaves as they are."""
         self._open = set[int]()
@@ -87,9 +81,9 @@ class SearchSource(Source):
 
     def next_job(self) -> Job | None:
         """Return a job that was asked for before, one that is promoted, or a new one. Takes as long as an ask."""
-        with self._deciding() as decides:
-            self.waits = not decides
-            job = (self._waiting() or self._promoted() or self._asked()) if decides else None
+        self._read()
+        self.waits = False
+        job = self._waiting() or self._promoted() or self._asked()
         if job is not None:
             self._given.add(job.number)
             self._open.add(job.number)
@@ -99,8 +93,7 @@ class SearchSource(Source):
         """Decide which jobs end: those that are pruned, and those of a trial with a failed job."""
         jobs = list(running)
         if self._is_old:
-            with self._deciding():
-                pass
+            self._read()
         self._settle(is_last=not jobs)
         if self._settings.prune is not None and self._history.metrics:
             for job in jobs:
@@ -108,19 +101,16 @@ class SearchSource(Source):
                     self._ending[job.number] = f"sweep.prune={self._settings.prune}"
         return self._ending
 
-    @contextmanager
-    def _deciding(self) -> Iterator[bool]:
-        """In the body, be the one that decides, with a new history. Yields False if another process is."""
-        decides = self._lock.try_acquire() is None
-        try:
-            if decides:
-                self._history = self._reader.read(self._open)
-                self._is_old = False
-                if self._history.problem is not None:
-                    raise self._history.problem
-            yield decides
-        finally:
-            self._lock.release()
+    def _read(self) -> None:
+        """Read the history again.
+
+        Raises:
+            UserError: nothing can be decided by it.
+        """
+        self._history = self._reader.read(self._open)
+        self._is_old = False
+        if self._history.problem is not None:
+            raise self._history.problem
 
     # Which job is next. ----------------------------------------------------------------------------------------------
 

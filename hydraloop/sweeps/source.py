@@ -22,7 +22,7 @@ class Source(Protocol):
     """Gives each job that is not over once, and a paused job again. A resumed sweep has a new source."""
 
     waits: bool = False
-    """Whether another process decides just now, so that `next_job` has to be called again."""
+    """Whether a job that is to continue has not ended yet, so that `next_job` has to be called again."""
 
     @property
     def numbers(self) -> Sequence[int]:

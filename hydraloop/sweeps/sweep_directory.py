@@ -1,11 +1,10 @@
-"""SweepDirectory: `sweep.json`, the folders with states of jobs, and the locks of controllers."""
+"""SweepDirectory: `sweep.json`, the folders with states of jobs, and the lock of its controller."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shlex
-import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +38,8 @@ class SweepDirectory:
         self.path, self.description = path, description
         self.controller = secrets.token_hex(4)
         """Identifies this process, if it is a controller."""
-        self._lock = lock.RunLock(path / lock.CONTROLLERS / self.controller, key="hydra.sweep.dir")
+        self.lock = lock.RunLock(path, key="sweep.resume")
+        """Held by the controller, which alone starts jobs and changes `sweep.json`."""
 
     @classmethod
     def create(cls, path: Path, new: Description) -> Self:
@@ -176,23 +176,9 @@ class SweepDirectory:
             for state in self.states()
         ]
 
-    def announce(self) -> None:
-        """Tell others that this process, a controller, starts jobs of the sweep.
-
-        Raises:
-            UserError: the directory cannot be written to.
-        """
-        self._lock.acquire()
-
-    def withdraw(self) -> None:
-        """Tell others that this controller has ended."""
-        # Each look at the sweep reads the folders of all controllers.
-        shutil.rmtree(self.path / lock.CONTROLLERS / self.controller, ignore_errors=True)
-        self._lock.release()
-
-    def controllers(self) -> dict[str, Holder]:
-        """Return the controllers that are alive."""
-        return lock.controllers(self.path)
+    def holder(self) -> Holder | None:
+        """Return the controller; None if none is alive."""
+        return lock.holder(self.path)
 
 
 def _held(path: Path) -> UserError:

@@ -202,7 +202,7 @@ class TrackerHook(Hook):
             run = run_description.run_of(engine, trackers)
             run_description.write(run)
         sender = None
-        if run.sweep is None or not lock.controllers(run.sweep.folder):
+        if run.sweep is None or lock.holder(run.sweep.folder) is None:
             hidden = {hook.name: hook._hidden_options for hook in hooks if hook._not_installed is None}
             sender = Sender(engine.run_dir, hidden, engine.messages.read("trust"))
             sender.start()

@@ -246,8 +246,7 @@ def test_a_pruned_run_keeps_the_last_and_the_best_and_resumes(trained: Project, 
 
 def test_jobs_are_pruned_but_not_while_their_sweep_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "multirun", "--prune-checkpoints", "--all", "--yes"]) == 0
-    controller = project / "multirun" / "2026-01-02" / "s" / "controllers" / "0"
-    with RunLock(controller, key=""):
+    with RunLock(project / "multirun" / "2026-01-02" / "s", key=""):
         assert main(["runs", "multirun", "--prune-checkpoints", "--all", "--yes"]) == 1
     assert "its sweep is running" in capsys.readouterr().out
 

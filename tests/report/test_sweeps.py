@@ -51,11 +51,11 @@ def test_a_sweep_has_its_best_average_its_curves_and_its_failures(tmp_path: Path
 def test_a_sweep_that_is_not_over_says_how_far_it_is_and_a_large_one_what_is_left_out(tmp_path: Path) -> None:
     made = sweep(tmp_path / "sweep", f"seed={','.join(map(str, range(1200)))}", average="none")
     write(made, {0: finished(0.8), 1: {"state": "running"}, 2: finished(None, state="failed", error="no")})
-    made.announce()
+    made.lock.acquire()
     try:
         assert report(made.path) == 0
     finally:
-        made.withdraw()
+        made.lock.release()
     text = Page(made.path / "report.html").text
     assert "This sweep still runs: 2 of 1,200 jobs are over." in text
     assert "curves of all but the best 500 of 1,200 jobs; rows of all but the best 1,000" in text

@@ -306,7 +306,6 @@ def test_a_paused_job_starts_again_in_the_next_sweep_only(make: Make) -> None:
 
 def test_a_job_that_another_controller_has_paused_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "_LOOK", 0.0)
-    monkeypatch.setattr(SweepDirectory, "controllers", lambda self: {"other": None})
     lock = RunLock(make(finish)[0].directory.folder(1), key="")
 
     def play(played: Played, request: Request) -> int | None:
@@ -355,18 +354,6 @@ def test_a_job_of_another_controller_is_waited_for(make: Make, monkeypatch: pyte
     assert loop.ended[1].state == "finished"
 
 
-def test_a_job_that_another_controller_has_run_meanwhile_is_not_started(make: Make) -> None:
-    def play(played: Played, request: Request) -> int:
-        if request.number == 0:
-            finish(played, replace(request, number=5))
-        return finish(played, request)
-
-    loop, played = make(play, workers=1)
-    loop.run()
-    assert played.started == [0, 1, 2, 3, 4]
-    assert loop.ended[5].state == "finished"
-
-
 @pytest.mark.parametrize(("code", "state"), [(LEFT, "failed"), (NOT_RECORDED, "interrupted"), (3, "failed")])
 def test_a_program_may_exit_with_the_codes_of_the_protocol(make: Make, code: int, state: str) -> None:
     def play(played: Played, request: Request) -> int:
@@ -412,22 +399,6 @@ def test_a_job_whose_launcher_is_killed_each_time_ends(
     assert played.started.count(0) == 1 + retries
     assert (loop.ended[0].state, loop.ended[0].reason) == ("interrupted", "killed by SIGKILL (out of memory?)")
     assert loop.left == [0]
-
-
-def test_the_last_words_are_of_what_another_controller_has_done_since(make: Make) -> None:
-    def play(played: Played, request: Request) -> int:
-        if request.number < 2:
-            played.write(request, "running")
-            return -signal.SIGKILL
-        if request.number == 5:
-            finish(played, Request(0, (), "", attempts=1, controller="another"))
-            played.write(Request(1, (), "", attempts=1, controller="another"), "running")
-        return finish(played, request)
-
-    loop, played = make(play, workers=1)
-    loop.run()
-    assert played.started == [0, 1, 2, 3, 4, 5]
-    assert (loop.ended[0].state, loop.failed, loop.left, loop.code) == ("finished", [], [1], 0)
 
 
 def test_a_full_disk_ends_the_sweep(make: Make) -> None:

@@ -176,7 +176,8 @@ def test_a_sweep_without_its_terminal_whose_controller_and_job_are_killed(
         (path,) = project.path.glob("multirun/*/*")
         sweep = SweepDirectory.load(path)
         job = stopped_job(sweep)
-        (controller,) = sweep.controllers().values()
+        controller = sweep.holder()
+        assert controller is not None
         for pid in (controller.pid, job.pid):
             os.kill(pid, signal.SIGKILL)
     before = [state for state in sweep.current_states() if state.state != "queued"]

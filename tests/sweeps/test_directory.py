@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import lock
 from hydraloop.run_files.result import Objective, Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.jobs import Jobs
@@ -110,12 +108,6 @@ def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
         SweepDirectory.create(tmp_path / "file" / "sweep", DESCRIPTION)
 
 
-def test_a_controller_on_a_full_disk(sweep: SweepDirectory) -> None:
-    (sweep.path / lock.CONTROLLERS).touch()
-    with pytest.raises(UserError, match="cannot be written: Not a directory"):
-        sweep.announce()
-
-
 def test_a_job_without_a_file_is_queued(sweep: SweepDirectory) -> None:
     running(sweep, 1)
     assert [state.state for state in sweep.states()] == ["queued", "running", *["queued"] * 4]
@@ -138,21 +130,3 @@ def test_a_damaged_state_is_recovered_from_the_result(sweep: SweepDirectory) -> 
     assert sweep.state(0).reason == "its job.json was damaged"
     assert (sweep.state(1).state, sweep.state(1).value, sweep.state(1).attempts) == ("finished", 0.5, 1)
     assert sweep.state(1).overrides == ("optimizer.lr=1e-3", "seed=1")
-
-
-def test_controllers_that_are_alive(sweep: SweepDirectory) -> None:
-    """The lock of each has the rules of `test_lock`."""
-    assert sweep.controllers() == {}
-    for _ in range(2):
-        sweep.announce()
-        other = SweepDirectory.load(sweep.path)
-        other.announce()
-        assert {name: one.pid for name, one in sweep.controllers().items()} == dict.fromkeys(
-            (sweep.controller, other.controller), os.getpid()
-        )
-        other.withdraw()
-        assert list(sweep.controllers()) == [sweep.controller]
-        assert len(list((sweep.path / lock.CONTROLLERS).iterdir())) == 1, "a look costs nothing for ended ones"
-        sweep.withdraw()
-        sweep.withdraw()
-        assert sweep.controllers() == {}

@@ -53,7 +53,18 @@ def start(
     uid = f"{path} {created}"
     description = Description(uid, created, ("python",), lines, plan.configs(plan.jobs), plan.subdir, plan.jobs, "", {})
     settled = resume_sweep.settle(description, plan)
+    settled.directory.lock.release()
     return settled.directory, dict(settled.named)
+
+
+def test_a_second_controller_is_refused(composer: Composer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock.RunLock.__init__, "__kwdefaults__", {"patience": 0.0})
+    begun, _ = start(composer, *LINES)
+    text = (begun.path / FILENAME).read_text()
+    with begun.lock, pytest.raises(UserError, match=r"sweep\.resume: process \d+ on .* is training in .*new"):
+        start(composer, *LINES, "sweep.resume=new")
+    assert (begun.path / FILENAME).read_text() == text
+    start(composer, *LINES, "sweep.resume=new")
 
 
 def test_the_same_sweep_continues(composer: Composer, tmp_path: Path) -> None:

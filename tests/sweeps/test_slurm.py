@@ -153,16 +153,6 @@ def test_a_second_signal_ends_a_controller_whose_slurm_does_not_answer(tmp_path:
 
 
 @pytest.mark.nightly
-def test_two_controllers_share_the_jobs(tmp_path: Path, slurm: Slurm) -> None:
-    sweep = OnSlurm(tmp_path, slurm, "seed=range(6)", "sweep.max_workers=2")
-    first = sweep.begin()
-    until((sweep.path / "sweep.json").exists, "the sweep does not begin")
-    second = sweep.begin("sweep.resume=all")
-    assert second.wait(PATIENCE) == 0, second.printed
-    sweep.finish(first)
-
-
-@pytest.mark.nightly
 def test_stop_lets_the_jobs_save(tmp_path: Path, slurm: Slurm) -> None:
     """The job that waits in Slurm's queue is withdrawn."""
     sweep = OnSlurm(tmp_path, slurm, "seed=0,1", LONG, "sweep.submitit.slurm_nodelist=n1")

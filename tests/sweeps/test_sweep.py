@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import signal
-from dataclasses import replace
 
 import pytest
 
@@ -13,32 +11,8 @@ from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.report.lines import print_end
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make
-from tests.sweeps.test_directory import DESCRIPTION, GRID
 
 __all__ = ["directory", "make"]  # fixtures
-
-
-def test_the_results_are_those_of_the_grid_that_another_controller_has_widened(
-    directory: SweepDirectory, make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    other = SweepDirectory(directory.path, DESCRIPTION)
-    more = (("optimizer.lr=1e-3", "seed=3"), ("optimizer.lr=1e-2", "seed=3"))
-    jobs = replace(GRID, listed=(*GRID.listed, *more))
-    other.widen(replace(DESCRIPTION, jobs=jobs, overrides=("optimizer.lr=1e-3,1e-2", "seed=0,1,2,3")))
-
-    def play(played: Played, request: Request) -> int:
-        loop.signals.note(signal.SIGINT)
-        return finish(played, request)
-
-    caplog.set_level(logging.INFO)
-    loop, _ = make(play, workers=1)
-    loop.run()
-    print_end(loop)
-    with (directory.path / "results.csv").open() as table:
-        rows = list(csv.DictReader(table))
-    assert [row["status"] for row in rows] == ["finished", *["queued"] * 7]
-    assert "Jobs that are not over: 7 of 8. Continue:\n" in caplog.text
-    assert "seed=0,1,2,3" in caplog.text
 
 
 def test_the_last_line_counts_interrupted_jobs_apart(

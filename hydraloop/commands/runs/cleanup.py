@@ -93,7 +93,7 @@ def _undeletable(row: Run) -> str | None:
 
 def _unprunable(row: Run) -> str | None:
     sweeps = [folder for folder in row.path.parents if (folder / sweep_description.FILENAME).exists()]
-    if any(map(lock.controllers, sweeps)):  # it may continue the job
+    if any(map(lock.holder, sweeps)):  # it may continue the job
         return "its sweep is running"
     return _untouchable(row, ROOTS)
 

@@ -1,8 +1,7 @@
 """The loop of a sweep: starts the jobs of a source, writes what killed jobs could not, and passes signals on.
 
-All that it knows is in the directory too. Therefore a controller may be killed, and others may share the work. The
-state of a running job names the controller that has started it, and that one retries it and sends signals to it. When
-that controller has ended, its jobs save and end.
+All that it knows is in the directory too, whose lock it holds. Therefore a controller may be killed, and the next one
+continues. Jobs of a controller that has ended save and end; those of Slurm go on.
 
 The loop has no threads, and sleeps only in `Executor.poll`.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,7 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 _POLL = 0.2
 """Seconds between two looks at signals and two updates of the display."""
 _LOOK = 1.0
-"""Seconds between two looks at jobs that other controllers have started."""
+"""Seconds between two looks at jobs that an earlier controller has started."""
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Controller:
     """Runs the jobs of a sweep.
 
     Each job is in one place: with the source or in `_again` if it is to start, in `_running` if this controller answers
-    for its process, in `_elsewhere` if another controller does, and in `ended` if it is over or is left as it is.
+    for its process, in `_elsewhere` if it is waited for, and in `ended` if it is over or is left as it is.
     """
 
     directory: SweepDirectory
@@ -64,8 +63,6 @@ class Controller:
     """The jobs that the source has given, until they have ended."""
     _again: deque[Job] = field(default_factory=deque)
     """Jobs that start again, before the source is asked for another."""
-    _attempts: Counter[int] = field(default_factory=Counter)
-    """Attempts of each job that this controller knows of."""
     _running: dict[int, JobState] = field(default_factory=dict)
     """The attempt that this controller has started, with the iterations of earlier ones."""
     _unreported: dict[int, Ended] = field(default_factory=dict)
@@ -73,6 +70,7 @@ class Controller:
     _pruned: dict[int, str] = field(default_factory=dict)
     """Running jobs that were told to end, and why."""
     _elsewhere: set[int] = field(default_factory=set)
+    """Jobs whose processes an earlier controller has started, and which have not ended."""
     _has_failed: bool = False
     _looked: float = 0.0
 
@@ -84,11 +82,9 @@ class Controller:
                 attempt = found[state.number]
                 is_claimed = state.attempts >= attempt  # otherwise it is queued, and no file tells of it
                 self._running[state.number] = state if is_claimed else replace(state, attempts=attempt, controller="")
-                self._attempts[state.number] = max(state.attempts, attempt)
                 continue
             if state.state == "running":
                 state = self._state(state.number)  # its process may have been killed
-            self._attempts[state.number] = state.attempts
             if state.state == "running":
                 self._elsewhere.add(state.number)
             elif self._leaves(state):
@@ -110,9 +106,6 @@ class Controller:
                         self.executor.cancel(number, sign)
                 self.watcher.update()
             self._prune()  # the source is told of the last ends
-        for number, state in self.ended.items():  # another controller may have finished it since
-            if state.state != "finished":
-                self.ended[number] = self.directory.state(number)
 
     @property
     def stops(self) -> bool:
@@ -161,7 +154,7 @@ class Controller:
         return state.is_over and not (self.retry_failed and state.state == "failed")
 
     def _look(self) -> None:
-        """Look at jobs whose ranks still end, and at the jobs of other controllers."""
+        """Look at jobs whose ranks still end, and at the jobs of an earlier controller."""
         for ended in list(self._unreported.values()):
             self._end(ended)
         for state in [self._state(number) for number in sorted(self._elsewhere)]:
@@ -181,8 +174,6 @@ class Controller:
             state = self._state(job.number)
             if state.state == "running":
                 self._elsewhere.add(job.number)
-            elif state.attempts != self._attempts[job.number] and (state.is_left or self._leaves(state)):
-                self._leave(state)  # another controller has run it
             else:
                 self._submit(job, state)
 
@@ -225,7 +216,6 @@ class Controller:
 
     def _start_again(self, state: JobState) -> None:
         """Queue a job that has ended early. A job that the source has not given yet comes from there."""
-        self._attempts[state.number] = state.attempts
         if state.number in self._given:
             self._again.append(self._given[state.number])
 
@@ -246,7 +236,7 @@ class Controller:
         reason = self._pruned.pop(number, None)
         if reason is not None and is_ours and state.state == "interrupted":
             state = self._pruned_state(number, reason) or state
-        if not is_ours or state.state == "running":  # another controller was faster, or the state cannot be written
+        if not is_ours or state.state == "running":  # Slurm has started it again, or the state cannot be written
             self._elsewhere.add(number)
             if code == NOT_RECORDED:
                 self._set_unwritable("see its log")
@@ -266,7 +256,6 @@ class Controller:
     def _leave(self, state: JobState) -> None:
         self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
         self.ended[state.number] = state
-        self._attempts[state.number] = state.attempts
         self._given.pop(state.number, None)
         self.source.ended(state)
         self.watcher.ended(state)

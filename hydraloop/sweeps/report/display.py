@@ -129,7 +129,7 @@ def watch(lines: Lines) -> None:
         due = 0.0
         while True:
             if (began := time.monotonic()) >= due:
-                is_over = not directory.controllers()
+                is_over = directory.holder() is None
                 states = directory.current_states()
                 has_jobs = not all(state.is_over for state in states)
                 is_left = is_over and has_jobs and submissions.jobs(directory.path) != {}  # in Slurm's queue

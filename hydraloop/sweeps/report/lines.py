@@ -55,7 +55,7 @@ class Lines:
 
 def print_end(controller: Controller) -> None:
     """Print the results, how to continue a sweep that is not over, and which jobs have failed."""
-    directory = SweepDirectory.load(controller.directory.path)  # another controller may have widened it
+    directory = controller.directory
     count = directory.count
     if any(state.is_over for state in controller.ended.values()):
         with suppress(OSError):  # a terminal that was closed

@@ -272,8 +272,6 @@ def train(
             if is_over(sweep):
                 break
             sweep.start()
-        if len(sweep.running()) == 1 and (sweep.path / FILENAME).exists() and draws.random() < 0.2:
-            sweep.start()
         sweep.kill(kill)
     for _ in range(_ROUNDS):  # a job that was killed is interrupted, and continued by the next controller
         for script in sweep.running():

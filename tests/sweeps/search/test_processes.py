@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from hydraloop.commands.dispatch import run as main
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project, Run
 from tests.faults.comparison import differences_of_files
-from tests.faults.sweeps.harness import Kill, Sweep, make, train
+from tests.faults.sweeps.harness import Kill, make, train
 from tests.faults.sweeps.judge import problems_of_search
 from tests.processes import running_in, until
 
@@ -72,23 +70,6 @@ def test_a_job_with_ranks_is_pruned_and_the_others_go_on(tmp_path: Path) -> None
     pruned = Run(project.path / "all" / "5")
     assert (pruned.result["status"], pruned.result["reason"]) == ("interrupted", "preempted by SIGTERM")
     assert running_in(project.path) == []
-
-
-def test_two_controllers_share_a_search_and_the_first_is_killed(tmp_path: Path) -> None:
-    project = make(tmp_path / "project")
-    sweep = Sweep(project, project.path / "shared", (LR, "sweep.trials=16"), random.Random(0), workers=1)
-    sweep.start()
-    assert sweep.wait((sweep.path / "sweep.json").exists, "no search has begun")
-    sweep.start()
-    first, second = sweep.controllers
-
-    def controllers() -> set[str]:
-        return {state.controller for state in found(project, "shared").states() if state.attempts}
-
-    assert sweep.wait(lambda: len(controllers()) == 2, "one controller has started no job")
-    os.kill(first.pid, signal.SIGKILL)
-    assert second.wait() == 0, sweep.printed()
-    assert list(problems_of_search(sweep)) == []
 
 
 def test_a_search_in_the_background_is_stopped_and_continued_with_more_trials(
