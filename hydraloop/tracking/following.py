@@ -47,8 +47,8 @@ class _Owner:
     Its end is its end as the parent of this process: a worker of a loader may hold the pipe open.
     """
 
-    def __init__(self, said: IO[bytes]) -> None:
-        self._pid = os.getppid()
+    def __init__(self, said: IO[bytes], pid: int) -> None:
+        self._pid = pid
         self._changed = threading.Condition()
         self._over: float | None = None
         self.end: Mapping[str, Any] | None = None
@@ -175,7 +175,8 @@ def follow(folder: Path) -> None:
         remember(first["options"])
         how = How(hidden=first["options"], folders=first["folders"], trusted=first["packages"])
         is_sweep = run_description.read_sweep(folder) is not None
-        code = _follow_sweep(folder, how, _Owner(said)) if is_sweep else _follow_run(folder, how, _Owner(said))
+        owner = _Owner(said, first["owner"])
+        code = _follow_sweep(folder, how, owner) if is_sweep else _follow_run(folder, how, owner)
     with suppress(psutil.Error):
         for process in psutil.Process().children(recursive=True):  # wandb-core, which may hang
             with suppress(psutil.Error):

@@ -51,7 +51,13 @@ class Sender:
     def __init__(self, folder: Path, options: Mapping[str, Mapping[str, Any]] = {}, trust: Trust | None = None) -> None:
         self._folder = folder.absolute()
         folders, packages = trust or (ALLOWLIST.folders, ALLOWLIST.packages)
-        self._first = {"options": options, "secrets": secret_names(), "folders": folders, "packages": packages}
+        self._first = {
+            "owner": os.getpid(),
+            "options": options,
+            "secrets": secret_names(),
+            "folders": folders,
+            "packages": packages,
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._jobs: dict[str, None] = {}
         """Directories of the jobs that run, in order."""
