@@ -169,6 +169,16 @@ def test_a_run_whose_owner_is_gone_is_closed_as_killed_if_nobody_has_its_lock(tm
     lock.release()
 
 
+def test_an_owner_that_ends_while_its_sender_starts_is_noticed(tmp_path: Path) -> None:
+    tracked(tmp_path, flush_timeout=0.5)
+    sending = Sender(tmp_path, {NAME: {}})
+    sending._first["owner"] = 2**22 + 1  # no process has this id
+    sending.start()
+    until(lambda: not sending.is_alive)
+    sending.wait(0.0)
+    assert cursor_of(tmp_path).sent == 3
+
+
 def test_two_senders_of_a_run_exclude_each_other(tmp_path: Path) -> None:
     tracked(tmp_path)
     with lock_of(tmp_path, NAME):  # as the sender of an earlier process has it
