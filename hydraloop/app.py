@@ -77,6 +77,8 @@ def main(
             torchrun.keep_quiet()
         if torchrun.rank() > 0:
             print_to(Path(os.devnull))
+        if torchrun.is_launched():
+            torchrun.end_with_launcher()
         peers = Peers()
         reports = Reports(with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
         with json_answers.reserved(sys.argv[1:]):

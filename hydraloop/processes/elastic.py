@@ -104,7 +104,13 @@ def launch(
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes)))  # or each rank would use all cores
     # Only the user can read the folder and the files in it. A rank removes it if this process is killed.
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
-        variables = {"OMP_NUM_THREADS": threads, **variables, **private.variables(), torchrun.NODE: name}
+        variables = {
+            "OMP_NUM_THREADS": threads,
+            **variables,
+            **private.variables(),
+            torchrun.NODE: name,
+            torchrun.OWNER: str(os.getpid()),
+        }
         words, codes, number = [*command, *shown["arguments"], *environment.trusted], dict[int, tuple[int, int]](), 0
         try:
             with env_override(variables), _passing_on(Path(name)):

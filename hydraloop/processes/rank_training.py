@@ -69,6 +69,7 @@ def train(plan: RunPlan, last: Callable[[Failure], None]) -> Failure | None:
     if torchrun.is_ours():
         handler.is_saving = training.is_saving
     handler.start()
+    torchrun.handles_signals.set()
     try:
         _train(training, plan)
     except BaseException as error:

@@ -211,6 +211,7 @@ def _train_alone(plan: RunPlan, close: Callable[[Ended], None], on_build: Callab
     handler = TerminationHandler(last, launched=torchrun.is_launched())
     handler.is_closing, handler.is_saving = training.is_closing, training.is_saving
     handler.start()
+    torchrun.handles_signals.set()
     try:
         with uncollected():
             from hydraloop.builder import build  # imports torch

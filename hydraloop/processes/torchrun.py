@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +12,12 @@ from hydraloop.run_files.uncollected import uncollected
 
 NODE = "HYDRALOOP_NODE"
 """Variable of ranks that hydraloop has started: the folder of the process that has started them, see `elastic`."""
-LAUNCHER = os.getppid()
+OWNER = "HYDRALOOP_LAUNCHER"
+"""Variable of such ranks: the ID of that process, which may have ended before this one could ask for it."""
+LAUNCHER = int(os.environ.get(OWNER, os.getppid()))
 """The ID of the process that has started this one, which may have ended since."""
+_POLL = 0.5
+"""Seconds between two looks at the launcher."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WAIT = timedelta(minutes=30)
 """Timeout for rank 0's plan, torch's own default: composing on a slow disk may take minutes."""
@@ -37,6 +42,25 @@ def remove_folder() -> None:
     """Remove the folder of the ranks that hydraloop has started: the process that has started them was killed."""
     if is_ours():
         shutil.rmtree(os.environ[NODE], ignore_errors=True)
+
+
+handles_signals = threading.Event()
+"""Set when the run of this rank notices itself that its launcher has ended, and saves."""
+
+
+def end_with_launcher() -> None:
+    """Until then, end this process when its launcher has ended, without which it would wait 30 minutes for a store.
+
+    It has nothing to save yet. A thread looks twice a second.
+    """
+
+    def watch() -> None:
+        while not handles_signals.wait(_POLL):
+            if os.getppid() != LAUNCHER:
+                remove_folder()
+                os._exit(1)
+
+    threading.Thread(target=watch, name="hydraloop-launcher", daemon=True).start()
 
 
 def reports() -> bool:

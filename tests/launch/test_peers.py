@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from hydraloop.processes import torchrun
 from hydraloop.processes.failure import Failure
 from hydraloop.processes.peers import Peers
 from hydraloop.run_files.checkpoint_to_resume import known_checkpoints
+from tests.e2e.projects import REPOSITORY
 
 GIVEN = Path("/given.pth")
 
@@ -34,6 +37,28 @@ def test_one_process_is_not_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert torchrun.is_several()
     assert torchrun.rank() == 1
+
+
+def test_a_rank_whose_launcher_was_killed_before_the_rank_could_ask_for_it_ends(tmp_path: Path) -> None:
+    """It would try for half an hour to reach the store, which was the launcher's."""
+    with subprocess.Popen(["true"]) as launcher:
+        launcher.wait()
+    (tmp_path / "folder").mkdir()
+    variables = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "x",
+        torchrun.NODE: str(tmp_path / "folder"),
+        torchrun.OWNER: str(launcher.pid),
+    }
+    command = [sys.executable, "-m", "hydraloop", f"hydra.run.dir={tmp_path}/run"]
+    done = subprocess.run(command, env={**os.environ, **variables}, cwd=REPOSITORY, timeout=30, capture_output=True)
+    assert done.returncode == 1
+    assert [path.name for path in tmp_path.iterdir()] == []
 
 
 @pytest.fixture

@@ -198,8 +198,8 @@ def test_a_sender_that_dies_is_started_again_three_times_and_that_is_said_once(
     for _ in range(4):
         process_of(tmp_path).kill()
         until(lambda: not senders(tmp_path))
-        with caplog.at_level(logging.WARNING, "hydraloop"):
-            sending.check()
+        with caplog.at_level(logging.WARNING, "hydraloop"):  # a killed process is seen before it can be waited for
+            until(lambda: sending.check() or senders(tmp_path) or sending.problem)
     assert caplog.messages == ["the sender of the records was killed by SIGKILL, and is started again"]
     assert str(sending.problem).startswith("the sender of the records was killed by SIGKILL again and is given up")
     sending.wait(0.0)
