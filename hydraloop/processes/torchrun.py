@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from hydraloop.run_files.uncollected import uncollected
@@ -93,8 +94,12 @@ def keeps_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+@cache
 def connect() -> Any:
-    """Return the store that all ranks share. A launcher that keeps it keeps it over restarts."""
+    """Return the store that all ranks share. A launcher that keeps it keeps it over restarts.
+
+    There is one connection: it fails at once if the store has ended, and a new one would try for as long as `_WAIT`.
+    """
     with uncollected():
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
