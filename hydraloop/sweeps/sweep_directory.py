@@ -48,13 +48,15 @@ class SweepDirectory:
         Raises:
             UserError: it cannot be written, or the directory holds a sweep or a run.
         """
+        if (path / sweep_description.FILENAME).exists():
+            raise _held(path)
         if holds_run(path) or (path / "multirun.yaml").exists():
             raise UserError(
                 f"{shown(path)} holds a run already", key="hydra.sweep.dir", remedy="Name another directory."
             )
         made = cls(path, new.masked())
         with lock.RunLock(path, key="hydra.sweep.dir"):
-            if (path / sweep_description.FILENAME).exists():
+            if (path / sweep_description.FILENAME).exists():  # another process was faster
                 raise _held(path)
             try:
                 made.description.write(path)

@@ -136,9 +136,6 @@ def test_sync_sends_the_rest_also_to_another_address_and_everything_again(projec
         done = sync(project, "outputs", f"hooks.webhook.url={service.url}")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("outputs/run  webhook: 3 sent, 3 of 3 records there")
-        asked = sync(project, "outputs")
-        assert asked.returncode == 1
-        assert "hooks.webhook.url has a secret, which is not stored: add hooks.webhook.url=<value>" in asked.stdout
         repeated = sync(project, "outputs", f"hooks.webhook.url={service.url}")
         assert repeated.returncode == 0
         assert repeated.stdout.startswith("outputs/run  webhook: 0 sent")
@@ -167,9 +164,8 @@ def test_a_class_that_came_with_a_run_is_not_imported(project: Project) -> None:
     kinds = ["outputs.run.theirs.Evil", "train.Evil", "os.system", "hydraloop.app.main", "my_project.webhook.json"]
     run_dir = _recorded(project)
     (run_dir / "theirs.py").write_text("raise SystemExit('imported')")
-    (run_dir / "tracking" / "webhook.cursor.json").unlink()
     for number, kind in enumerate(kinds):
-        track(run_dir, f"hook_{number}", kind)
+        track(run_dir, ("webhook", *map("hook_{}".format, range(1, 9)))[number], kind)
     done = sync(project, "outputs")
     assert done.returncode == 1
     assert done.stdout.count("not all: ValueError: ") == len(kinds), done.stdout
