@@ -1,4 +1,4 @@
-"""Makes a batch of samples; an error names the samples that cannot be put into a batch."""
+"""Makes a batch of samples, and names the samples that cannot be put into a batch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils.data import default_collate
+
+from hydraloop.errors import UserError
+from hydraloop.run_files.result import describe
+
+
+class CollateError(Exception):
+    """A collate function has failed. Its text names the samples. Raised in the process that loads the batch."""
 
 
 class Collate:
@@ -25,15 +32,24 @@ class Collate:
         """Return the batch of what was fetched for the samples with these numbers.
 
         Raises:
-            Exception: of the collate function, with a note of the samples.
+            CollateError: the collate function has failed.
         """
         if not self.given and not isinstance(fetched, list):
             return fetched
         try:
             return self.stack(fetched)
         except Exception as error:
-            error.add_note(f"{self.key} fails for the samples {[*numbers]} of {self.data}")
-            raise
+            function = getattr(self.stack, "func", self.stack)
+            name = getattr(function, "__name__", type(function).__name__)
+            raise CollateError(
+                f"{name} fails for the samples {[*numbers]} of {self.data}: {describe(error)}"
+            ) from error
+
+    def mistake(self, error: CollateError) -> UserError:
+        """Return what to say of an error that was raised in this process or in a worker."""
+        text = str(error).rpartition("CollateError: ")[2].strip()  # after the worker's traceback, if there is one
+        remedy = f"Look at these samples, or set {self.key} to a function that can batch them."
+        return UserError(text, key=self.key, remedy=remedy)
 
 
 def as_is(batch: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from hydraloop.data.collate import Collate, as_is
+from hydraloop.data.collate import Collate, CollateError, as_is
 from hydraloop.data.custom_sampler import CustomOrder, create_sampler
 from hydraloop.data.in_memory import InMemoryDataset
 from hydraloop.data.loader_options import dataloader_options
@@ -68,14 +68,15 @@ class GlobalBatchLoader:
         """Return the batches of the epoch from index `first` on, without loading the others; see `TrainLoader`.
 
         Raises:
-            Exception: of the data set or of `collate_fn`, with a note of the samples.
+            UserError: `collate_fn` has failed.
+            Exception: of the data set, with a note of the samples.
         """
         self.order.first = first
         # torch draws the workers' base seed from this generator, and worker i seeds torch, random and numpy with
         # base + i. Only `worker_init_fn` draws from them. Persistent workers are seeded when they start.
         self._generator.manual_seed(mix_seed(self.seeded.seed, self.epoch, _WORKERS))
         here = not (self.num_workers or self._torch.pin_memory)  # torch's iterator would take 15 µs a batch more
-        return self._all(map(self.seeded.__getitems__, self.order) if here else ended_at_exit(self._torch))
+        return self._explained(map(self.seeded.__getitems__, self.order) if here else ended_at_exit(self._torch))
 
     def state_at(self, first: int, iteration: int) -> dict[str, Any] | None:
         """Return None: the order follows from (seed, epoch); see `TrainLoader`."""
@@ -133,9 +134,11 @@ class GlobalBatchLoader:
     def __iter__(self) -> Iterator[Any]:
         return self.begin(0, 0)
 
-    def _all(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def _explained(self, batches: Iterable[Any]) -> Iterator[Any]:
         try:
             yield from batches
+        except CollateError as error:
+            raise self.collate_fn.mistake(error) from error
         finally:
             if not self._torch.persistent_workers:  # a traceback has torch's frames, which would keep the workers
                 end_now(batches)

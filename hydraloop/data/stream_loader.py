@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hydraloop.data.collate import Collate, as_is
+from hydraloop.data.collate import Collate, CollateError, as_is
 from hydraloop.data.loader_options import dataloader_options
 from hydraloop.data.stream_worker import (
     BatchedStream,
@@ -95,6 +95,8 @@ class StreamLoader:
                     raise self._no_samples(drawn.copy)
                 if drawn is not None:
                     yield drawn
+        except CollateError as error:
+            raise self._collate.mistake(error) from error
         finally:
             end_now(batches)  # a traceback has torch's frames, which would keep the workers
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hydraloop.data import build_loader
+from hydraloop.errors import UserError
 from tests.data.loader_parts import Words, pad
+from tests.helpers import Recorder, make_engine
 
 
 class Entries(Dataset[dict[str, int]]):
@@ -42,9 +46,9 @@ class Failing(Words):
         return super().__getitem__(index)
 
 
-def labels(samples: list[dict[str, int]]) -> Tensor:
+def labels(samples: list[dict[str, int]], *, scale: int = 1) -> Tensor:
     """Collates one entry."""
-    return torch.tensor([sample["label"] for sample in samples])
+    return torch.tensor([sample["label"] * scale for sample in samples])
 
 
 def no_file() -> None:
@@ -65,12 +69,15 @@ def test_the_samples_that_cannot_be_collated_are_named(workers: int) -> None:
     # The order of epoch 1: the position tells which batch has the sample.
     loader = build_loader(Entries(), shuffle=True, seed=1, batch_size=4)
     first = next(number for number in range(5) if 13 in loader.indices_at(number, 1))
+    keys = {name: f"data.val_loader.{name}" for name in ("batch_size", "sampler", "batch_sampler", "collate_fn")}
     for begin in (0, first):
-        error = first_error(Entries(13), begin, collate_fn=labels, num_workers=workers)
-        assert isinstance(error, KeyError)
-        text = "".join(traceback.format_exception(error))
-        assert f"data.loader.collate_fn fails for the samples {loader.indices_at(first, 1)} of data.train" in text
-        assert "in labels" in text, "the log has the user's line"
+        collate = functools.partial(labels, scale=2)
+        error = first_error(Entries(13), begin, collate_fn=collate, num_workers=workers, keys=keys)
+        assert isinstance(error, UserError)
+        assert error.key == "data.val_loader.collate_fn"
+        samples = loader.indices_at(first, 1)
+        assert error.problem == f"labels fails for the samples {samples} of data.train: KeyError: 'label'"
+        assert "in labels" in "".join(traceback.format_exception(error)), "the log has the user's line"
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -79,3 +86,12 @@ def test_an_error_of_the_data_set_stays_and_names_the_samples(workers: int) -> N
     assert isinstance(error, OSError)
     text = "".join(traceback.format_exception(error))
     assert re.search(r"data\.train: samples \[.*\b17\b.*\], in epoch 2", text)
+
+
+def test_a_validation_that_cannot_be_collated_ends_the_run_before_it_begins(tmp_path: Path) -> None:
+    val: Any = build_loader(Entries(3), shuffle=False, batch_size=4, key="data.val", collate_fn=labels)
+    seen = Recorder()
+    with pytest.raises(UserError, match=r"labels fails for the samples \[0, 1, 2, 3\] of data\.val") as caught:
+        make_engine(tmp_path, {"seen": seen}, val=val, sanity_val_steps=2).train()
+    assert caught.value.key == "data.loader.collate_fn"
+    assert "before_train_iter 0" not in seen.trace
