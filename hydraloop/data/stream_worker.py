@@ -32,7 +32,7 @@ class Source(NamedTuple):
     copies: tuple[int, int]
     """(The first copy of this rank, copies of all ranks.)"""
     seed: int
-    """Of the run."""
+    """The seed of the run."""
 
 
 class StreamPlace(NamedTuple):
@@ -41,13 +41,13 @@ class StreamPlace(NamedTuple):
     ranks: Distributed
     """The processes that share the stream."""
     seed: int
-    """Of the run."""
+    """The seed of the run."""
     device: torch.device | None
-    """To which the batches will be copied."""
+    """The device to which the batches will be copied."""
     key: str
-    """Of the data set in the config (`data.train`), for errors."""
+    """The key of the data set in the config (`data.train`), for errors."""
     keys: Mapping[str, str]
-    """Of the options in the config, for errors."""
+    """The keys of the options in the config, for errors."""
 
 
 def split(dataset: Any, options: Mapping[str, Any], place: StreamPlace) -> Source:

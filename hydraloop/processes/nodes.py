@@ -53,7 +53,7 @@ class Meeting:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         with uncollected():
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it untyped
 
         host, _, port = options["rdzv_endpoint"].rpartition(":")
         self._count, self._is_host = options["min_nodes"], options["rdzv_configs"]["is_host"]

@@ -95,7 +95,7 @@ def end(directory: SweepDirectory, number: int, code: int | None, attempt: int |
         return state
     try:
         current = directory.state(number)
-        if (current.state, current.attempts) != (state.state, state.attempts):  # another controller was faster
+        if (current.state, current.attempts) != (state.state, state.attempts):  # it was started or ended since
             return current
         if is_running:
             told = states.ended_from_result(state, directory.run_dir(state))

@@ -146,7 +146,7 @@ def _executor(
 
 @contextmanager
 def _shown_to_others(controller: Controller, sender: SweepSender, master: DictConfig, name: str) -> Iterator[None]:
-    """Tell Hydra's callbacks, trackers and other controllers of the sweep, and of its end."""
+    """Tell Hydra's callbacks and the trackers of the sweep, and of its end."""
     directory = controller.directory
     callbacks = Callbacks(master)
     callbacks.on_multirun_start(config=master, config_name=name)

@@ -24,10 +24,10 @@ class Request:
     folder: str
     """Where its state and its log are."""
     attempts: int = 0
-    """`attempts` of its state, as the controller has read it. If the job was started since, by another controller, the
-    process exits with LEFT. Therefore two controllers cannot both start an attempt, also when they retry the job."""
+    """`attempts` of its state, as the controller has read it. If the job was started since (Slurm starts jobs again),
+    the process exits with LEFT. Therefore no attempt is started twice."""
     controller: str = ""
-    """Of the controller that starts it."""
+    """The id of the controller that starts it."""
     gpus: tuple[str, ...] | None = None
     """For CUDA_VISIBLE_DEVICES. None: unchanged."""
     threads: int | None = None

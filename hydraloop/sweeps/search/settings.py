@@ -108,7 +108,7 @@ def until_condition(text: Any) -> Condition:
     """Return the condition of `sweep.until`.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not a condition.
     """
     example = "sweep.until='\"best > 0.99 or hours > 2\"'"
     return Condition(str(text), ("best", "hours", "stale"), key="sweep.until", example=example)
