@@ -413,9 +413,13 @@ def test_a_sender_that_is_killed_is_started_again_and_follows_its_jobs(
     for number, lock in enumerate(locks):
         log_records(tmp_path / str(number), 1, first=3)
         finish(sweep, tmp_path / str(number), lock)
+
+    def are_complete() -> bool:
+        sweep.check()  # as often as a controller does: a process is a zombie before its exit code can be read
+        return all(cursor_of(tmp_path / name).complete for name in "01")
+
     with caplog.at_level(logging.WARNING, "hydraloop"):
-        sweep.check()
-        until(lambda: all(cursor_of(tmp_path / name).complete for name in "01"))
+        until(are_complete)
     assert [cursor_of(tmp_path / name).sent for name in "01"] == [4, 4]
     assert caplog.messages == ["the sender of the records was killed by SIGKILL, and is started again"]
 
