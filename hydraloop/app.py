@@ -180,10 +180,8 @@ class _App:
 
             return hydra_run.show([*flags, *overrides], folder, name)
         from hydraloop.processes import other_launchers
-        from hydraloop.tracking.sweep_sender import SweepSender
 
-        sender = SweepSender(sweep.swept)
-        return other_launchers.run_sweep(self._starter(), sweep, sender, flags, folder, name)
+        return other_launchers.run_sweep(self._starter(), sweep, flags, folder, name)
 
     def _resume(self, args: argparse.Namespace, argv: Sequence[str]) -> None:
         """Continue a run with its saved config, or show its plan."""

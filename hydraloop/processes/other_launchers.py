@@ -20,21 +20,17 @@ from hydraloop.run_files.result import Result
 from hydraloop.run_files.run_directory import SWEEP_FILES, holds_run
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import remember_overrides
-from hydraloop.tracking.sweep_sender import SweepSender
 from hydraloop.validate.config import hydra_config
 
 ACCEPT_NAN = ("hydra_plugins.hydra_nevergrad_sweeper.nevergrad_sweeper.NevergradSweeper",)
 """Sweepers of Hydra to which a diverged job returns NaN. For others it raises its error: Optuna's ends at a NaN."""
 
 
-def run_sweep(
-    starter: RunStarter, draft: Draft, sender: SweepSender, flags: list[str], folder: Path, name: str
-) -> None:
+def run_sweep(starter: RunStarter, draft: Draft, flags: list[str], folder: Path, name: str) -> None:
     """Train the jobs of a sweep, as Hydra's sweeper and launcher run them. An error has been reported.
 
     Args:
         starter: trains.
-        sender: of the sweep.
         flags: the arguments that are not overrides.
         folder: with the config files; `name` is that of the primary config.
     """
@@ -65,10 +61,9 @@ def run_sweep(
                 raise
 
     with ExitStack() as locks:
-        directory, overrides = _settle(draft, locks)
+        overrides = _settle(draft, locks)
         interrupted = False
         try:
-            sender.begin(directory)  # only marks it: each job has a sender of its own
             hydra_run.run_sweep(job, [*flags, *overrides], folder, name)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
@@ -85,8 +80,8 @@ def _begin_process(folders: Sequence[str], packages: Sequence[str], overrides: S
     remember_overrides(overrides)
 
 
-def _settle(draft: Draft, locks: ExitStack) -> tuple[Path, list[str]]:
-    """Return the directory of a sweep, locked until `locks` closes, and the overrides with which Hydra uses it.
+def _settle(draft: Draft, locks: ExitStack) -> list[str]:
+    """Lock the directory of a sweep until `locks` closes. Returns the overrides with which Hydra uses it.
 
     Raises:
         UserError: the directory cannot be written, is locked, or holds a run or a sweep.
@@ -98,7 +93,7 @@ def _settle(draft: Draft, locks: ExitStack) -> tuple[Path, list[str]]:
     if holds_run(directory) or any((directory / name).exists() for name in SWEEP_FILES):
         raise UserError(f"{directory} holds a run already", key=key, remedy="Name another directory.")
     others = [line for line in draft.overrides if line.lstrip("+").partition("=")[0] != key]
-    return directory, [*others, f"{key}={_quoted(directory)}"]
+    return [*others, f"{key}={_quoted(directory)}"]
 
 
 def _quoted(path: Path) -> str:

@@ -71,7 +71,7 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
         background.log_to(directory.path / CONTROLLER_LOG)
     lines = Lines(directory)
     hooks: Any = OmegaConf.to_container(draft.cfg.hooks)
-    sender = SweepSender(draft.swept, hooks)
+    sender = SweepSender(directory.path, hooks)
     controller = Controller(
         directory,
         _executor(draft, directory, starter, cluster),
@@ -151,7 +151,6 @@ def _shown_to_others(controller: Controller, sender: SweepSender, master: DictCo
     callbacks = Callbacks(master)
     callbacks.on_multirun_start(config=master, config_name=name)
     try:
-        sender.begin(directory.path)
         yield
     finally:
         controller.executor.close()

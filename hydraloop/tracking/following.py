@@ -174,7 +174,7 @@ def follow(folder: Path) -> None:
         name_secrets(first["secrets"])
         remember(first["options"])
         how = How(hidden=first["options"], folders=first["folders"], trusted=first["packages"])
-        is_sweep = run_description.read_sweep(folder) is not None
+        is_sweep = (folder / run_description.SWEEP_FILE).exists()
         owner = _Owner(said, first["owner"])
         code = _follow_sweep(folder, how, owner) if is_sweep else _follow_run(folder, how, owner)
     with suppress(psutil.Error):

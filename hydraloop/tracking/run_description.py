@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import json
 import logging
+import os
 import secrets
 import socket
 import time
@@ -16,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
-from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RUN, _ATTEMPT, SWEEP_FILE = "run.json", "attempt_{}.json", "sweep.json"
+_RUN, _ATTEMPT = "run.json", "attempt_{}.json"
+SWEEP_FILE = "sweep.json"
+"""In the directory of a sweep."""
 EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
 
 
@@ -47,7 +49,11 @@ def write(run: Run) -> None:
     folder.mkdir(exist_ok=True)
     for attempt in run.attempts:
         _put(folder / _ATTEMPT.format(attempt.number), asdict(attempt))
-    _put(folder / _RUN, {"uid": run.uid, "experiment": run.experiment, "name": run.name, "secrets": secret_names()})
+    sweep = None
+    if run.sweep is not None:
+        sweep = {**asdict(run.sweep), "folder": os.path.relpath(run.sweep.folder, run.run_dir)}
+    content = {"uid": run.uid, "experiment": run.experiment, "name": run.name, "sweep": sweep}
+    _put(folder / _RUN, {**content, "secrets": secret_names()})
 
 
 def read(run_dir: Path) -> Run | None:
@@ -61,8 +67,11 @@ def read(run_dir: Path) -> Run | None:
     attempts = tuple(_attempts(folder))
     if not attempts:
         return None
-    name = {key: found[key] for key in ("uid", "experiment", "name")}
-    return Run(run_dir=run_dir, attempts=attempts, sweep=sweep_of(run_dir), **name)
+    sweep = found["sweep"]
+    if sweep is not None:
+        folder = Path(os.path.normpath(run_dir / sweep["folder"]))
+        sweep = Sweep(**{**sweep, "folder": folder, "axes": tuple(sweep["axes"])})
+    return Run(run_dir, found["uid"], found["experiment"], found["name"], attempts, sweep)
 
 
 def is_described(run_dir: Path, number: int) -> bool:
@@ -92,32 +101,19 @@ def names_of_secrets(run_dir: Path) -> list[str]:
 def sweep_of(run_dir: Path) -> Sweep | None:
     """Return the sweep that a run directory belongs to, or None if it does not belong to one.
 
-    It is the nearest marked parent directory. A single run may also lie in a sweep's directory.
+    It is the nearest parent directory with a `sweep.json`. A single run may also lie in a sweep's directory.
     """
-    run_dir = run_dir.absolute()
     for folder in run_dir.parents:
-        sweep = read_sweep(folder)
-        if sweep is not None:
-            job = _job_number(run_dir)
-            return None if job is None else replace(sweep, job=job)
+        try:
+            found = json.loads((folder / SWEEP_FILE).read_bytes())
+            uid, axes, began = found["uid"], tuple(found["jobs"]["swept"]), found["created"]
+        except (OSError, ValueError, KeyError, TypeError):  # also a file of this name that belongs to someone else
+            continue
+        dated = folder.parent.name[:4].isdigit()
+        name = f"{folder.parent.name}/{folder.name}" if dated else folder.name
+        job = _job_number(run_dir)
+        return None if job is None else Sweep(folder, uid, name, job, axes, began)
     return None
-
-
-def write_sweep(sweep: Sweep) -> None:
-    """Mark a directory as a sweep's. Jobs look for the mark in their parent directories."""
-    folder = sweep.folder / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    stored = {name: value for name, value in asdict(sweep).items() if name not in ("folder", "job")}
-    _put(folder / SWEEP_FILE, stored)
-
-
-def read_sweep(folder: Path) -> Sweep | None:
-    """Return the sweep of a directory, with job 0, or None if the directory is not a sweep's."""
-    try:
-        found = json.loads((folder / FOLDER / SWEEP_FILE).read_text(encoding="utf-8"))
-        return Sweep(folder.absolute(), job=0, **{**found, "axes": tuple(found["axes"])})
-    except (OSError, ValueError, KeyError, TypeError):  # also a file of this name that belongs to someone else
-        return None
 
 
 def override_values(run_dir: Path) -> dict[str, str]:
@@ -280,7 +276,7 @@ def _attempt(engine: Engine, run_dir: Path, number: int, trackers: Mapping[str, 
         config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         tags=_tags(engine, run_dir),
         began=time.time(),
-        pid=getpid(),
+        pid=os.getpid(),
         trackers=dict(trackers),
         earlier_result=digest(run_dir),
         patch=None if patch is None else str(patch.relative_to(run_dir)),

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import run_dirs, sync_command
 from hydraloop.tracking.sender import Sender
 from hydraloop.tracking.sending import is_complete
-from hydraloop.tracking.tracker import Sweep
 
 log = logging.getLogger(__name__)
 
@@ -24,49 +20,37 @@ _NAMED = 5
 
 
 class SweepSender:
-    """Marks the directory of a sweep for trackers, starts a sender when a job has a tracker, and ends it.
+    """Starts a sender when a job has a tracker, and ends it.
 
     Args:
-        axes: the swept keys.
+        folder: of the sweep.
         hooks: the options of the hooks of a job, by name. They may contain secrets.
     """
 
-    def __init__(self, axes: Sequence[str] = (), hooks: Mapping[str, Any] = {}) -> None:
-        self._axes = tuple(axes)
+    def __init__(self, folder: Path, hooks: Mapping[str, Any] = {}) -> None:
+        self._folder = folder.absolute()
         found = {name: dict(options) for name, options in hooks.items() if isinstance(options, Mapping)}
-        self._hidden = {
+        hidden = {
             name: {key: value for key, value in options.items() if value != masked({name: options})[name][key]}
             for name, options in found.items()
         }
-        self._sender: Sender | None = None
+        self._sender = Sender(self._folder, hidden)
         self._jobs: set[Path] = set()
         """Directories of jobs that run, before the sender was started."""
 
-    def begin(self, folder: Path) -> None:
-        """Mark the sweep's directory. Called before the first job. A sweep that is resumed keeps its id and name."""
-        name = f"{folder.parent.name}/{folder.name}" if folder.parent.name[:4].isdigit() else folder.name
-        mark = run_description.read_sweep(folder)
-        if mark is None:
-            mark = Sweep(folder.absolute(), secrets.token_hex(8), name, job=0, began=time.time())
-        run_description.write_sweep(replace(mark, axes=self._axes))
-        self._folder, self._sender = folder.absolute(), Sender(folder, self._hidden)
-
     def job_begins(self, run_dir: Path) -> None:
         """Follow the run of a job."""
-        assert self._sender is not None
         self._jobs.add(run_dir)
         self._sender.job_begins(run_dir)
 
     def job_ends(self, run_dir: Path) -> None:
         """Note that a job does not run any more."""
         self.check()
-        assert self._sender is not None
         self._jobs.discard(run_dir)
         self._sender.job_ends(run_dir)
 
     def check(self) -> None:
         """Start the sender if a job has a tracker, or if it has died. Called several times a second."""
-        assert self._sender is not None
         if self._sender.is_started:
             self._sender.check()
         elif any(run_description.is_described(run_dir, 0) for run_dir in self._jobs):
@@ -74,7 +58,7 @@ class SweepSender:
 
     def end(self) -> None:
         """Wait until everything is sent, at most the longest `flush_timeout`. Called after the last job."""
-        if self._sender is None or not self._sender.is_started:
+        if not self._sender.is_started:
             return
         self._sender.finish()
         _, seconds = self._incomplete()

@@ -30,7 +30,7 @@ def _run(run_dir: Path, *, options: Mapping[str, object] = {}, **changes: object
     return run_dir
 
 
-@pytest.mark.parametrize("broken", ["run.json", "attempt_0.json", "sweep.json"])
+@pytest.mark.parametrize("broken", ["run.json", "attempt_0.json"])
 @pytest.mark.parametrize("content", ["", "[1]", "{}"])
 def test_a_broken_file_is_one_runs_trouble(
     tmp_path: Path, broken: str, content: str, capsys: pytest.CaptureFixture[str]
@@ -44,9 +44,8 @@ def test_a_broken_file_is_one_runs_trouble(
         cursor = Cursor.load(tmp_path / name, "tensorboard")
         assert cursor is not None
         assert (cursor.sent, cursor.finished) == (3, True)
-    if broken != "sweep.json":  # which is looked for above a run only
-        assert code == 1
-        assert "not all: " in shown.splitlines()[0]
+    assert code == 1
+    assert "not all: " in shown.splitlines()[0]
 
 
 def test_sync_leaves_out_what_the_interval_does_and_an_option_changes_it(

@@ -104,41 +104,46 @@ def _hydra(run_dir: Path, mode: str, sweep_dir: str, output_dir: Path, number: s
     return run_dir
 
 
-def test_which_sweep_a_run_is_a_job_of(tmp_path: Path) -> None:
+def _sweep(folder: Path, uid: str) -> None:
+    folder.mkdir(parents=True)
+    content = {"uid": uid, "created": 5.0, "jobs": {"swept": ["optimizer.lr"]}}
+    (folder / "sweep.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("foreign", [None, "{", "[]", "{}", '{"uid": "1", "jobs": []}'])
+def test_which_sweep_a_run_is_a_job_of(tmp_path: Path, foreign: str | None) -> None:
+    """`sweep.json` of another program in a folder between them is none."""
     folder = tmp_path / "outputs"
-    run_description.write_sweep(Sweep(folder, "uid", "outputs", 0))
+    _sweep(folder, "uid")
+    _sweep(folder / "b", "other")
     job = _hydra(folder / "3", "MULTIRUN", "outputs", folder / "3")
     alone = _hydra(folder / "day" / "run", "RUN", "???", folder / "day" / "run", "???")
     deeper = _hydra(folder / "lr=1" / "seed=2", "MULTIRUN", str(folder), folder / "lr=1" / "seed=2")
     other = _hydra(folder / "b" / "0", "MULTIRUN", f"{folder}/b", folder / "b" / "0", "5")
-    run_description.write_sweep(Sweep(folder / "b", "other", "b", 0))
     python = folder / "7"
-    found = [run_description.sweep_of(run_dir) for run_dir in (job, alone, deeper, other, python)]
+    if foreign is not None:
+        (folder / "lr=1" / "sweep.json").write_text(foreign)
+    found = [run_description.sweep_of(run_dir) for run_dir in (job, alone, deeper, other, python, tmp_path / "run")]
     assert [sweep and (sweep.uid, sweep.job) for sweep in found] == [
         ("uid", 3),
         None,
         ("uid", 3),
         ("other", 5),
         ("uid", 7),
+        None,
     ]
-    moved = tmp_path / "elsewhere"
-    folder.rename(moved)
-    sweep = run_description.sweep_of(moved / "3")
-    assert sweep is not None
-    assert sweep.folder == moved
+    assert found[0] == Sweep(folder, "uid", "outputs", 3, ("optimizer.lr",), 5.0)
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"axes": []}', '{"axes": [], "uid": "1", "name": "a", "odd": 1}']
-)
-def test_a_file_of_the_same_name_that_is_not_ours_marks_no_sweep(tmp_path: Path, content: str) -> None:
-    run_description.write_sweep(Sweep(tmp_path, "uid", "outputs", 0))
-    other = tmp_path / "3" / "tracking" / "sweep.json"
-    other.parent.mkdir(parents=True)
-    other.write_text(content)
-    sweep = run_description.sweep_of(tmp_path / "3" / "7")
-    assert sweep is not None
-    assert (sweep.uid, sweep.job) == ("uid", 7)
+def test_a_job_knows_its_sweep_where_that_was_moved(tmp_path: Path) -> None:
+    _sweep(tmp_path / "sweep", "uid")
+    run_dir = tmp_path / "sweep" / "3"
+    run_dir.mkdir()
+    run_description.write(run_of(make_engine(run_dir), {}))
+    (tmp_path / "sweep").rename(tmp_path / "moved")
+    run = run_description.read(tmp_path / "moved" / "3")
+    assert run is not None
+    assert run.sweep == Sweep(tmp_path / "moved", "uid", "sweep", 3, ("optimizer.lr",), 5.0)
 
 
 @pytest.mark.parametrize(

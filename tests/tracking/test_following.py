@@ -24,6 +24,7 @@ from hydraloop.run_files.result import Result, digest
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking import run_description, sender
 from hydraloop.tracking.cursor import Cursor, lock_of, path_of
+from hydraloop.tracking.run_description import SWEEP_FILE
 from hydraloop.tracking.sender import Sender, log_of, spawn
 from hydraloop.tracking.sweep_sender import SweepSender
 from tests.processes import children
@@ -291,8 +292,8 @@ assert os.environ["WANDB_ERROR_REPORTING"] == "false"
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[SweepSender]:
     """The sender of a sweep that has begun in `tmp_path`."""
-    made = SweepSender(["optimizer.lr"])
-    made.begin(tmp_path)
+    (tmp_path / SWEEP_FILE).touch()
+    made = SweepSender(tmp_path)
     yield made
     made.end()
     assert not senders(tmp_path)
@@ -313,15 +314,6 @@ def finish(sweep: SweepSender, run_dir: Path, lock: RunLock, status: Any = "fini
         Result(status, records=3).write(run_dir)
     lock.release()
     sweep.job_ends(run_dir)
-
-
-def test_the_mark_is_kept(tmp_path: Path) -> None:
-    SweepSender(["seed"]).begin(tmp_path)
-    before = run_description.read_sweep(tmp_path)
-    assert before is not None
-    assert before.axes == ("seed",)
-    SweepSender(["optimizer.lr"]).begin(tmp_path)
-    assert run_description.read_sweep(tmp_path) == replace(before, axes=("optimizer.lr",))
 
 
 def test_a_sweep_without_trackers_starts_no_process(tmp_path: Path, sweep: SweepSender) -> None:
@@ -375,8 +367,8 @@ def test_a_job_that_is_resumed_does_not_wait_for_its_sender(tmp_path: Path, swee
 def test_the_next_controller_sends_what_was_left(tmp_path: Path) -> None:
     run_dir = tracked(tmp_path / "3")
     Result("finished", records=3).write(run_dir)
-    sweep = SweepSender()
-    sweep.begin(tmp_path)
+    (tmp_path / SWEEP_FILE).touch()
+    sweep = SweepSender(tmp_path)
     finish(sweep, tmp_path / "4", train(sweep, tmp_path / "4"))
     until(lambda: cursor_of(run_dir).complete)
     sweep.end()
@@ -387,8 +379,8 @@ def test_the_next_controller_sends_what_was_left(tmp_path: Path) -> None:
 def test_a_call_that_hangs_for_one_job_delays_no_other_and_the_end_names_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sweep = SweepSender()
-    sweep.begin(tmp_path)
+    (tmp_path / SWEEP_FILE).touch()
+    sweep = SweepSender(tmp_path)
     with Service().up() as service:
         options: dict[str, Any] = {"silent": "3", "flush_timeout": 3.0, "port": service.port}
         locks = [train(sweep, tmp_path / str(n), "tests.tracking.service.SilentForOne", **options) for n in range(6)]

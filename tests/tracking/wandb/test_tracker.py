@@ -426,8 +426,8 @@ def test_jobs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
     for job in range(2):
         run_dir = tmp_path / "sweep" / str(job)
         run_dir.mkdir(parents=True)
-        run_description.write(Run(run_dir, f"{job}" * 16, "digits", f"optimizer.lr={job}", (attempt(),)))
-        run_description.write_sweep(Sweep(tmp_path / "sweep", "feed", "2026-11-21/12-00-00-abcd", 0))
+        sweep = Sweep(tmp_path / "sweep", "feed", "2026-11-21/12-00-00-abcd", job)
+        run_description.write(Run(run_dir, f"{job}" * 16, "digits", f"optimizer.lr={job}", (attempt(),), sweep))
         (contents,) = drive(run_dir, "log=1", "drain", "finish", "read", env={"WANDB_RUN_ID": "same"})["files"].values()
         found.append((contents["id"], contents["group"], contents["name"]))
     group = "2026-11-21/12-00-00-abcd"
