@@ -152,7 +152,6 @@ class _App:
             if args.help:
                 text = listing() if args.overrides == ["all"] else listed_names()
                 return show_help(args, composer, self.project, summaries(), text)
-            sweep: SweepDraft | None = None
             if args.is_for_hydra:
                 overrides = command.read_for_hydra(args, composer)
             else:
@@ -169,19 +168,13 @@ class _App:
                         if submitted.is_run(draft) and not torchrun.is_several():
                             return submitted.submit_run(draft)
                         return self._starter().run(draft, name, argv)
-                    if draft.is_ours:
-                        from hydraloop.sweeps import run_sweep
+                    from hydraloop.sweeps import run_sweep
 
-                        run_sweep.run(draft, self._starter(), name)
-                    sweep = draft
+                    run_sweep.run(draft, self._starter(), name)
+        from hydraloop.cli import hydra_run
+
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
-        if sweep is None:
-            from hydraloop.cli import hydra_run
-
-            return hydra_run.show([*flags, *overrides], folder, name)
-        from hydraloop.processes import other_launchers
-
-        return other_launchers.run_sweep(self._starter(), sweep, flags, folder, name)
+        return hydra_run.show([*flags, *overrides], folder, name)
 
     def _resume(self, args: argparse.Namespace, argv: Sequence[str]) -> None:
         """Continue a run with its saved config, or show its plan."""

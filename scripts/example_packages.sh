@@ -4,7 +4,6 @@
 # timm and torchvision go into .venv/vision, because torchmetrics imports torchvision, too, and PyPI's torchvision cannot
 # be imported with a CPU build of torch. The test of examples/vision adds the folder to PYTHONPATH and defines the
 # operators that are missing (tests/examples/cpu_torchvision).
-# Two launchers of Hydra go into .venv/launchers, because Hydra imports its plugins at every start. One test runs them.
 if [ -z "${HYDRALOOP_EXTRAS:-}" ] && [ "$(cat "$venv/vision/.installed" 2>/dev/null)" != "$wanted" ]; then
     echo "installing the packages of the examples into $venv (once, a minute)" >&2
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
@@ -12,8 +11,5 @@ if [ -z "${HYDRALOOP_EXTRAS:-}" ] && [ "$(cat "$venv/vision/.installed" 2>/dev/n
     rm -rf "$venv/vision"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
         --constraint "$constraints" --target "$venv/vision" timm torchvision >&2
-    rm -rf "$venv/launchers"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
-        --constraint "$constraints" --target "$venv/launchers" hydra-joblib-launcher hydra-submitit-launcher >&2
     echo "$wanted" > "$venv/vision/.installed"
 fi

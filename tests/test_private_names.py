@@ -19,7 +19,6 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra.core.utils import JobReturn
 from hydra.plugins.config_source import ConfigSource
-from hydra.utils import get_class
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 from torch import nn
@@ -73,10 +72,6 @@ def _hydras_callbacks() -> None:
         callbacks = Callbacks(cfg)
     callbacks.on_run_start(config=cfg, config_name="config")
     callbacks.on_run_end(config=cfg, config_name="config", job_return=JobReturn())
-
-
-def _hydras_plugins() -> None:
-    assert all(get_class(target) for target in hydra_versions.HARMLESS if "hydra." in target)
 
 
 def _hydras_packages() -> None:
@@ -212,10 +207,6 @@ def _raw_environment() -> None:
 CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
     _hydras_callbacks: ["hydra._internal.callbacks"],
-    _hydras_plugins: [
-        "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
-        "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
-    ],
     _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config"],
     _hydras_packages: ["_get_header_dict"],
     _open_root: ["_metadata"],

@@ -107,7 +107,7 @@ def _check(
 
 
 def compose_sweep(lines: Sequence[str], composer: Composer, typed: Sequence[str]) -> DictConfig:
-    """Return the config that Hydra composes for the sweep itself, with checked callbacks, sweeper and launcher."""
+    """Return the config that Hydra composes for the sweep itself, with checked callbacks."""
     cfg = explained(composer.compose_sweep, lines, composer)
     check_defaults(cfg, composer)
     check_hydra_node(cfg, typed)

@@ -70,8 +70,6 @@ _SET_BY_HYDRA = ("runtime.", "overrides.", "job.config_name", "job.override_dirn
 """Hydra replaces what a config file sets here; for `overrides`, see `check_overrides`."""
 _CHOICES = "hydra.runtime.choices."
 """Start of the keys that name the selected option of a group."""
-_AS_BASIC = {"hydra/launcher/pool": "hydra/launcher/basic", "hydra/sweeper/hydraloop": "hydra/sweeper/basic"}
-"""hydraloop's launcher and sweeper have the options of Hydra's own."""
 _FILES_OF_USERS = ("main", "command-line")
 """Hydra's names for the project's config folder and --config-dir."""
 _LOG_FILE = re.compile(r"(job|hydra)_logging\.handlers\.[^.]+\.filename")
@@ -190,7 +188,7 @@ def _defaults(choices: tuple[tuple[str, str | None], ...]) -> dict[str, Any]:
     sources = [source for source in loader.get_sources() if source.provider not in _FILES_OF_USERS]
     found = dict(leaves(dataclasses.asdict(HydraConf()), "hydra"))
     for group, name in choices:
-        option = _AS_BASIC.get(f"{group}/{name}", f"{group}/{name}")
+        option = f"{group}/{name}"
         loaded = next((source.load_config(option) for source in sources if source.is_config(option)), None)
         if loaded is not None:
             package = loaded.header.get("package") or group.replace("/", ".")

@@ -50,27 +50,17 @@ class Reports:
     """Whether a user's mistakes are shown with their traceback, too (HYDRA_FULL_ERROR=1)."""
     with_debugger: bool = False
     """Whether the debugger is opened after an error of a run (--pdb)."""
-    started: int = 0
-    """Number of jobs that this process has begun."""
-    failed: list[str] = field(default_factory=list)
-    """The names of those that have failed."""
     shown: list[BaseException] = field(default_factory=list)
     """Errors of jobs."""
 
-    def start_job(self) -> None:
-        """Note the job that Hydra runs now."""
-        self.started += 1
-
     def end_job(self, error: BaseException, *, trace: str | None = None, in_summary: bool = False) -> None:
-        """Note that the job that was started last has failed, and show its error in the terminal and in train.log.
+        """Show the error of a run in the terminal and in train.log.
 
         Args:
             trace: the traceback of the error in another process. None: the error was raised in this one.
             in_summary: the summary of the run has named the error. Then an interruption is not shown again.
         """
         self.shown.append(error)
-        if not isinstance(error, KeyboardInterrupt):
-            self.failed.append(f"job {self.started - 1}")
         if isinstance(error, KeyboardInterrupt):
             if not in_summary:
                 log.info("%s", describe(error))
@@ -112,10 +102,3 @@ class Reports:
             import pdb  # 30 ms
 
             pdb.post_mortem(cause.__traceback__)
-
-    def print_sweep(self, *, interrupted: bool) -> None:
-        """Print the last line of a sweep that another launcher runs. Nothing if each job has succeeded."""
-        if interrupted and self.started:
-            print("the sweep was interrupted", file=sys.stderr)
-        if self.failed and self.started > 1:
-            print(f"error: {failed_jobs(self.failed, self.started)}", file=sys.stderr)

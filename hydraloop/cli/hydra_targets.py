@@ -1,4 +1,4 @@
-"""Apply the allowlist to what Hydra itself makes or imports: callbacks, launcher, sweeper, log handlers, search path.
+"""Apply the allowlist to what Hydra itself makes or imports: callbacks, log handlers, search path.
 
 A config file cannot set these (`config_file_limits.py`), except with `hydraloop.main(hydra_sections=True)`.
 """
@@ -21,8 +21,6 @@ from hydraloop.safety.allowlist import ALLOWLIST
 _FACTORIES = ("()", "class", "factory", "queue", "listener")
 _CLASS_KEYS = {
     "callbacks": ("_target_",),
-    "launcher": ("_target_",),
-    "sweeper": ("_target_",),
     "job_logging": _FACTORIES,
     "hydra_logging": _FACTORIES,
 }

@@ -102,7 +102,6 @@ class RunStarter:
 
     def train_by(self, plan: RunPlan) -> float | None:
         """Train. Returns what a sweep optimizes: the best, else the last, validation. Errors: as of `train`."""
-        self.reports.start_job()
         result = ResultFile(plan.run_dir, plan.attempt)
 
         def close(ended: Ended) -> None:
@@ -163,7 +162,6 @@ class RunStarter:
             settle(cfg, plan, name)
             hydra_versions.configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
             prepare_handlers()
-            self.reports.start_job()
             self._close(ended, plan, result)
             raise ended.error
         return plan.run_dir

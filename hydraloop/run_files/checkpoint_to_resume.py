@@ -15,7 +15,7 @@ from hydraloop.errors import UserError, leave_out, missing_path
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.checkpoint_files import candidates, newest_intact
 from hydraloop.run_files.config_yaml import plain
-from hydraloop.run_files.run_directory import CONFIG, OUTPUTS, SWEEP_FILES, checkpoint_folders, config_file, run_of
+from hydraloop.run_files.run_directory import CONFIG, OUTPUTS, SWEEP_FILE, checkpoint_folders, config_file, run_of
 from hydraloop.safety.secrets import masked
 
 Start = tuple[Path | None, Path | None]
@@ -105,7 +105,7 @@ def _newest_first() -> list[Path]:
     """Return the runs below OUTPUTS, those first that were started or resumed last. Jobs of sweeps are left out."""
     found: list[tuple[int, Path]] = []
     for folder, below, files in os.walk(OUTPUTS):
-        if not set(SWEEP_FILES).isdisjoint(files):
+        if SWEEP_FILE in files:
             below.clear()
         elif RECORDS in below:
             below.remove(RECORDS)

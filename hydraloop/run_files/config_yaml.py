@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -14,18 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import atomic
-from hydraloop.safety.secret_names import may_be_secret, name_secrets
+from hydraloop.safety.secret_names import name_secrets
 from hydraloop.safety.secrets import mask_text, masked, remember
 
 try:
     from yaml import CDumper as Dumper  # four times faster
 except ImportError:  # PyYAML was built without libyaml
     from yaml import Dumper  # type: ignore[assignment]
-
-_NAME = re.compile(r"[\w.-]+(?=[\"']?[:=])")
-_NO_NAMES = "\nsecrets: []\n"
-"""The default of the option `secrets`. It is not a secret."""
 
 
 def loaded(source: Path | str, name: object) -> DictConfig:
@@ -133,20 +128,6 @@ def remember_names(cfg: DictConfig) -> None:
     """Register the names of secrets in the option `secrets`."""
     with suppress(OmegaConfBaseException):  # reported by `validate`
         name_secrets(cfg.get("secrets") or ())
-
-
-def mask_files(paths: Iterable[Path]) -> None:
-    """Mask YAML files in place. Files without secrets, and files that do not exist, are left alone."""
-    for path in paths:
-        if not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8")
-        if mask_text(text) == text and not any(map(may_be_secret, _NAME.findall(text.replace(_NO_NAMES, "\n")))):
-            continue  # usually; thirty times faster than parsing the YAML
-        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        hidden = masked(found)
-        if hidden != found:
-            atomic.write_text(path, dumped(hidden))
 
 
 def dumped(container: Any) -> str:

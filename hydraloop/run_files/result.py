@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -116,11 +115,6 @@ class Result:
     def value(self) -> float | None:
         """What a sweep optimizes."""
         return None if self.objective is None else self.objective.value
-
-    @property
-    def has_diverged(self) -> bool:
-        """Whether the run has failed with NaN as its objective."""
-        return self.status == "failed" and self.value is not None and math.isnan(self.value)
 
     @property
     def preempted_by(self) -> str | None:

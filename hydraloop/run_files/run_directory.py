@@ -29,8 +29,8 @@ from hydraloop.safety.projects import owns, remember
 
 OUTPUTS = Path("outputs")
 """Runs of one job, by default as `outputs/<date>/<time>-<id>`."""
-SWEEP_FILES = ("sweep.json", "multirun.yaml")
-"""Files in the folder of a sweep; the second one is of Hydra."""
+SWEEP_FILE = "sweep.json"
+"""In the folder of a sweep."""
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
 """In RECORDS."""

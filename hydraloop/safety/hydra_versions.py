@@ -29,8 +29,6 @@ BASE: dict[str, Any] = {"version_base": "1.3"} if IS_1_3 else {}
 """An argument of every function that starts Hydra; 1.4 has removed it."""
 
 HARMLESS = (
-    "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
-    "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     "hydra.experimental.callbacks.LogJobReturnCallback",
     "hydraloop.cli.console.ConsoleHandler",
     "hydraloop.cli.console.MaskingFormatter",
@@ -42,8 +40,7 @@ HARMLESS = (
 )
 """Classes that Hydra's own sections may name: those of Hydra and of hydraloop, and log handlers that only write files.
 
-Other plugins have options that run code: submitit's `setup`, optuna's `custom_search_space`. PickleJobInfoCallback
-writes the config with its secrets into a pickle file."""
+PickleJobInfoCallback writes the config with its secrets into a pickle file."""
 _CHECKED: set[str] = set()
 """Callbacks and log handlers in Hydra's own sections that have passed the allowlist."""
 

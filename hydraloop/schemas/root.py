@@ -115,22 +115,6 @@ HYDRA_SETTINGS: Dict[str, Any] = {
 }
 
 
-@dataclass
-class _LauncherConf:
-    """The launcher `pool`: Hydra's own. With the sweeper `hydraloop`, hydraloop's controller runs the jobs instead."""
-
-    _target_: str = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-
-
-@dataclass
-class _SweeperConf:
-    """The sweeper `hydraloop`: Hydra's own. With the launcher `pool`, hydraloop's controller runs the jobs instead."""
-
-    _target_: str = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-    max_batch_size: Optional[int] = None
-    params: Optional[Dict[str, str]] = None
-
-
 _FORMATTER = "hydraloop.cli.console.MaskingFormatter"
 _FORMATTERS: Dict[str, Any] = {
     "plain": {"class": _FORMATTER, "format": "%(message)s"},
@@ -160,8 +144,6 @@ def register(store: ConfigStore) -> None:
     sections = {"hydra_logging": _logging(console=_CONSOLE), "job_logging": _logging(console=_CONSOLE, file=_FILE)}
     for section, node in sections.items():
         store.store(group=f"hydra/{section}", name="hydraloop", package=f"hydra.{section}", node=node)
-    store.store(group="hydra/launcher", name="pool", package="hydra.launcher", node=_LauncherConf)
-    store.store(group="hydra/sweeper", name="hydraloop", package="hydra.sweeper", node=_SweeperConf)
     store.store(
         name="hydraloop",
         node={
@@ -169,8 +151,6 @@ def register(store: ConfigStore) -> None:
                 "/hydraloop/schema",
                 {"override /hydra/hydra_logging": "hydraloop"},
                 {"override /hydra/job_logging": "hydraloop"},
-                {"override /hydra/launcher": "pool"},
-                {"override /hydra/sweeper": "hydraloop"},
                 "_self_",
             ],
             "hydra": HYDRA_SETTINGS,

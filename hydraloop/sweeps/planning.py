@@ -47,8 +47,6 @@ class SweepDraft(Draft):
     master: DictConfig
     """What Hydra composes for the sweep itself, without what is swept: for the nodes `sweep` and `hydra`."""
     grid: GridComposer
-    is_ours: bool
-    """Whether hydraloop runs the jobs, and not another sweeper or launcher of Hydra."""
     ranks: int
     """The most processes that a job needs."""
     device: str
@@ -147,11 +145,8 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     check_sweep_options(master)
     check_submitit(master, typed)
     check_ray(master, typed)
-    grid, choices = GridComposer(composer, master), master.hydra.runtime.choices
+    grid = GridComposer(composer, master)
     selected = _selected(master, grid)
-    is_ours = (choices["hydra/sweeper"], choices["hydra/launcher"]) == ("hydraloop", "pool")
-    if not is_ours:
-        _check_options(master)
     _check_average(selected.keys, master, typed)
     compose = partial(
         command_line.compose_job, composer=composer, typed=typed, trains=args.cfg is None, compose=grid.compose
@@ -173,7 +168,6 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
         jobs=jobs,
         master=master,
         grid=grid,
-        is_ours=is_ours,
         ranks=checked.ranks,
         device=checked.device,
     )
@@ -195,18 +189,6 @@ def _with_each_choice(space: Space) -> list[tuple[str, ...]]:
     """Return the overrides that all jobs of a search have, and these with each choice of each dimension."""
     constants = space.lines({})
     return [constants, *((*constants, f"{one.element}={value}") for one in space.searched for value in one.choices)]
-
-
-def _check_options(master: DictConfig) -> None:
-    """Refuse options that another sweeper or launcher would ignore."""
-    defaults: Any = OmegaConf.to_container(OmegaConf.structured({"sweep": SweepConf, "detach": False}))
-    chosen: Any = OmegaConf.to_container(OmegaConf.masked_copy(master, list(defaults)), resolve=True)
-    for change in differences(defaults, chosen):
-        raise UserError(
-            "the launcher or the sweeper that is selected does not have this option",
-            key=change.key,
-            remedy=f"Leave {change.key} out, or use hydra/launcher=pool hydra/sweeper=hydraloop.",
-        )
 
 
 def _with_conditions(space: Space, grid: GridComposer) -> Space:

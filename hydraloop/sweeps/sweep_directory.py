@@ -50,7 +50,7 @@ class SweepDirectory:
         """
         if (path / sweep_description.FILENAME).exists():
             raise _held(path)
-        if holds_run(path) or (path / "multirun.yaml").exists():
+        if holds_run(path):
             raise UserError(
                 f"{shown(path)} holds a run already", key="hydra.sweep.dir", remedy="Name another directory."
             )

@@ -221,16 +221,16 @@ def test_a_file_that_hydra_composes(text: str, is_sweep: bool, files: tuple[Path
     assert caught.value.key == FILES[text]
 
 
-@pytest.mark.parametrize("name", ["own", "basic"])
-@pytest.mark.filterwarnings(r"ignore:\s*'hydra/launcher/basic' is validated")
+@pytest.mark.parametrize("name", ["own", "hydraloop"])
+@pytest.mark.filterwarnings(r"ignore:\s*'hydra/job_logging/hydraloop' is validated")
 def test_a_typed_selection_allows_nothing_in_its_file(name: str, files: tuple[Path, Composer]) -> None:
     """A project's file may have the name of an option of Hydra, which it replaces."""
     file, composer = files
-    (file.parents[1] / "hydra" / "launcher").mkdir(parents=True)
-    (file.parents[1] / "hydra" / "launcher" / f"{name}.yaml").write_text("_target_: my_project.launcher.Mine")
+    (file.parents[1] / "hydra" / "job_logging").mkdir(parents=True)
+    (file.parents[1] / "hydra" / "job_logging" / f"{name}.yaml").write_text("mine: 1")
     with pytest.raises(UserError, match="a config file may not set this") as caught:
-        command.compose_job([f"hydra/launcher={name}"], composer)
-    assert caught.value.key == "hydra.launcher._target_"
+        command.compose_job([f"hydra/job_logging={name}"], composer)
+    assert caught.value.key == "hydra.job_logging.mine"
 
 
 @pytest.mark.parametrize("option", ["default", "stdout", "disabled", "none", "hydraloop"])

@@ -58,7 +58,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "distributed.strategy=fsdp2": ("distributed.strategy", "distributed.nproc_per_node=2"),
     "distributed.backend=nccl": ("distributed.backend", "gloo"),
     "distributed.nproc_per_node=2 engine.device=cpu:0": ("engine.device", "each process"),
-    "hydra/launcher=joblib": ("hydra/launcher", "basic"),
     "lr=1": ("lr", "Did you mean optimizer.lr?"),
     "optimizer.foo.bar=1": ("optimizer.foo.bar", "optimizer.lr"),
     "+engine.max_epoch=3": ("engine.max_epoch", "Did you mean max_epochs"),

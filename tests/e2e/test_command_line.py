@@ -485,15 +485,6 @@ def test_a_long_error_is_whole_in_the_log_only(line: str, project: Project) -> N
     assert not [name for name in large if name.endswith((".json", ".csv", "job.log"))]
 
 
-@pytest.mark.slow
-def test_the_last_line_of_hydras_own_launcher_names_the_failed_jobs(project: Project) -> None:
-    line = ("-m", "hydra/launcher=basic", "hydra/sweeper=basic", "optimizer.lr=1e-3,-1,1e-2")
-    done = project.train(*line, "experiment=spirals", "engine.max_iters=1")
-    assert done.code == 1
-    assert done.err.rstrip().endswith("error: 1 of 3 jobs failed: job 1"), done.err
-    assert [job.result["status"] for job in project.jobs] == ["finished", "failed", "finished"]
-
-
 def test_jobs_do_not_share_a_directory(project: Project) -> None:
     done = project.train("-m", "seed=1,2", "hydra.sweep.subdir=same", QUICK, SHORT)
     assert done.code == 1

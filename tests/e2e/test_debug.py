@@ -139,15 +139,3 @@ def test_a_sweep_does_not_repeat_such_a_job(project: Project) -> None:
     states = [json.loads((project.path / "sweep" / number / "job.json").read_text()) for number in "01"]
     assert [(state["state"], state["attempts"]) for state in states] == [("failed", 1), ("finished", 1)]
     assert states[0]["value"] == "nan"
-
-
-@pytest.mark.slow
-def test_a_sweeper_of_hydra_that_accepts_nan_gets_it(project: Project) -> None:
-    """Hydra's own sweeper stands for Nevergrad's. It ends with the error of a job, and does not end with NaN."""
-    line = ("-m", "optimizer.lr=1e30", DIVERGES[1], *SHORT, "hydra/launcher=basic", "hydra/sweeper=basic")
-    assert project.train(*line).code == 1
-    accepts = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-    patch = f"from hydraloop.processes import other_launchers\n\nother_launchers.ACCEPT_NAN = ({accepts!r},)\n"
-    project.write("train.py", patch + (project.path / "train.py").read_text())
-    done = project.train(*line)
-    assert (done.code, done.text.count("the loss is nan")) == (0, 1), done.text

@@ -389,21 +389,6 @@ def test_a_text_that_tempts_a_pattern_to_go_back_again_and_again(text: str) -> N
     assert len(mask_text(text)) > 0
 
 
-def test_hydras_files_are_masked_in_place(tmp_path: Path) -> None:
-    secret, clean = tmp_path / "hydra.yaml", tmp_path / "config.yaml"
-    config = {"a": {"token": ["abc"], "lr": "1e-3", "x": "${b}"}, "b": 1e-3, "c": "ü", "overrides": ["secret=abc"]}
-    OmegaConf.save(OmegaConf.create(config), secret)
-    OmegaConf.save(OmegaConf.create({"lr": "1e-3", **ORDINARY}), clean)
-    (tmp_path / "broken.yaml").write_text("a: [", encoding="utf-8")
-    before = clean.read_bytes(), clean.stat().st_ino
-    config_yaml.mask_files(tmp_path.glob("*.yaml"))
-    config_yaml.mask_files([tmp_path / "none.yaml"])
-    assert (clean.read_bytes(), clean.stat().st_ino) == before
-    expected = {**config, "a": {**config["a"], "token": ["***"]}, "overrides": ["secret=***"]}  # type: ignore[dict-item]
-    assert OmegaConf.to_container(OmegaConf.load(secret)) == expected
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.yaml", "config.yaml", "hydra.yaml"]
-
-
 def test_a_config_as_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWHERE", "abc")
     cfg = OmegaConf.create({"token": "${oc.env:ELSEWHERE}", "size": 1, "m": "${size}"})

@@ -70,7 +70,7 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
     assert sweep.description.jobs.listed == ((f"{key}=***",),) * 2
 
 
-@pytest.mark.parametrize("name", [FILENAME, "result.json", "multirun.yaml"])
+@pytest.mark.parametrize("name", [FILENAME, "result.json"])
 def test_a_directory_in_use_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(UserError, match="holds a sweep already" if name == FILENAME else "holds a run already"):

@@ -16,8 +16,6 @@ from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.planning import check_command
 from tests.config.composed import composer
 
-OURS = "hydra/launcher=pool hydra/sweeper=hydraloop"
-
 
 def planned(line: str, composing: Composer) -> tuple[planning.SweepDraft, list[DictConfig]]:
     """The draft of a sweep, and the configs that were checked."""
@@ -31,7 +29,7 @@ def planned(line: str, composing: Composer) -> tuple[planning.SweepDraft, list[D
 
 def test_each_value_is_checked_once_not_each_combination() -> None:
     with composer() as opened:
-        plan, checked = planned(f"-m seed=1,2,3 engine.max_epochs=4,5,6 sweep.max_workers=2 {OURS}", opened)
+        plan, checked = planned("-m seed=1,2,3 engine.max_epochs=4,5,6 sweep.max_workers=2", opened)
     assert [(cfg.seed, cfg.engine.max_epochs) for cfg in checked] == [(1, 4), (1, 5), (1, 6), (2, 4), (3, 4)]
     assert plan.swept == ["seed", "engine.max_epochs"]
     assert (plan.cfg.seed, plan.jobs.count, plan.options.max_workers) == (1, 9, 2)
@@ -46,7 +44,7 @@ def test_a_single_run_has_no_plan() -> None:
 def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:
     with composer() as opened:
         old, _ = planned("-m seed=1,2", opened)
-        wider, _ = planned(f"-m seed=0,1,2 sweep.max_workers=2 {OURS}", opened)
+        wider, _ = planned("-m seed=0,1,2 sweep.max_workers=2", opened)
         stored = old.configs(old.jobs)
         assert stored[""]["seed"] == 1
         assert stored[""]["hydra"]["job"]["env_set"] == {}
@@ -84,7 +82,7 @@ def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
         "".join(f"hooks=[{('ema', 'profiler')[n % 2]}] optimizer.lr={n}\n" for n in range(9))
     )
     with composer() as opened:
-        plan, _ = planned(f"-m sweep.jobs=jobs.txt seed=1,2 sweep.max_workers=2 {OURS}", opened)
+        plan, _ = planned("-m sweep.jobs=jobs.txt seed=1,2 sweep.max_workers=2", opened)
         assert list(plan.configs(plan.jobs)) == ["", "hooks=[profiler]"]
 
 
@@ -151,15 +149,6 @@ def test_an_interpolation_is_left_to_the_jobs() -> None:
     with composer() as opened:
         plan, _ = planned("-m seed=1,2 experiment_name=number-${hydra:job.num}", opened)
     assert plan.jobs.listed[1] == ("seed=2", "experiment_name=number-${hydra:job.num}")
-
-
-@pytest.mark.parametrize("line", ["sweep.max_workers=2", "detach=true", "sweep.resume=auto"])
-@pytest.mark.parametrize("others", ["hydra/launcher=basic hydra/sweeper=hydraloop", "hydra/sweeper=basic"])
-def test_options_that_another_launcher_or_sweeper_would_ignore(line: str, others: str) -> None:
-    with composer() as opened, pytest.raises(UserError) as caught:
-        planned(f"-m seed=1,2,3 {line} {others}", opened)
-    assert caught.value.key == line.partition("=")[0]
-    assert OURS in str(caught.value.remedy)
 
 
 AVERAGED = {

@@ -21,7 +21,6 @@ from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import REPOSITORY
 
-OURS = ["hydra/launcher=pool", "hydra/sweeper=hydraloop"]
 LINES = ["hooks=[]", "optimizer.lr=1e-3,1e-2", "seed=0,1"]
 
 
@@ -39,7 +38,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def planned(*lines: str) -> planning.SweepDraft:
     """Planning takes half a second. A composer has to be open, any one: all are of equal files until `edit`."""
-    return planning.check(arguments.read([*OURS, *lines]), Composer("config"))
+    return planning.check(arguments.read(lines), Composer("config"))
 
 
 def start(

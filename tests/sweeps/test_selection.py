@@ -127,7 +127,7 @@ def test_the_axes_of_a_config_file_are_swept_too() -> None:
 
 
 def test_the_jobs_do_not_get_the_options_of_the_sweep() -> None:
-    typed = ("seed=1,2", "sweep.max_workers=2", "detach=true", "hydra.verbose=true", "hydra/sweeper=basic")
+    typed = ("seed=1,2", "sweep.max_workers=2", "detach=true", "hydra.verbose=true")
     assert jobs(*typed) == [["seed=1"], ["seed=2"]]
 
 

@@ -24,7 +24,7 @@ from hydraloop.run_files.environment import shown
 from hydraloop.run_files.record_log import FILENAME as LOG
 from hydraloop.run_files.result import FILENAME as RESULT
 from hydraloop.run_files.result import PAUSE, Objective, Result
-from hydraloop.run_files.run_directory import SWEEP_FILES, config_file
+from hydraloop.run_files.run_directory import SWEEP_FILE, config_file
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps import sweep_description
 from hydraloop.sweeps.states import JobState
@@ -126,7 +126,7 @@ def find(folder: Path, *, in_sweep: bool = False) -> Iterator[Run]:
             started = [state for state in SweepDirectory.load(folder).current_states() if state.state != "queued"]
             yield from [_job(folder, state) for state in started]
             return
-    in_sweep |= not below.keys().isdisjoint(SWEEP_FILES)
+    in_sweep |= SWEEP_FILE in below
     if not below.keys().isdisjoint((RECORDS, RESULT, LOG)):
         yield _run(folder, in_sweep)
         return

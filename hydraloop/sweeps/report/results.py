@@ -25,7 +25,7 @@ from hydraloop.tracking.tracker import valid_utf8
 CSV, JSON = "results.csv", "results.json"
 _FIELDS = ("status", "metric", "value", "step", "checkpoint", "seconds", "error")
 """Columns of the table after the number of the job and what is swept."""
-_OF_SWEEP = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweep", "hydra.mode")
+_OF_SWEEP = ("hydra.sweep", "hydra.mode")
 """Overrides of Hydra that have no effect on a single run, or forbid it."""
 
 

@@ -61,7 +61,7 @@ def test_no_file_of_a_sweep_ever_has_a_secret(tmp_path: Path, options: list[str]
         f"+hooks.scan.api_key={SECRET}",
         "+hooks.scan.password=${oc.env:ELSEWHERE}",
         f"++hydra.job.env_set.MY_TOKEN={SECRET}-set",
-        *("hydra/launcher=pool", "hydra/sweeper=hydraloop", *options),
+        *options,
         ELSEWHERE=f"{SECRET}-env",
     )
     assert done.code == 0, done.text

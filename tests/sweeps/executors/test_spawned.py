@@ -86,8 +86,6 @@ def test_a_sweep_of_new_processes(tmp_path: Path, options: list[str]) -> None:
     line = ["-m", "seed=1,2", "experiment=spirals", "engine.max_iters=2", "sweep.max_workers=2"]
     done = project.train(
         *line,
-        "hydra/launcher=pool",
-        "hydra/sweeper=hydraloop",
         "hydra.sweep.dir=all",
         "hydra.sweep.subdir=s${seed}",
         *options,

@@ -180,7 +180,7 @@ def test_mean_and_deviation() -> None:
 
 def test_the_command_has_custom_flags_and_no_option_of_the_sweep(tmp_path: Path) -> None:
     remember_overrides(["+logger.api_key=abcdefgh12345678"])
-    hydra = ("hydra.searchpath=[file://other]", "hydra/launcher=pool", "hydra.sweep.dir=x", "hydra/job_logging=none")
+    hydra = ("hydra.searchpath=[file://other]", "hydra.sweep.dir=x", "hydra/job_logging=none")
     axes = (
         "hooks=[],[ema]",
         "detach=true",
@@ -193,7 +193,7 @@ def test_the_command_has_custom_flags_and_no_option_of_the_sweep(tmp_path: Path)
     text = results.rerun_command(made, 1)
     assert "abcdefgh" not in text
     assert shlex.split(text.replace("***", "x")) == [
-        *("python", "my train.py", "--config-name=other", hydra[0], hydra[3]),
+        *("python", "my train.py", "--config-name=other", hydra[0], hydra[2]),
         *("hooks=[ema]", "~default_hooks.logger=", "+logger.api_key=x"),
     ]
     arguments.parse(shlex.split(text)[4:])
