@@ -197,7 +197,7 @@ def _follow_run(run_dir: Path, how: How, owner: _Owner) -> int:
 def _follow_sweep(sweep: Path, how: How, owner: _Owner) -> int:
     """Send the jobs that run, and at the beginning what is left of the others: jobs save after a killed controller."""
     threads = _Threads(how, owner, is_sweep=True)
-    rest = threading.Thread(target=_send_rest, args=[sweep, how, owner], daemon=True)
+    rest = threading.Thread(target=_send_rest, args=[sweep, how, owner, threads], daemon=True)
     rest.start()
     while True:
         is_over = owner.seconds_over >= 0
@@ -211,11 +211,13 @@ def _follow_sweep(sweep: Path, how: How, owner: _Owner) -> int:
             return HANGS
 
 
-def _send_rest(sweep: Path, how: How, owner: _Owner) -> None:
+def _send_rest(sweep: Path, how: How, owner: _Owner, threads: _Threads) -> None:
     """Send what is left of jobs that do not run."""
     for run_dir in run_dirs(sweep):
         number, trackers = run_description.trackers_of(run_dir)
-        for name in trackers:
-            is_idle = run_dir not in owner.jobs and owner.seconds_over < 0 and lock.holder(run_dir) is None
-            if is_idle and not is_complete(run_dir, name, number):
+        for name, tracker in trackers.items():
+            if run_dir in owner.jobs or lock.holder(run_dir) is not None or is_complete(run_dir, name, number):
+                continue
+            threads.flush_timeout = max(threads.flush_timeout, tracker["options"]["flush_timeout"])
+            if owner.seconds_over < threads.flush_timeout:
                 send(run_dir, name, how, Once())

@@ -58,10 +58,12 @@ class SweepSender:
 
     def end(self) -> None:
         """Wait until everything is sent, at most the longest `flush_timeout`. Called after the last job."""
+        incomplete, seconds = self._incomplete()
         if not self._sender.is_started:
-            return
+            if not incomplete:
+                return
+            self._sender.start()  # for jobs that have saved after the end of an earlier controller
         self._sender.finish()
-        _, seconds = self._incomplete()
         try:
             self._sender.wait(seconds)
         except KeyboardInterrupt:

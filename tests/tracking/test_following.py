@@ -364,15 +364,19 @@ def test_a_job_that_is_resumed_does_not_wait_for_its_sender(tmp_path: Path, swee
     until(lambda: cursor_of(run_dir).complete)
 
 
-def test_the_next_controller_sends_what_was_left(tmp_path: Path) -> None:
-    run_dir = tracked(tmp_path / "3")
-    Result("finished", records=3).write(run_dir)
+@pytest.mark.parametrize("has_job", [True, False])
+def test_the_next_controller_sends_what_was_left(tmp_path: Path, has_job: bool) -> None:
+    """Until `flush_timeout` after its end, and also if all jobs have ended before it begins."""
+    for name in "123":
+        tracked(tmp_path / name)
+        Result("finished", records=3).write(tmp_path / name)
     (tmp_path / SWEEP_FILE).touch()
     sweep = SweepSender(tmp_path)
-    finish(sweep, tmp_path / "4", train(sweep, tmp_path / "4"))
-    until(lambda: cursor_of(run_dir).complete)
+    if has_job:
+        finish(sweep, tmp_path / "4", train(sweep, tmp_path / "4"))
     sweep.end()
-    assert cursor_of(tmp_path / "4").complete
+    assert all(cursor_of(tmp_path / name).complete for name in "123")
+    assert cursor_of(tmp_path / "4").complete == has_job
 
 
 @pytest.mark.usefixtures("_trusted")
