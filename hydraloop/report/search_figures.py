@@ -17,7 +17,7 @@ from hydraloop.report.page import Page
 from hydraloop.sweeps.report.results import Results
 from hydraloop.sweeps.report.search_results import FEWEST
 from hydraloop.sweeps.search.history import History, HistoryReader, Trial
-from hydraloop.sweeps.search.sampler import Suggester, imported
+from hydraloop.sweeps.search.sampler import imported, study
 from hydraloop.sweeps.search.space import Dimension, Space
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -33,13 +33,13 @@ def search_figures(page: Page, directory: SweepDirectory, found: Results) -> Ite
         mistake = not_installed("optuna", use="draws what was tried")
         yield note(f"{mistake.problem}: {mistake.remedy}")
         return
-    space, history = _tried(directory, found)
+    space, history, repeats = _tried(directory, found)
     full = [one for one in history.trials if one.state == "complete" and one.values is not None]
     drawn = [*full, *(_ended_early(history) if len(history.metrics) == 1 else [])]
     if len(drawn) < 2:
         return
     front = found.search.pareto if found.search else ()
-    best = {point.trial for point in front} | {job // history.repeats for job in found.best_jobs}
+    best = {point.trial for point in front} | {job // repeats for job in found.best_jobs}
     step = -(-len(drawn) // _MOST)
     if step > 1:
         yield note(f"Drawn: every {step}. of {len(drawn):,} trials, and the best.")
@@ -49,20 +49,20 @@ def search_figures(page: Page, directory: SweepDirectory, found: Results) -> Ite
 
     for index, name in enumerate(history.metrics):
         one = _of_objective(history, drawn, index)
-        study = Suggester(space, "random", 0).study(one, one.trials)
+        made = study(space, one, one.trials)
         yield _drawn(
-            page, f"Parallel coordinates: {name}", partial(plots.plot_parallel_coordinate, study, target_name=name)
+            page, f"Parallel coordinates: {name}", partial(plots.plot_parallel_coordinate, made, target_name=name)
         )
-        yield _drawn(page, f"Slices: {name}", partial(plots.plot_slice, study, target_name=name))
+        yield _drawn(page, f"Slices: {name}", partial(plots.plot_slice, made, target_name=name))
         if len(full) >= FEWEST:
             one = _of_objective(history, full, index)
-            study = Suggester(space, "random", 0).study(one, one.trials)
+            made = study(space, one, one.trials)
             evaluator = imported().importance.PedAnovaImportanceEvaluator()
-            draw = partial(plots.plot_param_importances, study, evaluator=evaluator, target_name=name)
+            draw = partial(plots.plot_param_importances, made, evaluator=evaluator, target_name=name)
             yield _drawn(page, f"Importance (PED-ANOVA): {name}", draw)
     if len(names := list(history.metrics)) == 2:
-        study = Suggester(space, "random", 0).study(history, full)
-        yield _drawn(page, "Pareto front", partial(plots.plot_pareto_front, study, target_names=names))
+        made = study(space, history, full)
+        yield _drawn(page, "Pareto front", partial(plots.plot_pareto_front, made, target_names=names))
 
 
 def _ended_early(history: History) -> list[Trial]:
@@ -95,22 +95,23 @@ def _drawn(page: Page, title: str, draw: Callable[[], Any]) -> Html:
     return Html()
 
 
-def _tried(directory: SweepDirectory, found: Results) -> tuple[Space, History]:
-    """Return the space and the trials of a search; for a grid, those of a search that has tried its jobs."""
+def _tried(directory: SweepDirectory, found: Results) -> tuple[Space, History, int]:
+    """Return the space, the trials and the jobs of a trial; for a grid, of a search that has tried its jobs."""
     search = directory.description.jobs.search
     if search is not None:
-        return search.space, HistoryReader(directory, search.settings, search.repeats).read()
+        return search.space, HistoryReader(directory, search).read(), search.repeats
     rows = [row for row in found.rows if row.metric == found.metric and math.isfinite(row.value or math.nan)]
-    space = Space(tuple(_dimension(key, {row.swept[key] for row in rows if key in row.swept}) for key in found.keys))
+    texts = {key: {row.swept[key] for row in rows if key in row.swept} for key in found.keys}
+    space = Space(tuple(_dimension(key, tried) for key, tried in texts.items() if len(tried) > 1))
     history = History(metrics=(found.metric or "value",), rules=("greater" if found.rule == "greater" else "less",))
     for row in rows:
         params = {
             one.key: row.swept[one.key] if one.choices else float(row.swept[one.key])
-            for one in space.searched
+            for one in space.dimensions
             if one.key in row.swept
         }
         history.trials.append(Trial(row.job, params, state="complete", results={0: (row.value or 0.0,)}))
-    return space, history
+    return space, history, 1
 
 
 def _dimension(key: str, texts: set[str]) -> Dimension:

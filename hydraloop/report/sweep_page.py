@@ -40,7 +40,7 @@ def write(directory: SweepDirectory, output: Path) -> None:
     """Write the page of a sweep. Errors: as of `Page.write`."""
     found, name = results.collect(directory), shown(directory.path)
     page = Page(f"{name} - hydraloop")
-    left = _count(directory) - sum(row.status in _OVER for row in found.rows)
+    left = directory.description.jobs.count - sum(row.status in _OVER for row in found.rows)
     runs = directory.holder() is not None or any(row.status == "running" for row in found.rows)
     status = "running" if runs else "interrupted" if left else "finished"
     typed = mask_command([*directory.description.command, *directory.description.overrides])
@@ -61,11 +61,6 @@ def write(directory: SweepDirectory, output: Path) -> None:
     )
 
 
-def _count(directory: SweepDirectory) -> int:
-    """Return the number of jobs that the sweep is to have."""
-    return directory.count if directory.is_ended else directory.description.jobs.count
-
-
 def _facts(directory: SweepDirectory, found: Results) -> Html:
     jobs, counts = directory.description.jobs, Counter[str](row.status for row in found.rows)
     trials = None if jobs.search is None else jobs.title(len(found.rows)).partition(" trials")[0]
@@ -75,7 +70,7 @@ def _facts(directory: SweepDirectory, found: Results) -> Html:
 
 def _left_out(directory: SweepDirectory, found: Results, left: int, status: str) -> Iterator[Html]:
     """Yield how far the sweep is, and what the page does not show."""
-    count = _count(directory)
+    count = directory.description.jobs.count
     if left:
         how = "still runs" if status == "running" else "has not ended"
         yield note(f"This sweep {how}: {count - left:,} of {count:,} jobs are over.")

@@ -60,10 +60,8 @@ class SweepConf:
     every combination. It counts all trials, also those of a resumed search. `interval(1e-4,1e-1)`,
     `tag(log,interval(…))` and `int(interval(1,9))` are numbers between two ends. Null: a grid."""
     sampler: Any = "tpe"
-    """What chooses the values: `tpe`, `random`, `nsga2`, `gp` (at most 200 trials), or a sampler of Optuna as
-    `{_target_: my_project.MySampler}`. TPE: it is good for 10 to 1,000 trials, numbers, choices and conditions.
-    After more trials, with one objective, it knows the newest 500 to 1,000 and the best 25 before: it would take
-    seconds to ask."""
+    """What chooses the values: `tpe`, `random`, `nsga2`, `gp`, or a sampler of Optuna as
+    `{_target_: my_project.MySampler}`. TPE: it is good for 10 to 1,000 trials, numbers, choices and conditions."""
     prune: Optional[str] = None
     """`median`: end jobs early whose validations are worse than those of other jobs. Null: each job trains to its
     end."""
@@ -75,9 +73,6 @@ class SweepConf:
     objectives: Dict[str, str] = field(default_factory=open_mapping)
     """Metrics to optimize, each `max` or `min`: `{accuracy: max, time: min}`. `time` is the seconds of a job, `memory`
     the most MiB in its records. Several give a Pareto front. Empty: the metric that each run monitors."""
-    until: Optional[str] = None
-    """A condition that ends the search before all trials: `best > 0.99 or hours > 2 or stale >= 20`, where `stale` is
-    the trials since the best one. Null: all trials."""
     enqueue: List[Any] = field(default_factory=list)
     """Trials that are run first: `[{optimizer.lr: 1e-3}]`. Keys that are left out are chosen by the sampler. Empty:
     none."""

@@ -1,9 +1,19 @@
-"""The axes of a sweep: from the number of a job to its overrides, by arithmetic. Nothing is stored for each job."""
+"""Axes: the values that a sweep gives to keys, and the jobs that are their product."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from itertools import chain, product
+
+from hydra.core.override_parser.types import Override
+
+from hydraloop.cli import arguments
+from hydraloop.errors import Remedy, UserError
+
+Lines = tuple[str, ...]
+"""The overrides of a job."""
+_LIST = "Let a search choose: sweep.trials=50. Or list its values: a,b,c or range(1,10,3)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,48 +22,46 @@ class Axis:
 
     keys: tuple[str, ...]
     """What it sets: one key, several that advance together, or all keys of a file of jobs. Without a leading `+`."""
-    values: tuple[tuple[str, ...], ...]
+    values: tuple[Lines, ...]
     """The overrides of each value: `(("optimizer.lr=1e-3",), ("optimizer.lr=1e-2",))`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Axes:
-    """The jobs of a sweep. The last axis changes fastest, as in Hydra."""
+def jobs_of(axes: Sequence[Axis]) -> Iterator[Lines]:
+    """Yield the overrides of each job: all combinations. The last axis changes fastest, as in Hydra."""
+    return (tuple(chain(*values)) for values in product(*(axis.values for axis in axes)))
 
-    axes: tuple[Axis, ...]
-    """In the order of the overrides. A constant is an axis of one value."""
 
-    @property
-    def count(self) -> int:
-        """The number of jobs: all combinations."""
-        return prod(len(axis.values) for axis in self.axes)
+def first_jobs(axes: Sequence[Axis], most: int) -> Iterator[Lines]:
+    """Yield the first job, and the first one with each other value of each axis.
 
-    @property
-    def keys(self) -> list[str]:
-        """All keys that a job may set."""
-        return [key for axis in self.axes for key in axis.keys]
+    Args:
+        most: values of an axis, the first ones.
+    """
+    first = [axis.values[0] for axis in axes]
+    yield tuple(chain(*first))
+    for index, axis in enumerate(axes):
+        for value in axis.values[1:most]:
+            yield tuple(chain(*first[:index], value, *first[index + 1 :]))
 
-    @property
-    def swept(self) -> tuple[str, ...]:
-        """The keys of axes with several values."""
-        return tuple(dict.fromkeys(key for axis in self.axes if len(axis.values) > 1 for key in axis.keys))
 
-    def lines(self, number: int) -> tuple[str, ...]:
-        """Return the overrides of a job."""
-        values = self._values(number)
-        return tuple(line for axis, value in zip(self.axes, values, strict=True) for line in axis.values[value])
+def key_of(line: str) -> str:
+    """Return the key of an override, without a leading `+`."""
+    return line.partition("=")[0].lstrip("+")
 
-    def first_jobs(self) -> list[dict[int, int]]:
-        """Return, for each axis, the first job with each of its values."""
-        numbers = range(self.count)[::-1]
-        sizes = [len(axis.values) for axis in self.axes]
-        steps = [prod(sizes[index + 1 :]) for index in range(len(sizes))]
-        return [{number // step % size: number for number in numbers} for size, step in zip(sizes, steps, strict=True)]
 
-    def _values(self, number: int) -> list[int]:
-        """Return the index of the value of each axis in a job."""
-        values = []
-        for axis in reversed(self.axes):
-            number, value = divmod(number, len(axis.values))
-            values.append(value)
-        return values[::-1]
+def lines_of(override: Override) -> list[str]:
+    """Return an override for each of its values.
+
+    Raises:
+        UserError: it cannot be enumerated (`interval(0,1)`), or has no values.
+    """
+    key, line = override.get_key_element(), override.input_line or ""
+    if not arguments.is_sweep(override):
+        is_number = isinstance(override.value(), bool | int | float)
+        return [f"{key}={override.get_value_element_as_str()}" if is_number else line]  # 1e-3 is 0.001, as in a sweep
+    if not override.is_discrete_sweep():
+        raise UserError(f"{line} has no end", key=override.key_or_group, remedy=Remedy(_LIST, add=["sweep.trials=50"]))
+    lines = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    if not lines:
+        raise UserError(f"{line} has no values", key=override.key_or_group, remedy="List its values: a,b,c")
+    return lines

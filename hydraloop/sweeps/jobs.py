@@ -9,10 +9,8 @@ from typing import Any
 
 from hydraloop.run_files.result import PAUSE
 from hydraloop.safety.secrets import mask_overrides
+from hydraloop.sweeps.axes import Axis, Lines, jobs_of, key_of
 from hydraloop.sweeps.search.search import Search
-
-Lines = tuple[str, ...]
-"""The overrides of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +24,15 @@ class Jobs:
     search: Search | None = None
 
     @classmethod
+    def of_axes(cls, axes: Sequence[Axis]) -> Jobs:
+        """Return the jobs of a grid."""
+        swept = dict.fromkeys(key for axis in axes if len(axis.values) > 1 for key in axis.keys)
+        return cls(tuple(jobs_of(axes)), tuple(swept))
+
+    @classmethod
     def of_search(cls, search: Search) -> Jobs:
         """Return the jobs of a search."""
-        return cls((), tuple(one.key for one in search.space.varied), search)
+        return cls((), search.space.swept, search)
 
     @property
     def count(self) -> int:
@@ -77,11 +81,6 @@ class Jobs:
         """Return what `dataclasses.asdict` and JSON have made into lists and mappings."""
         search = None if content["search"] is None else Search.from_json(content["search"])
         return cls(tuple(map(tuple, content["listed"])), tuple(content["swept"]), search)
-
-
-def key_of(line: str) -> str:
-    """Return the key of an override, without a leading `+`."""
-    return line.partition("=")[0].lstrip("+")
 
 
 def _identities(listed: Sequence[Lines], swept: Sequence[str]) -> list[tuple[Lines, int]]:

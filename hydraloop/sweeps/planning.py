@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,21 +17,20 @@ from hydraloop.cli import command as command_line
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.composing_errors.explain import COMPOSING_ERRORS
 from hydraloop.cli.config_file_limits import check_ray, check_submitit
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 from hydraloop.plan import Draft
 from hydraloop.processes.checks import check_options
 from hydraloop.run_files.changes import differences
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_overrides, masked
-from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps import job_checks
-from hydraloop.sweeps.axes import Axes
+from hydraloop.sweeps.axes import Axis, first_jobs
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.jobs import Jobs
-from hydraloop.sweeps.search import settings
+from hydraloop.sweeps.search import sampler
 from hydraloop.sweeps.search.conditions import with_conditions
-from hydraloop.sweeps.search.search import Search
+from hydraloop.sweeps.search.search import search_of
 from hydraloop.sweeps.search.space import Space
 from hydraloop.sweeps.selection import select
 from hydraloop.validate.config import hydra_config
@@ -147,81 +146,52 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     check_ray(master, typed)
     grid = GridComposer(composer, master)
     selected = _selected(master, grid)
-    _check_average(selected.keys, master, typed)
     compose = partial(
         command_line.compose_job, composer=composer, typed=typed, trains=args.cfg is None, compose=grid.compose
     )
-    if isinstance(selected, Axes):
-        checked = job_checks.check(job_checks.first_jobs(selected), compose)
-        settings.check_unused(master.sweep)
-        jobs = Jobs(tuple(map(selected.lines, range(selected.count))), selected.swept)
+    if isinstance(selected, Space):
+        configs = job_checks.check(dict.fromkeys(map(selected.lines, selected.corners())), compose)
+        search = search_of(selected, master.sweep, configs)
+        sampler.check(search, master.sweep.enqueue)
+        jobs, keys = Jobs.of_search(search), selected.keys
     else:
-        corners = dict.fromkeys(selected.lines(corner) for corner in selected.corners())
-        checked = job_checks.check(corners, compose, selected.searched)
-        how = settings.of(master.sweep, checked.configs, repeats=selected.repeat_count)
-        jobs = Jobs.of_search(Search(selected, master.sweep.trials, how))
+        configs = job_checks.check(first_jobs(selected, job_checks.MOST), compose)
+        jobs, keys = Jobs.of_axes(selected), [key for axis in selected for key in axis.keys]
+    _check_average(keys, master)
     return SweepDraft(
         overrides=lines,
-        cfg=checked.configs[0],
+        cfg=configs[0],
         typed=typed,
         follows_links=args.trusted_links,
         jobs=jobs,
         master=master,
         grid=grid,
-        ranks=checked.ranks,
-        device=checked.device,
+        ranks=max(int(cfg.distributed.nproc_per_node) for cfg in configs),
+        device=next((cfg.engine.device for cfg in configs if cfg.engine.device != "cpu"), "cpu"),
     )
 
 
-def _selected(master: DictConfig, grid: GridComposer) -> Axes | Space:
+def _selected(master: DictConfig, grid: GridComposer) -> list[Axis] | Space:
     """Return the axes of the command line and of `hydra.sweeper.params`, or the space that they describe."""
     words: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # `x=${seed}` is for the jobs
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
-    found = select(
-        arguments.parse(words),
-        arguments.parse([f"{key}={value}" for key, value in params.items()]),
-        master.get("sweep") or {},
-    )
-    return _with_conditions(found, grid) if isinstance(found, Space) else found
+    in_files = arguments.parse([f"{key}={value}" for key, value in params.items()])
+    found = select(arguments.parse(words), in_files, master.sweep)
+    return with_conditions(found, grid) if isinstance(found, Space) else found
 
 
 def _with_each_choice(space: Space) -> list[tuple[str, ...]]:
     """Return the overrides that all jobs of a search have, and these with each choice of each dimension."""
-    constants = space.lines({})
-    return [constants, *((*constants, f"{one.element}={value}") for one in space.searched for value in one.choices)]
+    choices = [f"{one.element}={value}" for one in space.dimensions for value in one.choices]
+    return [space.constants, *((*space.constants, line) for line in choices)]
 
 
-def _with_conditions(space: Space, grid: GridComposer) -> Space:
-    """Return a space whose keys depend on the groups that are searched."""
-    lines = {one.key: [f"{one.element}={one.ends()[0]}"] for one in space.searched}
-    groups = [key for key, line in lines.items() if grid.choices(line)]
-
-    @cache
-    def composed(overrides: tuple[str, ...]) -> DictConfig | None:
-        with suppress(*COMPOSING_ERRORS, ValueError):  # reported when the jobs are checked
-            return grid.compose(overrides)
-        return None
-
-    def has(overrides: Sequence[str], key: str) -> bool:
-        cfg, (parent, _, name) = composed(tuple(overrides)), key.rpartition(".")
-        node: Any = cfg if cfg is None or not parent else OmegaConf.select(cfg, parent)
-        return OmegaConf.is_dict(node) and name in node
-
-    return with_conditions(space, groups, has)
-
-
-def _check_average(keys: Sequence[str], master: DictConfig, typed: Sequence[str]) -> None:
-    """Refuse a `sweep.average` that no axis sets. In a config file, it may be a key that this sweep does not set.
+def _check_average(keys: Sequence[str], master: DictConfig) -> None:
+    """Refuse a `sweep.average` that is no key. It may be one that this sweep does not set.
 
     Args:
         keys: that the jobs set.
-        typed: keys that the command line sets.
     """
     name = str(master.sweep.average)
-    exists = OmegaConf.select(master, name, throw_on_resolution_failure=False) is not None
-    if name not in (*keys, SweepConf.average) and not (exists and "sweep.average" not in typed):
-        raise UserError(
-            f"this command line does not set {name}",
-            key="sweep.average",
-            remedy=Remedy(f"Sweep it: {name}=0,1,2", add=[f"{name}=0,1,2"]) if exists else suggestion(name, keys),
-        )
+    if name not in keys and OmegaConf.select(master, name, throw_on_resolution_failure=False) is None:
+        raise UserError("there is no such key", key="sweep.average", remedy=suggestion(name, keys))

@@ -124,7 +124,7 @@ def prune(directory: SweepDirectory, number: int, reason: str) -> JobState | Non
 
 
 def change(directory: SweepDirectory, number: int, changed: Callable[[JobState], JobState | None]) -> JobState | None:
-    """Change the state of a job that does not run, and return it.
+    """Change the state of a job that does not run, and return it. Waits some seconds for a process that is ending.
 
     Args:
         changed: returns the new state; None: the state stays as it is.
@@ -138,7 +138,7 @@ def change(directory: SweepDirectory, number: int, changed: Callable[[JobState],
     folder = directory.folder(number)
     folder.mkdir(parents=True, exist_ok=True)
     held = lock.RunLock(folder, key="sweep")
-    if held.try_acquire() is not None:
+    if held.try_acquire(lock.PATIENCE) is not None:
         return None
     try:
         state = directory.state(number)

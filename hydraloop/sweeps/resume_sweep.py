@@ -15,9 +15,9 @@ from hydraloop.run_files.changes import differences
 from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import check_links
 from hydraloop.sweeps import sweep_description
-from hydraloop.sweeps.jobs import Jobs, Lines
+from hydraloop.sweeps.axes import Lines
+from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.planning import SweepDraft
-from hydraloop.sweeps.search.history import HistoryReader
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.validate.config import hydra_config
@@ -122,9 +122,7 @@ def _joined_jobs(directory: SweepDirectory, new: Jobs) -> tuple[Jobs, Mapping[in
         kinds = ("a grid", "without sweep.trials") if old.search is None else ("a search", "with sweep.trials=50")
         raise UserError(f"the sweep is {kinds[0]}", key=_KEY, remedy=f"Continue it {kinds[1]}, or leave {_KEY} out.")
     if old.search is not None and new.search is not None:
-        new.search.space.check_same(old.search.space)
-        if HistoryReader(directory, old.search.settings, old.search.repeats).read().metrics:  # before, all may change
-            new.search.settings.check_same(old.search.settings)
+        new.search.check_same(old.search)
         trials = max(new.search.trials, directory.count // new.search.repeats)
         return Jobs.of_search(replace(new.search, trials=trials)), {}
     jobs, named = old.joined(new)

@@ -126,7 +126,7 @@ def _source(settled: resume_sweep.Settled, draft: SweepDraft) -> Source:
 
     found = settled.directory.description.jobs.search
     assert found is not None, "the directory has the same search"
-    return SearchSource(settled.directory, replace(draft.jobs.search, trials=found.trials), draft.options)
+    return SearchSource(settled.directory, replace(draft.jobs.search, trials=found.trials), draft.options.enqueue)
 
 
 def _executor(

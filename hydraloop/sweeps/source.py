@@ -21,9 +21,6 @@ class Job:
 class Source(Protocol):
     """Gives each job that is not over once, and a paused job again. A resumed sweep has a new source."""
 
-    waits: bool = False
-    """Whether a job that is to continue has not ended yet, so that `next_job` has to be called again."""
-
     @property
     def numbers(self) -> Sequence[int]:
         """The jobs that are to be over at the end."""

@@ -18,7 +18,7 @@ from hydraloop.run_files.lock import Holder
 from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import holds_run
 from hydraloop.sweeps import states, sweep_description
-from hydraloop.sweeps.jobs import key_of
+from hydraloop.sweeps.axes import key_of
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.tracking.tracker import valid_utf8
@@ -103,18 +103,6 @@ class SweepDirectory:
             if (self.folder(number) / states.FILENAME).exists():
                 return (number // search.repeats + 1) * search.repeats
         return 0
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether `sweep.until` has ended the search."""
-        search = self.description.jobs.search
-        return search is not None and search.is_ended
-
-    def end_search(self) -> None:
-        """Write that the search asks for no further trial. Errors: as of `widen`."""
-        jobs = self.description.jobs
-        assert jobs.search is not None, "it is a search"
-        self.widen(replace(self.description, jobs=replace(jobs, search=replace(jobs.search, is_ended=True))))
 
     def lines(self, state: JobState) -> tuple[str, ...]:
         """Return the overrides of a job, masked."""

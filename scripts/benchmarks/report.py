@@ -23,7 +23,7 @@ from measure import environment, goal, machine
 
 from hydraloop.run_files.record_writer import as_json
 from hydraloop.sweeps import states
-from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.axes import Axis
 from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
@@ -56,16 +56,14 @@ def write_sweep(path: Path, jobs: int, points: int) -> None:
     draw = random.Random(0)
     lrs = tuple((f"optimizer.lr={10 ** -(4 - 3 * n / (jobs // 20)):.4g}",) for n in range(jobs // 20))
     decays = tuple((f"optimizer.weight_decay={n / 20:g}",) for n in range(20))
-    axes = Axes((Axis(("optimizer.lr",), lrs), Axis(("optimizer.weight_decay",), decays)))
-    listed = Jobs(tuple(map(axes.lines, range(axes.count))), axes.swept)
-    typed = tuple(
-        f"{axis.keys[0]}={','.join(value[0].partition('=')[2] for value in axis.values)}" for axis in axes.axes
-    )
+    axes = [Axis(("optimizer.lr",), lrs), Axis(("optimizer.weight_decay",), decays)]
+    listed = Jobs.of_axes(axes)
+    typed = tuple(f"{axis.keys[0]}={','.join(value[0].partition('=')[2] for value in axis.values)}" for axis in axes)
     described = Description(
         "0", time.time(), ("python", "train.py", "-m"), typed, {"": {}}, "${hydra.job.num}", listed, "seed", {}
     )
     directory = SweepDirectory.create(path, described)
-    for number in range(axes.count):
+    for number in range(listed.count):
         folder = directory.folder(number)
         folder.mkdir()
         speed = draw.uniform(0.3, 3)

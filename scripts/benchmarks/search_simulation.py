@@ -114,7 +114,7 @@ def decide(results: Sequence[Mapping[int, float]], promoted: Sequence[Collection
     """Decide as hydraloop, and check that the paper decides the same."""
     from hydraloop.sweeps.search.asha import promotion  # Syne Tune's environment lacks hydraloop
 
-    ours, by_paper = promotion(results, promoted, "less", ETA), by_hand(results, promoted)
+    ours, by_paper = promotion(results, promoted, "less"), by_hand(results, promoted)
     assert ours == by_paper, f"hydraloop promotes {ours}, the paper {by_paper}"
     return ours
 

@@ -14,6 +14,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hydraloop.cli import arguments, command
 from hydraloop.cli import compose as composing
+from hydraloop.schemas.sweep import SweepConf
+from hydraloop.sweeps.axes import jobs_of
 from hydraloop.sweeps.selection import select
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -72,9 +74,10 @@ def all_composed() -> Iterator[tuple[str, str]]:
             lines, _ = arguments.with_hook_lists(typed)
             yield f"{name}.yaml", _text(["python train.py", *typed], job(lines, opened))
         for name, typed in SWEEPS.items():
-            jobs = select(arguments.parse(typed), [], {})
-            for number in range(jobs.count):
-                yield f"{name}.{number}.yaml", _text(["python train.py -m", *typed], job(jobs.lines(number), opened))
+            axes = select(arguments.parse(typed), [], OmegaConf.structured(SweepConf))
+            assert isinstance(axes, list)
+            for number, lines in enumerate(jobs_of(axes)):
+                yield f"{name}.{number}.yaml", _text(["python train.py -m", *typed], job(lines, opened))
 
 
 def _text(command: Sequence[str], cfg: DictConfig) -> str:

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.cli import arguments
-from hydraloop.sweeps.selection import axes_of
+from hydraloop.sweeps.axes import lines_of
 from tests.config.composed import GOLDEN, SINGLE, SWEEPS, all_composed, composer, job
 
 
@@ -110,6 +110,6 @@ def test_two_ways_to_type_the_same() -> None:
 
 def test_a_glob_sweeps_over_all_options_of_a_group() -> None:
     with composer() as opened:
-        (axis,) = axes_of(arguments.parse(["experiment=glob(*)"]))
-        names = [job(lines, opened).experiment_name for lines in axis.values]
+        (override,) = arguments.parse(["experiment=glob(*)"])
+        names = [job([line], opened).experiment_name for line in lines_of(override)]
     assert names == ["char_lm", "diabetes", "spirals"]

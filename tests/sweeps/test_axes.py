@@ -1,8 +1,10 @@
+"""The jobs that a sweep has and gets."""
+
 from __future__ import annotations
 
 import time
 
-from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.axes import Axis, first_jobs
 from hydraloop.sweeps.jobs import Jobs
 
 
@@ -10,37 +12,25 @@ def axis(key: str, *values: str) -> Axis:
     return Axis((key,), tuple((f"{key}={value}",) for value in values))
 
 
-def jobs(axes: Axes) -> list[tuple[str, ...]]:
-    return [axes.lines(number) for number in range(axes.count)]
-
-
-def test_the_last_axis_changes_fastest() -> None:
-    axes = Axes((axis("a", "1", "2"), axis("b", "x"), axis("c", "3", "4")))
-    assert jobs(axes) == [
-        ("a=1", "b=x", "c=3"),
-        ("a=1", "b=x", "c=4"),
-        ("a=2", "b=x", "c=3"),
-        ("a=2", "b=x", "c=4"),
+def test_the_last_axis_changes_fastest_and_each_value_is_checked_once() -> None:
+    axes = [axis("a", "1", "2"), axis("b", "x"), axis("c", "3", "4", "5")]
+    jobs = Jobs.of_axes(axes)
+    assert [" ".join(lines) for lines in jobs.listed[:4]] == [
+        "a=1 b=x c=3",
+        "a=1 b=x c=4",
+        "a=1 b=x c=5",
+        "a=2 b=x c=3",
     ]
-    assert axes.swept == ("a", "c")
-
-
-def test_no_axis_is_one_job() -> None:
-    assert jobs(Axes(())) == [()]
-
-
-def test_the_first_job_with_each_value() -> None:
-    axes = Axes((axis("a", "1", "2"), axis("b", "1", "2", "3")))
-    assert axes.first_jobs() == [{0: 0, 1: 3}, {0: 0, 1: 1, 2: 2}]
+    assert (jobs.count, jobs.swept) == (6, ("a", "c"))
+    assert [" ".join(lines) for lines in first_jobs(axes, 2)] == ["a=1 b=x c=3", "a=2 b=x c=3", "a=1 b=x c=4"]
 
 
 def test_10_000_jobs_take_a_moment() -> None:
-    axes = Axes((axis("a", *map(str, range(100))), axis("b", *map(str, range(100)))))
+    axes = [axis("a", *map(str, range(100))), axis("b", *map(str, range(100)))]
     began = time.process_time()
-    assert len({axes.lines(number) for number in range(axes.count)}) == 10_000
-    axes.first_jobs()
-    listed = Jobs(tuple(map(axes.lines, range(10_000))), axes.swept)
+    listed = Jobs.of_axes(axes)
     assert listed.joined(listed)[0] == listed
+    assert len(set(listed.listed)) == 10_000
     assert time.process_time() - began < 1
 
 

@@ -13,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer
+from hydraloop.schemas.sweep import SweepConf
+from hydraloop.sweeps.axes import jobs_of
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.selection import select
 from tests.config.composed import composer
@@ -100,9 +102,10 @@ def composed(
     except Exception:  # Hydra stops here, and so do we
         return
     loader, jobs = GlobalHydra.instance().config_loader(), GridComposer(opened, master)
-    axes = select(arguments.parse(grid), [], {})
-    for number in chance.sample(range(axes.count), min(most, axes.count)):
-        lines = axes.lines(number)
+    axes = select(arguments.parse(grid), [], OmegaConf.structured(SweepConf))
+    assert isinstance(axes, list)
+    listed = list(jobs_of(axes))
+    for lines in chance.sample(listed, min(most, len(listed))):
         yield lines, partial(jobs.compose, lines), partial(loader.load_sweep_config, master, list(lines))
         jobs.prepare()  # for the next jobs with the same groups
 

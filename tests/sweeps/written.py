@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.sweeps import states
-from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.axes import Axis
 from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
@@ -26,7 +26,6 @@ def sweep(
     for axis in axes:
         key, _, values = axis.partition("=")
         made.append(Axis((key.lstrip("+"),), tuple((f"{key}={value}",) for value in values.split(","))))
-    product = Axes(tuple(made))
     described = Description(
         uid="0",
         created=0.0,
@@ -34,7 +33,7 @@ def sweep(
         overrides=overrides or axes,
         configs={"": {}},
         subdir="${hydra.job.num}",
-        jobs=Jobs(tuple(map(product.lines, range(product.count))), product.swept),
+        jobs=Jobs.of_axes(made),
         average=average,
         git={},
     )

@@ -142,8 +142,7 @@ class Controller:
             self._looked = time.monotonic()
         self._start()
         self._prune()
-        waits = self.source.waits and not self.stops
-        return bool(self._running) or waits or (bool(self._elsewhere) and not self._gives_up)
+        return bool(self._running) or (bool(self._elsewhere) and not self._gives_up)
 
     @property
     def _gives_up(self) -> bool:

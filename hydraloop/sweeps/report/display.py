@@ -194,7 +194,7 @@ def _summary(progress: Progress, now: float, began: float) -> list[str]:
     times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
     lines = [f"{title}: {', '.join(counts)}; {times}"]
     best, averaged, search = progress.best, directory.description.averaged, directory.description.jobs.search
-    if best is not None and (search is None or not search.settings.objectives):
+    if best is not None and (search is None or not search.objectives):
         swept = brief(" ".join(directory.description.jobs.swept_lines(directory.lines(best))))
         later = "" if averaged is None else f", before results are averaged over {averaged}"
         lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept}){later}")

@@ -100,7 +100,7 @@ class Results:
 def collect(directory: SweepDirectory) -> Results:
     """Read the states of all jobs, without those that a search has not asked for. 10,000 take about a second."""
     states, jobs = directory.current_states(), directory.description.jobs
-    search = None if jobs.search is None else search_results.collect(directory, jobs.search, states)
+    search = None if jobs.search is None else search_results.collect(directory, jobs.search)
     metric, rule, values = _compared(states, search)
     rows = sorted((_row(directory, state, search) for state in states), key=lambda row: _order(row, values, rule))
     average = directory.description.averaged

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.report.formats import brief, clock, duration, number
-from hydraloop.errors import not_installed, printable
+from hydraloop.engine.report.formats import brief, duration, number
+from hydraloop.errors import printable
 from hydraloop.run_files.environment import shown
 from hydraloop.safety.secrets import MASK
 from hydraloop.sweeps.report import results
@@ -66,8 +65,9 @@ def show(directory: SweepDirectory) -> None:
         console.print(f"trials: {len(found.search.pareto):,}; the command of each is in {where}", soft_wrap=True)
     if found.best is not None:
         console.print(best_lines(directory, found), soft_wrap=True)
-    if found.search is not None:
-        console.print("\n".join(_of_search(found.search)), soft_wrap=True)
+    if found.search is not None and found.search.importance is not None:
+        shares = ", ".join(f"{key} {share:.2f}" for key, share in found.search.importance.items())
+        console.print(f"importance (PED-ANOVA, 1 in all): {shares}", soft_wrap=True)
 
 
 def new_console() -> Console:
@@ -127,7 +127,7 @@ def pareto_table(found: Results, search: SearchResults, most: int = _MOST) -> Ta
     swept = {row.job: row.swept for row in found.rows}
     for point in search.pareto[:most]:
         cells = [brief(swept[point.jobs[0]].get(key, "")) for key in keys]
-        table.add_row(_ranges(list(point.jobs)), *cells, *map(number, point.values.values()))
+        table.add_row(", ".join(map(str, point.jobs)), *cells, *map(number, point.values.values()))
     return table
 
 
@@ -151,32 +151,6 @@ def line(text: str) -> Text:
 def _other_objectives(found: Results) -> list[str]:
     """Return the objectives of a search after the first one, which is the metric of all results."""
     return [] if found.search is None else list(found.search.objectives)[1:]
-
-
-def _of_search(search: SearchResults) -> list[str]:
-    """Return the importance of the keys, and what the search has cost."""
-    lines, cost = [], search.cost
-    if search.importance is not None:
-        shares = ", ".join(f"{key} {share:.2f}" for key, share in search.importance.items())
-        lines.append(f"importance (PED-ANOVA, 1 in all): {shares}")
-    elif find_spec("optuna") is None:
-        mistake = not_installed("optuna", use="computes the importance of each key")
-        lines.append(f"{mistake.problem}: {mistake.remedy}")
-    counts = {"pruned": cost.pruned, "promoted": cost.promoted, "failed": cost.failed}
-    trials = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    spent = f"cost: {cost.iterations:,} iterations, {clock(cost.hours * 3600)} of all jobs together"
-    return [*lines, f"{spent}; trials: {trials}" if trials else spent]
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Return ascending numbers as `1, 3-5`."""
-    parts: list[list[int]] = []
-    for one in numbers:
-        if parts and one == parts[-1][-1] + 1:
-            parts[-1][1:] = [one]
-        else:
-            parts.append([one])
-    return ", ".join("-".join(map(str, part)) for part in parts)
 
 
 def best_lines(directory: SweepDirectory, found: Results) -> str:

@@ -5,31 +5,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.cli.composing_errors.explain import COMPOSING_ERRORS
+from hydraloop.sweeps.axes import Lines
+from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.search.space import Dimension, Space
 
 
-def with_conditions(space: Space, groups: Sequence[str], has: Callable[[Sequence[str], str], bool]) -> Space:
+def with_conditions(space: Space, grid: GridComposer) -> Space:
     """Return a space whose dimensions have their conditions.
 
     Args:
-        groups: keys of dimensions that select options of config groups.
-        has: returns whether the config with some overrides has a key.
+        grid: composes the jobs.
     """
-    constants = space.lines({})
-    chosen = [one for one in space.searched if one.key in groups]
+    chosen = [one for one in space.dimensions if grid.choices([f"{one.element}={one.ends()[0]}"])]
+
+    @cache
+    def composed(lines: Lines) -> DictConfig | None:
+        with suppress(*COMPOSING_ERRORS, ValueError):  # reported when the jobs are checked
+            return grid.compose(lines)
+        return None
+
+    def has(lines: Lines, key: str) -> bool:
+        cfg, (parent, _, name) = composed(lines), key.rpartition(".")
+        node: Any = cfg if cfg is None or not parent else OmegaConf.select(cfg, parent)
+        return OmegaConf.is_dict(node) and name in node
 
     def condition(one: Dimension) -> Dimension:
-        if one.element.startswith("+") or one.key in groups:
+        if one.element.startswith("+") or one in chosen:
             return one
-        only, needed = dict[str, tuple[str, ...]](), constants
+        only, needed = dict[str, tuple[str, ...]](), space.constants
         for group in chosen:
-            lines = {choice: f"{group.element}={choice}" for choice in group.choices}
-            found = [choice for choice, line in lines.items() if has((*needed, line), one.key)]
+            lines = {choice: (*needed, f"{group.element}={choice}") for choice in group.choices}
+            found = tuple(choice for choice, job in lines.items() if has(job, one.key))
             if found and len(found) < len(lines):
-                only[group.key], needed = tuple(found), (*needed, lines[found[0]])
+                only[group.key], needed = found, lines[found[0]]
         return replace(one, only=only)
 
-    return replace(space, dimensions=tuple(condition(one) for one in space.dimensions))
+    found = map(condition, space.dimensions)
+    return replace(space, dimensions=tuple(sorted(found, key=lambda one: bool(one.only))))

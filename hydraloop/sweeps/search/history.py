@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydraloop.errors import UserError
-from hydraloop.sweeps.search import measures
-from hydraloop.sweeps.search.measures import TrialState
-from hydraloop.sweeps.search.settings import Rule, Settings
+from hydraloop.run_files.record_log import FILENAME, Position, Reader, read_all
+from hydraloop.run_files.result import Result, by_keys
+from hydraloop.sweeps.search.search import Rule, Search
 from hydraloop.sweeps.search.space import Params
 from hydraloop.sweeps.states import JobState
 
 if TYPE_CHECKING:
     from hydraloop.sweeps.sweep_directory import SweepDirectory
+
+TrialState = Literal["running", "paused", "complete", "failed", "pruned"]
+"""`running`: asked for, and not over. `failed`: an error, NaN, or out of memory."""
+_STATES: dict[str, TrialState] = {
+    "finished": "complete",
+    "stopped": "complete",
+    "paused": "paused",
+    "pruned": "pruned",
+    "failed": "failed",
+}
+_BATCH = 1000
+"""Records that are read at once."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """A job, and what a search is told of it."""
+
+    job: JobState
+    state: TrialState
+    values: tuple[float, ...] | None = None
+    """The objectives."""
+    metrics: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    curve: dict[int, float] = field(default_factory=dict)
+    """With `sweep.prune`: the monitored metric by validation, from 1. With `sweep.promote`: by rung, from 1."""
+    problem: UserError | None = None
 
 
 @dataclass(slots=True)
@@ -28,9 +56,9 @@ class Trial:
     """What the sampler has noted."""
     state: TrialState = "running"
     results: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """The objectives of each job that has ended, by its number in the trial."""
+    """The objectives of each job that has ended, by its number in the sweep."""
     curve: dict[int, float] = field(default_factory=dict)
-    """The monitored metric by validation, from 1; with `sweep.promote`, by rung."""
+    """See `Measured`."""
     jobs: list[JobState] = field(default_factory=list)
 
     @property
@@ -45,35 +73,14 @@ class Trial:
 class History:
     """A search at a moment. The same files give the same history, and the same decisions."""
 
-    repeats: int = 1
-    """The jobs of a trial."""
     trials: list[Trial] = field(default_factory=list)
     """By number."""
     metrics: tuple[str, ...] = ()
     """The objectives. Empty until the first result."""
     rules: tuple[Rule, ...] = ()
     """Which values of each objective are better."""
-    promoted: list[set[int]] = field(default_factory=list)
-    """The trials that were promoted out of each rung."""
-    rungs: list[dict[int, float]] = field(default_factory=list)
-    """The values of all trials that have reached each rung."""
     problem: UserError | None = None
     """Why results cannot be compared."""
-
-    def of(self, job: int) -> tuple[Trial, int]:
-        """Return the trial of a job, and the number of the job in it."""
-        return self.trials[job // self.repeats], job % self.repeats
-
-    def job(self, trial: Trial, repeat: int = 0) -> int:
-        """Return the number of a job of a trial."""
-        return trial.number * self.repeats + repeat
-
-    def best(self) -> Trial | None:
-        """Return the best trial that is complete, with one objective; None if there is none."""
-        if len(self.rules) != 1:
-            return None
-        found = [one for one in self.trials if one.state == "complete"]
-        return min(found, key=lambda one: (rank(one.values, self.rules), one.number), default=None)
 
 
 class HistoryReader:
@@ -81,15 +88,12 @@ class HistoryReader:
 
     Args:
         directory: of the sweep.
-        settings: of the search.
-        repeats: the jobs of a trial.
+        search: whose jobs are read.
     """
 
-    def __init__(self, directory: SweepDirectory, settings: Settings, repeats: int) -> None:
-        self._directory, self._settings, self._repeats = directory, settings, repeats
-        self._over: dict[int, tuple[JobState, measures.Told]] = {}
-        self._curves: dict[int, dict[int, float]] = {}
-        """Of jobs that are over."""
+    def __init__(self, directory: SweepDirectory, search: Search) -> None:
+        self._directory, self._search = directory, search
+        self._over: dict[int, Measured] = {}
 
     def read(self, running: Collection[int] = ()) -> History:
         """Return the history. Takes 20 us for each job that is not over.
@@ -97,91 +101,116 @@ class HistoryReader:
         Args:
             running: jobs that are not over, whatever their files say: a controller starts them again.
         """
-        history = History(self._repeats)
-        for number in range(self._directory.count // self._repeats):
-            trial = self._trial(number, running, history)
-            history.trials.append(trial)
-            self._add_rungs(trial, history)
-        if self._settings.prune is not None and history.metrics:
-            for trial in history.trials:
-                if trial.state in ("complete", "pruned"):
-                    trial.curve.update(self._curve(trial.jobs[0], history.metrics[0]))
+        history, repeats = History(), self._search.repeats
+        for number in range(self._directory.count // repeats):
+            jobs = [self._job(job, running) for job in range(number * repeats, (number + 1) * repeats)]
+            for one in jobs:
+                if one.metrics and not history.metrics:
+                    history.metrics, history.rules = one.metrics, one.rules
+                if one.metrics and one.metrics != history.metrics:
+                    one.problem = _other_metric(one, history.metrics[0])
+                history.problem = history.problem or one.problem
+            history.trials.append(_trial(number, jobs))
         return history
 
-    def _trial(self, number: int, running: Collection[int], history: History) -> Trial:
-        jobs = range(number * self._repeats, (number + 1) * self._repeats)
-        states, told = zip(*(self._job(job, running, history) for job in jobs), strict=True)
-        trial = Trial(number, {}, state="failed", jobs=list(states))  # unless a `job.json` has its values
-        for state in states:
-            if state.params is not None:
-                trial.params, trial.notes, trial.state = state.params, state.notes, _state([one.state for one in told])
-                break
-        for repeat, one in enumerate(told):
-            if one.state == "complete" and one.values is not None:
-                trial.results[repeat] = one.values
-        return trial
-
-    def _job(self, number: int, running: Collection[int], history: History) -> tuple[JobState, measures.Told]:
-        """Return the state of a job and what it tells, and note the objectives in the history."""
+    def _job(self, number: int, running: Collection[int]) -> Measured:
         if number in self._over:
-            state, told = self._over[number]
-        else:
-            state = self._directory.state(number)
-            if number in running:
-                return state, measures.Told("running")
-            try:
-                told = measures.measure(state, self._directory.run_dir(state), self._settings)
-            except UserError as error:
-                history.problem = history.problem or error
-                return state, measures.Told("failed")
-            if state.is_over:
-                self._over[number] = state, told
-        if told.values is not None:
-            if told.metrics != (history.metrics or told.metrics):
-                history.problem = history.problem or _other_metric(number, told.metrics[0], history.metrics[0])
-                return state, measures.Told("failed")
-            history.metrics, history.rules = told.metrics, told.rules
-        return state, told
-
-    def _add_rungs(self, trial: Trial, history: History) -> None:
-        """Note the rungs that a trial has reached, and out of which it was promoted."""
-        if self._settings.promote is None:
-            return
-        (job,) = trial.jobs
-        values = list(job.rungs)
-        if trial.state in ("paused", "pruned"):
-            values.append(rung_value(job, self._directory, self._settings))
-        for rung, value in enumerate(values):
-            if rung == len(history.rungs):
-                history.rungs.append({})
-                history.promoted.append(set())
-            history.rungs[rung][trial.number] = trial.curve[rung + 1] = value
-            if rung < len(job.rungs):
-                history.promoted[rung].add(trial.number)
-
-    def _curve(self, job: JobState, metric: str) -> dict[int, float]:
-        if job.number not in self._curves:
-            found = measures.Validations(self._directory.run_dir(job), metric)
-            self._curves[job.number] = dict(found.read())
-        return self._curves[job.number]
+            return self._over[number]
+        state = self._directory.state(number)
+        if number in running:
+            return Measured(state, "running", curve=_rungs(state))
+        found = measure(state, self._directory.run_dir(state), self._search)
+        if state.is_over:
+            self._over[number] = found
+        return found
 
 
-def rung_value(job: JobState, directory: SweepDirectory, settings: Settings) -> float:
-    """Return the objective of a paused job; NaN without one."""
-    told = measures.measure(job, directory.run_dir(job), settings)
-    return math.nan if told.values is None else told.values[0]
+def _trial(number: int, jobs: list[Measured]) -> Trial:
+    """Return a trial with its jobs. Without a `job.json` that has its values, it has failed."""
+    trial = Trial(number, {}, state="failed", curve=jobs[0].curve, jobs=[one.job for one in jobs])
+    known = next((one.job for one in jobs if one.job.params is not None), None)
+    if known is not None and known.params is not None and not any(one.problem for one in jobs):
+        found = {one.state for one in jobs}
+        order: tuple[TrialState, ...] = ("failed", "pruned", "running", "paused", "complete")
+        trial.params, trial.notes = known.params, known.notes
+        trial.state = next(state for state in order if state in found)
+    trial.results = {one.job.number: one.values for one in jobs if one.state == "complete" and one.values is not None}
+    return trial
 
 
-def _state(jobs: list[TrialState]) -> TrialState:
-    """Return the state of a trial by those of its jobs."""
-    for state in ("failed", "pruned", "running", "paused"):
-        if state in jobs:
-            return state
-    return "complete"
+def measure(job: JobState, run_dir: Path, search: Search) -> Measured:
+    """Return what a job has reached, by its files."""
+    found = Measured(job, _STATES.get(job.state, "running"), curve=_rungs(job))
+    if found.state in ("running", "failed"):
+        return found
+    if job.value is None or not math.isfinite(job.value) or job.metric is None:
+        found.state = found.state if found.state in ("paused", "pruned") else "failed"
+    elif search.objectives:
+        names, known = tuple(search.objectives), _measured(job, run_dir)
+        for name in names:
+            if name not in known:
+                problem, remedy = f"no record of job {job.number} has {name}", f"Use one of these: {', '.join(known)}."
+                found.problem = UserError(problem, key="sweep.objectives", remedy=remedy)
+                return found
+        found.values, found.metrics = tuple(known[name] for name in names), names
+        found.rules = tuple(search.objectives.values())
+        if not all(map(math.isfinite, found.values)):
+            found.state, found.values = "failed", None
+    else:
+        rule = job.rule or ("greater" if by_keys(job.metric) else "less")
+        found.values, found.metrics, found.rules = (job.value,), (job.metric,), (rule,)
+    if search.promote is not None and found.state in ("paused", "pruned"):
+        found.curve[len(found.curve) + 1] = math.nan if found.values is None else found.values[0]
+    if search.prune is not None and found.metrics and found.state != "failed":
+        found.curve = dict(Validations(run_dir, found.metrics[0]).read())
+    return found
 
 
-def _other_metric(number: int, metric: str, earlier: str) -> UserError:
-    problem = f"job {number} monitors {metric}, and earlier results are values of {earlier}"
+def _rungs(job: JobState) -> dict[int, float]:
+    return dict(enumerate(job.rungs, 1))
+
+
+def _measured(job: JobState, run_dir: Path) -> dict[str, float]:
+    """Return the metrics of the last validation and test, the objective, the time [s] and the memory [MiB]."""
+    result = Result.read(run_dir)
+    found = {} if result is None else {**result.test_metrics, **result.val_metrics}
+    records = [record.values["memory"] for record in read_all(run_dir / FILENAME) if "memory" in record.values]
+    found |= {"memory": max(records)} if records else {}
+    found |= {} if job.metric is None or job.value is None else {job.metric: job.value}
+    return {**found, "time": job.seconds}
+
+
+class Validations:
+    """Reads the values of a metric in the validations of a run, also while it writes them.
+
+    Args:
+        run_dir: of the run.
+        metric: whose values are read.
+    """
+
+    def __init__(self, run_dir: Path, metric: str) -> None:
+        self._reader, self._metric = Reader(run_dir / FILENAME, Position()), metric
+        self.values = dict[int, float]()
+        """By validation, from 1."""
+        self.iteration = 0
+        """Of the last one."""
+
+    def read(self) -> Iterator[tuple[int, float]]:
+        """Yield the number, from 1, and the value of each new validation."""
+        while True:
+            records, self._reader.position = self._reader.read(_BATCH)
+            for record in records:
+                if record.mode == "val" and self._metric in record.values:
+                    self.iteration = record.iteration
+                    self.values[len(self.values) + 1] = record.values[self._metric]
+                    yield len(self.values), record.values[self._metric]
+            if len(records) < _BATCH:
+                return
+
+
+def _other_metric(one: Measured, earlier: str) -> UserError:
+    metric = one.metrics[0]
+    problem = f"job {one.job.number} monitors {metric}, and earlier results are values of {earlier}"
     remedy = f"Start a search that names a metric of all jobs: 'sweep.objectives={{{metric}: max}}'."
     return UserError(problem, key="sweep.objectives", remedy=remedy)
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any, Literal
 
-from hydraloop.sweeps.search.settings import Settings
+from omegaconf import DictConfig, OmegaConf
+
+from hydraloop.errors import Remedy, UserError, leave_out, not_installed
+from hydraloop.run_files.changes import differences
+from hydraloop.run_files.config_yaml import plain
+from hydraloop.safety.secrets import masked
 from hydraloop.sweeps.search.space import Space
+
+Rule = Literal["greater", "less"]
+_RULES: dict[str, Rule] = {"max": "greater", "min": "less"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +26,84 @@ class Search:
     space: Space
     trials: int
     """`sweep.trials`."""
-    settings: Settings = field(default_factory=lambda: Settings(0))
-    is_ended: bool = False
-    """Whether `sweep.until` has ended it."""
+    seed: int = 0
+    """The seed of the first job."""
+    sampler: Any = "tpe"
+    """See `sampler.make`."""
+    prune: str | None = None
+    promote: str | None = None
+    rung: int = 1
+    """Validations until the first rung."""
+    objectives: Mapping[str, Rule] = field(default_factory=dict)
+    """Empty: what each run monitors."""
 
     @property
     def repeats(self) -> int:
         """The number of jobs of a trial."""
-        return self.space.repeat_count
+        return max(1, len(self.space.repeats))
 
     def masked(self) -> Search:
         """Return the search with secrets masked."""
-        return replace(self, space=self.space.masked(), settings=self.settings.masked())
+        return replace(self, space=self.space.masked(), sampler=masked(plain(self.sampler)))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Search:
         """Return what `dataclasses.asdict` and JSON have made into lists and mappings."""
-        space, settings = Space.from_json(content["space"]), Settings(**content["settings"])
-        return cls(space, content["trials"], settings, content["is_ended"])
+        return cls(**{**content, "space": Space.from_json(content["space"])})
+
+    def check_same(self, stored: Search) -> None:
+        """Refuse to continue a search in another space, or with other decisions.
+
+        Args:
+            stored: the search, masked.
+
+        Raises:
+            UserError: this one differs in more than the number of trials.
+        """
+        new = replace(self.masked(), trials=stored.trials)
+        remedy = "Give what the search has. To start a new search, leave sweep.resume and hydra.sweep.dir out."
+        if (new.space.dimensions, new.space.repeats) != (stored.space.dimensions, stored.space.repeats):
+            raise UserError("the search is over other values", key="sweep.resume", remedy=remedy)
+        for change in differences(asdict(replace(stored, space=new.space)), asdict(new)):
+            raise UserError(f"the search decides by another value: {change}", key="sweep.resume", remedy=remedy)
+
+
+def search_of(space: Space, options: DictConfig, configs: Sequence[DictConfig]) -> Search:
+    """Return the search that a command line asks for.
+
+    Args:
+        options: `sweep.*`.
+        configs: of the corners of the space, the first job at first.
+
+    Raises:
+        UserError: options contradict each other, or the search could not decide by them.
+    """
+    if find_spec("optuna") is None:
+        raise not_installed("optuna", key="sweep.trials", use="chooses the values of a search")
+    objectives: dict[str, Rule] = {}
+    for name, how in options.objectives.items():
+        if how not in _RULES:
+            remedy = "Write 'sweep.objectives={accuracy: max, time: min}'."
+            raise UserError(f"{how!r} is neither max nor min", key=f"sweep.objectives.{name}", remedy=remedy)
+        objectives[str(name)] = _RULES[how]
+    for key in ("prune", "promote"):
+        if options[key] and (len(objectives) > 1 or space.repeats or (options.prune and options.promote)):
+            problem = "it needs a single objective, trials of one job, and no other way to end trials"
+            raise UserError(problem, key=f"sweep.{key}", remedy=leave_out(f"sweep.{key}"))
+    for cfg in configs:
+        if None in (cfg.engine.val_interval, cfg.data.get("val")):
+            remedy = Remedy("Set data.val and engine.val_interval=1.", add=["engine.val_interval=1"])
+            raise UserError("a search compares validations, and a job has none", key="sweep.trials", remedy=remedy)
+        if cfg.engine.pause_after is not None:
+            raise UserError("a search does not continue such a job", key="engine.pause_after", remedy="Leave it out.")
+    sampler = OmegaConf.to_container(options.sampler, resolve=True) if OmegaConf.is_dict(options.sampler) else None
+    return Search(
+        space,
+        options.trials,
+        int(configs[0].seed),
+        sampler or options.sampler,
+        options.prune,
+        options.promote,
+        options.rung,
+        objectives,
+    )

@@ -31,7 +31,7 @@ from hydraloop.run_files import atomic, checkpoint_files
 from hydraloop.run_files.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps import queue
-from hydraloop.sweeps.axes import Axes, Axis
+from hydraloop.sweeps.axes import Axis
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
@@ -104,14 +104,13 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
         grid = GridComposer(composer, composer.compose_sweep([*lines, f"hydra.sweep.subdir={subdir}"]))
         constants = [Axis((line.partition("=")[0],), ((line,),)) for line in lines]
         swept = [Axis((key,), tuple((f"{key}={value}",) for value in values)) for key, values in axes.items()]
-        all_axes = Axes((*constants, *swept))
+        listed = Jobs.of_axes([*constants, *swept])
         if (path / "sweep.json").exists():
             directory = SweepDirectory.load(path)
         else:
-            listed = Jobs(tuple(map(all_axes.lines, range(all_axes.count))), all_axes.swept)
             description = Description("uid", 0.0, ("python",), (), {}, subdir, listed, "seed", {})
             directory = SweepDirectory.create(path, description)
-        draft = Draft(overrides=lines, cfg=grid.compose(all_axes.lines(0)), typed=typed_keys(lines))
+        draft = Draft(overrides=lines, cfg=grid.compose(listed.listed[0]), typed=typed_keys(lines))
         jobs = RunStarter(Reports(with_traceback=False), Peers())
         worker = SweepJob(directory, draft, jobs, grid)
         codes = []
@@ -121,7 +120,7 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: s
                 for when in death:
                     prepare(when)
                 folder = str(directory.folder(number))
-                leave(worker.run(Request(number, all_axes.lines(number), folder, attempts, directory.controller)))
+                leave(worker.run(Request(number, listed.listed[number], folder, attempts, directory.controller)))
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
             queue.end(directory, number, codes[-1], attempts + 1)
         print(json.dumps(codes))

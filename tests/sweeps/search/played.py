@@ -18,8 +18,8 @@ from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.search import search as searching
-from hydraloop.sweeps.search.history import History, HistoryReader
-from hydraloop.sweeps.search.settings import Rule, Settings
+from hydraloop.sweeps.search.history import History, HistoryReader, Trial
+from hydraloop.sweeps.search.search import Rule
 from hydraloop.sweeps.search.space import Space
 from hydraloop.sweeps.search_source import SearchSource
 from hydraloop.sweeps.selection import select
@@ -54,7 +54,8 @@ class Search:
     overrides: tuple[str, ...] = (LR,)
     options: Mapping[str, Any] = field(default_factory=dict)
     loss: Callable[[Mapping[str, str]], float] = distance
-    validations: int | None = None
+    validations: float = math.inf
+    """Of a whole run."""
     workers: int = 2
     kills: Callable[[], bool] = lambda: False
     """Asked before each step of a job: whether everything is killed there."""
@@ -67,16 +68,9 @@ class Search:
         self.space = space
         given = self.sweep.objectives.items()
         objectives: dict[str, Rule] = {name: "greater" if how == "max" else "less" for name, how in given}
-        settings = Settings(
-            0,
-            self.sweep.sampler,
-            self.sweep.prune,
-            self.sweep.promote,
-            self.sweep.rung,
-            self.validations,
-            objectives,
-        )
-        self.search = searching.Search(space, self.sweep.trials, settings)
+        sampler = self.sweep.sampler if isinstance(self.sweep.sampler, str) else dict(self.sweep.sampler)
+        options = sampler, self.sweep.prune, self.sweep.promote, self.sweep.rung
+        self.search = searching.Search(space, self.sweep.trials, 0, *options, objectives)
         path = self.folder / "sweep"
         described = replace(DESCRIPTION, jobs=Jobs.of_search(self.search))
         self.directory = SweepDirectory.load(path) if path.exists() else SweepDirectory.create(path, described)
@@ -84,7 +78,7 @@ class Search:
     def run(self, **options: Any) -> Controller:
         """Run the search to its end, or until it is killed."""
         directory = SweepDirectory.load(self.directory.path)
-        source = SearchSource(directory, self.search, self.sweep)
+        source = SearchSource(directory, self.search, self.sweep.enqueue)
         played = Played(directory, self._step)
         loop = Controller(directory, played, source, Shares(self.workers), Seen(), **options)  # type: ignore[arg-type]
         loop.run()
@@ -102,7 +96,7 @@ class Search:
         ended = JobState(request.number, "finished", metric="loss", rule="less", value=loss, step=1)
         if math.isnan(loss):
             ended = replace(ended, state="failed", error="the loss is NaN")
-        elif "engine.pause_after" in values:
+        elif float(values.get("engine.pause_after", math.inf)) < self.validations:
             reason = f"preempted by engine.pause_after={values['engine.pause_after']}"
             ended = replace(ended, state="paused", reason=reason)
         self._write(played, request, ended)
@@ -110,7 +104,12 @@ class Search:
 
     def history(self) -> History:
         """What the search knows."""
-        return HistoryReader(SweepDirectory.load(self.directory.path), self.search.settings, self.search.repeats).read()
+        return HistoryReader(SweepDirectory.load(self.directory.path), self.search).read()
+
+    def best(self) -> Trial:
+        """The complete trial with the lowest loss."""
+        complete = (trial for trial in self.history().trials if trial.state == "complete")
+        return min(complete, key=lambda trial: (trial.values or (math.inf,), trial.number))
 
     def _write(self, played: Played, request: Request, state: JobState) -> None:
         folder = played.directory.folder(request.number)

@@ -17,10 +17,9 @@ from hydraloop.sweeps import states
 from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.search import sampler
 from hydraloop.sweeps.search.history import History, Trial
-from hydraloop.sweeps.search.sampler import Suggester
-from hydraloop.sweeps.search.settings import Rule
+from hydraloop.sweeps.search.search import Rule
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from tests.sweeps.search.played import LR, KilledError, Search, distance
+from tests.sweeps.search.played import LR, KilledError, Search
 
 ASHA = {"promote": "asha", "trials": 30}
 
@@ -38,15 +37,6 @@ def test_tpe_finds_the_best_value(tmp_path: Path) -> None:
     assert sum(losses[20:]) / 20 < sum(losses[:10]) / 10 / 2
 
 
-@pytest.mark.parametrize("options", [{}, ASHA, {"sampler": "nsga2"}, {"sampler": "random"}], ids=str)
-def test_under_kills_each_trial_ends_once(tmp_path: Path, options: dict[str, object]) -> None:
-    search = Search(tmp_path, (LR, "hooks=[],[ema]"), options, validations=9)
-    assert killed(search, random.Random(7)) > 3
-    assert all(trial.state in ("complete", "pruned") for trial in search.history().trials)
-    assert sum(ends(search).values()) == search.search.trials
-    assert set(ends(search)) <= {"finished", "pruned"}
-
-
 def killed(search: Search, chance: random.Random) -> int:
     """Run a search under kills, and return their number."""
     search.kills, kills = lambda: chance.random() < 0.1, 0
@@ -61,7 +51,7 @@ def killed(search: Search, chance: random.Random) -> int:
 
 @pytest.mark.parametrize("options", [{}, ASHA, {"sampler": "nsga2"}, {"sampler": "random"}], ids=str)
 def test_with_one_slot_a_search_suggests_the_same_under_kills(tmp_path: Path, options: dict[str, object]) -> None:
-    """NSGA-II has a second generation: its notes are needed."""
+    """Each trial ends once. NSGA-II has a second generation: its notes are needed."""
     both = []
     for name in ("quiet", "killed"):
         search = Search(tmp_path / name, (LR, "hooks=[],[ema]"), {"trials": 60, **options}, validations=9, workers=1)
@@ -69,6 +59,8 @@ def test_with_one_slot_a_search_suggests_the_same_under_kills(tmp_path: Path, op
             assert killed(search, random.Random(3)) > 4
         else:
             search.run()
+        assert sum(ends(search).values()) == search.search.trials
+        assert set(ends(search)) <= {"finished", "pruned"}
         both.append([(trial.params, trial.state, trial.values) for trial in search.history().trials])
     assert both[0] == both[1]
 
@@ -88,14 +80,14 @@ def test_trials_that_a_killed_controller_has_asked_for_start_before_new_ones(tmp
 def test_with_asha_a_third_of_each_rung_continues_and_the_others_are_pruned(tmp_path: Path) -> None:
     search = Search(tmp_path, options={**ASHA, "trials": 27}, validations=9)
     search.run()
-    history = search.history()
-    assert len(history.rungs[0]) == 27
-    assert 9 <= len(history.rungs[1]) <= 13
-    best = sorted(range(27), key=lambda number: history.rungs[0][number])[:3]
-    assert all(number in history.promoted[0] for number in best)
-    finished = [trial for trial in history.trials if trial.state == "complete"]
+    trials = search.history().trials
+    assert all(1 in trial.curve for trial in trials)
+    assert 9 <= sum(2 in trial.curve for trial in trials) <= 13
+    best = sorted(trials, key=lambda trial: trial.curve[1])[:3]
+    assert all(trial.jobs[0].rungs for trial in best)
+    finished = [trial for trial in trials if trial.state == "complete"]
     assert 3 <= len(finished) <= 5
-    lines = [dict(line.split("=", 1) for line in lines) for number, lines in search.started if number == best[0]]
+    lines = [dict(line.split("=", 1) for line in lines) for number, lines in search.started if number == best[0].number]
     assert [line.get("engine.pause_after") for line in lines][:2] == ["1", "3"]
     assert ends(search) == {"finished": len(finished), "pruned": 27 - len(finished)}
 
@@ -132,7 +124,7 @@ def test_enqueued_trials_are_first_and_the_sampler_completes_them(tmp_path: Path
     assert trials[1].params["hooks"] == "[]"
     assert ["fixed_params" in trial.notes for trial in trials] == [True, True, False]
     search = Search(tmp_path / "b", options={"enqueue": [{"optimizer.lr": 1.0}]})
-    with pytest.raises(UserError, match=r"1\.0 is not in optimizer\.lr="):
+    with pytest.raises(UserError, match=r"is not a trial of this search: .*1\.0"):
         search.run()
 
 
@@ -141,9 +133,7 @@ def test_a_search_goes_on_with_more_trials_but_no_other_space_or_sampler(tmp_pat
     search = continued(tmp_path, {"trials": 15})
     search.run()
     assert len(search.history().trials) == 15
-    with pytest.raises(
-        UserError, match=r"is over optimizer\.lr=.*0\.1\)\); this command line has optimizer\.lr=.*,1\.0\)\)"
-    ):
+    with pytest.raises(UserError, match="the search is over other values"):
         continued(tmp_path, {"trials": 15}, "optimizer.lr=tag(log,interval(1e-4,1))")
     with pytest.raises(UserError, match="sampler"):
         continued(tmp_path, {"trials": 15, "sampler": "random"})
@@ -154,21 +144,9 @@ def continued(folder: Path, options: dict[str, object], *overrides: str) -> Sear
     search = Search(folder, overrides or (LR,), options)
     stored = search.directory.description.jobs.search
     assert stored is not None
-    search.space.check_same(stored.space)
-    search.search.settings.check_same(stored.settings)
+    search.search.check_same(stored)
     search.directory.widen(replace(search.directory.description, jobs=Jobs.of_search(search.search)))
     return search
-
-
-def test_a_search_ends_at_its_target(tmp_path: Path) -> None:
-    search = Search(tmp_path, options={"trials": 200, "until": "best < 0.1 or stale > 100"})
-    loop = search.run()
-    history = search.history()
-    assert len(history.trials) < 200
-    directory = SweepDirectory.load(search.directory.path)
-    assert (directory.count, directory.is_ended) == (len(history.trials), True)
-    assert history.best().values[0] < 0.1
-    assert loop.left == []
 
 
 def test_an_objective_that_no_record_has_ends_the_search(tmp_path: Path) -> None:
@@ -222,7 +200,6 @@ def test_the_median_pruner_is_shown_each_validation_in_turn(tmp_path: Path, rule
     history.metrics, history.rules = ("loss",), (rule,)
     pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1)
     study = optuna.create_study(direction="maximize" if rule == "greater" else "minimize", pruner=pruner)
-    suggester = Suggester(space, "random", 0)
     for number in range(60):
         theirs, level = study.ask(), draws.gauss(0, 1)
         trial = Trial(number, {"optimizer.lr": 1e-3})
@@ -230,29 +207,9 @@ def test_the_median_pruner_is_shown_each_validation_in_turn(tmp_path: Path, rule
             value = math.nan if draws.random() < 0.04 else round(level + draws.gauss(0, 0.5), 1)
             trial.curve[validation] = value
             theirs.report(value, validation)
-            assert suggester.prunes(history, trial, trial.curve) == theirs.should_prune()
+            assert sampler.prunes(space, history, trial, trial.curve) == theirs.should_prune()
             suggested[theirs.should_prune()] += 1
         study.tell(theirs, level)
         trial.state, trial.results = "complete", {0: (level,)}
         history.trials.append(trial)
     assert min(suggested.values()) > 40
-
-
-def test_after_many_trials_tpe_knows_the_best_and_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ask then takes as long as with few."""
-    monkeypatch.setattr(sampler, "_BLOCK", 20)
-    monkeypatch.setattr(sampler, "_BEST", 5)
-    space = Search(tmp_path).space
-    history = History(metrics=("loss",), rules=("less",))
-    for number in range(75):
-        params, notes = Suggester(space, "tpe", 0).suggest(history, number)
-        trial = Trial(number, params, notes)
-        history.trials.append(trial)
-        if number not in (3, 30):  # they run for long
-            trial.state, trial.results = "complete", {0: (distance({"optimizer.lr": str(params["optimizer.lr"])}),)}
-        if number == 67:
-            history.trials[3].state, history.trials[3].results = "complete", {0: (0.0,)}
-    known = [trial.number for trial in sampler._known_to_sampler(history)]
-    assert (len(known), known[5:]) == (5 + 35, list(range(40, 75)))
-    assert 3 in known
-    assert known[:5] == sorted(known[:5])

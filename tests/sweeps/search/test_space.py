@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError
+from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.search.conditions import with_conditions
+from hydraloop.sweeps.search.space import Dimension, Space
 from tests.config.composed import composer
 from tests.sweeps.search.played import Search
 from tests.sweeps.test_planning import planned
@@ -22,12 +26,17 @@ def test_numbers_choices_and_constants_are_dimensions_and_their_ends_are_validat
     with composer() as opened:
         plan, checked = planned(f"{line} data=spirals seed=0,1 sweep.trials=7", opened)
     assert plan.jobs.search is not None
-    assert [str(one) for one in plan.jobs.search.space.searched] == [
-        "optimizer.lr=tag(log,interval(0.0001,0.1))",
-        "hooks=[],[ema]",
-        "engine.max_epochs=int(interval(3,9))",
-        "optimizer.weight_decay=range(0.0,0.3,0.1)",
-    ]
+    numbers = Dimension("optimizer.lr", "optimizer.lr", (), 1e-4, 0.1, is_log=True)
+    assert plan.jobs.search.space == Space(
+        (
+            numbers,
+            Dimension("hooks", "hooks", ("[]", "[ema]")),
+            Dimension("engine.max_epochs", "engine.max_epochs", (), 3, 9, is_int=True),
+            Dimension("optimizer.weight_decay", "optimizer.weight_decay", (), 0.0, 0.2, 0.1),
+        ),
+        ("data=spirals",),
+        ("seed=0", "seed=1"),
+    )
     assert plan.jobs.count == 14
     assert {cfg.optimizer.lr for cfg in checked} == {1e-4, 1e-1}
     assert {cfg.engine.max_epochs for cfg in checked} == {3, 9}
@@ -42,7 +51,7 @@ def test_a_key_that_only_one_option_of_a_group_has_is_only_sampled_with_it() -> 
             f"-m optimizer=adamw,sgd optimizer.momentum=interval(0.5,0.99) {LR} sweep.trials=9", opened
         )
     assert plan.jobs.search is not None
-    momentum = next(one for one in plan.jobs.search.space.searched if one.key == "optimizer.momentum")
+    momentum = next(one for one in plan.jobs.search.space.dimensions if one.key == "optimizer.momentum")
     assert momentum.only == {"optimizer": ("sgd",)}
     assert ["momentum" in cfg.optimizer for cfg in checked].count(True) >= 2
     lines = plan.jobs.search.space.lines({"optimizer": "adamw", "optimizer.lr": 0.01})
@@ -53,12 +62,18 @@ def test_a_key_may_depend_on_two_groups(tmp_path: Path) -> None:
     typed = ("model=cnn,mlp", "norm=batch,none,group", "norm.groups=1,2", "model.norm.rate=interval(0,1)", "a=1")
     space = Search(tmp_path, typed).space
 
-    def has(lines: Sequence[str], key: str) -> bool:
+    class Grid:
         """The default model has no norm."""
-        chosen = {"model": "mlp", "norm": "batch", **dict(line.split("=") for line in lines)}
-        return key != "model.norm.rate" or (chosen["model"] == "cnn" and chosen["norm"] != "none")
 
-    rate = next(one for one in with_conditions(space, ("model", "norm"), has).dimensions if one.only)
+        def choices(self, lines: Sequence[str]) -> Sequence[str]:
+            return [line for line in lines if line.startswith(("model=", "norm="))]
+
+        def compose(self, lines: Sequence[str]) -> DictConfig:
+            chosen = {"model": "mlp", "norm": "batch", **dict(line.split("=") for line in lines)}
+            has_rate = chosen["model"] == "cnn" and chosen["norm"] != "none"
+            return OmegaConf.create({"model": {"norm": {"rate": 0} if has_rate else {}}, "norm": {"groups": 1}})
+
+    rate = next(one for one in with_conditions(space, cast(GridComposer, Grid())).dimensions if one.only)
     assert (rate.key, rate.only) == ("model.norm.rate", {"model": ("cnn",), "norm": ("batch", "group")})
 
 
@@ -67,24 +82,21 @@ def test_a_key_may_depend_on_two_groups(tmp_path: Path) -> None:
     [
         (LR, "optimizer.lr", "has no end", "sweep.trials=50"),
         ("sweep.trials=5", "sweep.trials", "no key has several values", "interval(1e-4,1e-1)"),
-        ("optimizer.lr=interval(0,1e400) sweep.trials=5", "optimizer.lr", "is too wide", "interval(1e-4,1e-1)"),
-        ("optimizer.lr=interval(1,0) sweep.trials=5", "optimizer.lr", "is empty", "smaller end first"),
-        ("optimizer.lr=tag(log,interval(0,1)) sweep.trials=5", "optimizer.lr", "no logarithm", "interval(1e-4,1e-1)"),
-        ("engine.max_epochs=interval(3,9) sweep.trials=5", "engine.max_epochs", "to Integer", "=int(interval(3,9))"),
-        (f"{FIVE} sweep.sampler=cma", "sweep.sampler", "'cma' is unknown", "tpe"),
-        (f"{LR} sweep.trials=500 sweep.sampler=gp", "sweep.sampler", "takes seconds", "sweep.trials=200"),
-        (f"{FIVE} sweep.retry_failed=true", "sweep.retry_failed", "does not run failed trials", "sweep.max_retries=2"),
-        (f"{FIVE} sweep.prune=median engine.val_interval=null", "sweep.prune", "not known", "val_interval=1"),
-        (f"{FIVE} sweep.promote=asha sweep.rung=20", "sweep.rung", "a run has 20", "sweep.rung=1"),
-        (f"{FIVE} sweep.promote=asha sweep.prune=median", "sweep.prune", "either prunes", "Leave"),
-        (f"{LR} seed=0,1 sweep.trials=5 sweep.promote=asha", "sweep.promote", "single jobs", "Leave"),
-        (f"{FIVE} sweep.promote=asha sweep.objectives={{a:max,b:min}}", "sweep.promote", "one objective", ""),
+        ("optimizer.lr=interval(1,0) sweep.trials=5", "optimizer.lr", "low <= high", "smaller end first"),
+        ("optimizer.lr=tag(log,interval(0,1)) sweep.trials=5", "optimizer.lr", "low > 0", "interval(1e-4,1e-1)"),
+        (f"{LR} seed=interval(0,3) sweep.trials=5", "seed", "has no end", "list its values"),
+        ("engine.max_epochs=interval(3,9) sweep.trials=5", "engine.max_epochs", "to Integer", ""),
+        (f"{FIVE} sweep.sampler=cma", "sweep.sampler", "'cma' is not a sampler", "tpe"),
+        (f"{FIVE} sweep.retry_failed=true", "sweep.retry_failed", "no such option", "Leave"),
+        (f"{FIVE} sweep.promote=asha sweep.prune=median", "sweep.prune", "no other way", "Leave"),
+        (f"{LR} seed=0,1 sweep.trials=5 sweep.promote=asha", "sweep.promote", "trials of one job", "Leave"),
+        (f"{FIVE} sweep.promote=asha sweep.objectives={{a:max,b:min}}", "sweep.promote", "single objective", ""),
         (f"{FIVE} sweep.objectives={{a:up}}", "sweep.objectives.a", "neither max nor min", "max"),
-        (f"{FIVE} engine.max_epochs=5,9 sweep.promote=asha", "sweep.promote", "different numbers", "length"),
-        ("optimizer.lr=1e-3,1e-2 sweep.prune=median", "sweep.prune", "this sweep is a grid", "sweep.trials=50"),
-        (f"{FIVE} sweep.zip=[[optimizer.lr,seed]]", "sweep.zip", "by itself", "Leave"),
+        ("optimizer.lr=1e-3,1e-2 sweep.prune=median", "sweep.prune", "only a search", "sweep.trials=50"),
+        (f"{FIVE} sweep.zip=[[optimizer.lr,seed]]", "sweep.zip", "no such option", "Leave"),
         (f"{FIVE} data.val=null", "sweep.trials", "compares validations", "data.val"),
-        (f"{FIVE} engine.pause_after=2", "engine.pause_after", "does not continue", "sweep.promote=asha"),
+        (f"{FIVE} engine.pause_after=2", "engine.pause_after", "does not continue", "Leave"),
+        (f"{FIVE} sweep.enqueue=[{{optimizer.lr:1.0}}]", "sweep.enqueue", "is not a trial", "are searched"),
         (f"{LR} sweep.trials=0", "sweep.trials", "below 1", "null for a grid"),
     ],
 )  # fmt: skip
@@ -115,6 +127,21 @@ def test_enqueued_values_are_those_of_yaml_and_must_be_in_the_space(tmp_path: Pa
     trials = search.history().trials
     assert [trial.params["task.x"] for trial in trials[:4]] == ["null", "'a b'", "True", "[1,2]"]
     assert trials[4].params["task.width"] == 56
-    for wrong in (10, 64, 8.5, float("inf"), float("nan"), "a"):
-        with pytest.raises(UserError, match=r"is not in task\.width=range\(8,64,8\)"):
-            Search(tmp_path / "b", overrides, {"enqueue": [{"task.width": wrong}]}).run()
+    for wrong in (
+        {"task.width": 8.5},
+        {"task.width": float("nan")},
+        {"task.width": "a"},
+        {"task.y": 8},
+        "task.width=8",
+    ):
+        with pytest.raises(UserError, match="is not a trial of this search"):
+            Search(tmp_path / "b", overrides, {"enqueue": [wrong]}).run()
+
+
+def test_a_file_has_the_space_and_the_command_line_changes_it() -> None:
+    with composer() as opened:
+        draft, checked = planned("-m search=lr optimizer=adamw,sgd sweep.trials=7", opened)
+    assert draft.jobs.search is not None
+    assert (draft.jobs.search.trials, draft.jobs.search.sampler) == (7, "tpe")
+    assert draft.jobs.swept == ("optimizer.lr", "optimizer")
+    assert {cfg.optimizer.lr for cfg in checked} == {1e-4, 1e-1}
