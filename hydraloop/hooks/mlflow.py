@@ -21,7 +21,7 @@ class MLflowLoggerHook(TrackerHook):
     A separate process, the sender, sends: every number of every record as a metric, `train/loss` or `val/accuracy`,
     over the iteration; the flattened config as parameters (without nulls and tracker options) and as `config.yaml`; git
     commit, command line, host and world size as tags; CPU, memory, disk, network and GPUs of the machine as system
-    metrics; the pictures and other objects of records; the data sets as inputs; `result.json` and the run's status.
+    metrics; the pictures and other objects of records; `result.json` and the run's status.
     Jobs of a sweep are children of one run. A resumed run continues the same MLflow run: changed parameters are
     `resume_1/…`, and repeated iterations show the values of the resumed run, even if it ends earlier. Secrets in tags
     and names are masked.
@@ -45,11 +45,9 @@ class MLflowLoggerHook(TrackerHook):
         self,
         *,
         tracking_uri: str | None = None,
-        experiment: str | None = None,
         tags: Mapping[str, Any] = MappingProxyType({}),
         system_metrics: bool = True,
         checkpoints: str | None = None,
-        pictures: bool = True,
         log_code: bool = False,
         flush_timeout: float = 10.0,
         interval: int = 1,
@@ -60,13 +58,12 @@ class MLflowLoggerHook(TrackerHook):
             interval=interval,
             options={
                 "tracking_uri": tracking_uri,
-                "experiment": experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME"),
+                "experiment": os.environ.get("MLFLOW_EXPERIMENT_NAME"),
                 "tags": {str(name): str(value) for name, value in tags.items()},
                 "system_metrics": system_metrics,
                 "checkpoints": checkpoints,
-                "pictures": pictures,
                 "log_code": log_code,
-                # The default address depends on these; `sync.py` may run later and elsewhere.
+                # The default address depends on these; `sync` may run later and elsewhere.
                 "folder": str(Path.cwd()),
                 "environment": os.environ.get("MLFLOW_TRACKING_URI"),
             },

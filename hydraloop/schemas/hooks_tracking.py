@@ -26,10 +26,8 @@ class MLflowLoggerHookConf(_TrackerConf):
     _target_: str = "hydraloop.hooks.MLflowLoggerHook"
     tracking_uri: Optional[str] = None
     """`http://…`, `sqlite:///…`, or another address that MLflow accepts. Null: `MLFLOW_TRACKING_URI`, else
-    `sqlite:///mlflow.db` in the working directory, MLflow's default, which `mlflow ui` shows there."""
-    experiment: Optional[str] = None
-    """Name of the experiment. Null: `MLFLOW_EXPERIMENT_NAME`, else `experiment_name`, so that all trackers group runs
-    in the same way."""
+    `sqlite:///mlflow.db` in the working directory, MLflow's default, which `mlflow ui` shows there.
+    `MLFLOW_EXPERIMENT_NAME` names the experiment; without it, it is `experiment_name`, as for the other trackers."""
     tags: Dict[str, Any] = field(default_factory=dict)
     """Additional tags of the run, by name (`+hooks.mlflow.tags.team=a`). Git commit, command, host, world size and
     versions are always tags. `mlflow.runName` is the name of the run, and `mlflow.note.content` the text at the top of
@@ -39,10 +37,8 @@ class MLflowLoggerHookConf(_TrackerConf):
     they show why a run is slow, and a separate process reads them. `MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL` sets the
     seconds between two points (10). The monitor ends if one of its requests fails."""
     checkpoints: Optional[str] = None
-    """Checkpoint files to store as artifacts: `best` or `last` (at the end of the run) or `all` (as they are written).
-    Null: none, because they are large and are in the run directory."""
-    pictures: bool = True
-    """Whether to store pictures (`visualization`, `engine.log_image`). True: they are small."""
+    """Checkpoint files to store as artifacts at the end of the run: `best`, `last` or `all`. Null: none, because they
+    are large and are in the run directory."""
     log_code: bool = False
     """Whether to store `code.patch`, the uncommitted changes of the code. False: no code leaves the machine."""
     flush_timeout: float = 10.0

@@ -29,8 +29,6 @@ class Cursor:
 
     kind: str
     """Dotted path of the tracker."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Options given to `sync` that replace the run's, with secrets masked."""
     offset: int = 0
     """Bytes of the log that are processed."""
     index: int = 0

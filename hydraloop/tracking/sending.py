@@ -17,7 +17,7 @@ from hydraloop.errors import not_installed
 from hydraloop.run_files import lock
 from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.safety.secret_names import name_secrets
-from hydraloop.safety.secrets import MASK, masked, remember
+from hydraloop.safety.secrets import MASK, remember
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, lock_of
 from hydraloop.tracking.follower import Follower, described
@@ -132,13 +132,11 @@ def _send_attempt(run_dir: Path, name: str, how: How, until: Once, sent: Sent) -
     cursor.trouble = None
     if cursor.about != run.attempt.number:
         cursor.about, cursor.remarks = run.attempt.number, []
-    options = _options(name, kind, {**stored["options"], **cursor.options}, how)
+    options = _options(name, kind, stored["options"], how)
     tracker_class = _loaded(kind, how)
     if how.again:
         cursor = sent.cursor = Cursor(kind, memory={"again": True})
     sent.before = cursor.sent if sent.before is None else sent.before
-    if name in how.options:
-        cursor.options = masked({**cursor.options, **how.options[name]})
     with suppress(OSError):  # the follower's own saves report a full disk
         cursor.save(run_dir, name)
     remarks = _Remarks(cursor)

@@ -33,12 +33,6 @@ def test_mistakes(options: dict[str, Any], key: str, remedy: str) -> None:
     assert remedy in str(raised.value)
 
 
-def test_the_experiment_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
-    assert MLflowLoggerHook()._options["experiment"] == "theirs"
-    assert MLflowLoggerHook(experiment="mine")._options["experiment"] == "mine"
-
-
 def test_a_second_one_is_refused(tmp_path: Path) -> None:
     """In a sweep, each would take the other's jobs for its own."""
     engine = make_engine(tmp_path, {"mlflow": MLflowLoggerHook(), "other": MLflowLoggerHook()}, train=batches(1))
@@ -62,8 +56,9 @@ def run(run_dir: Path, **options: Any) -> tuple[Cursor, str]:
     return cursor, engine.messages.read("tracked")["mlflow"]
 
 
-def test_the_run_is_there(folder: Path) -> None:
-    options = {"experiment": "mine", "tags": {"n": 1, "mlflow.runName": "first"}, "flush_timeout": 60.0}
+def test_the_run_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    options: dict[str, Any] = {"tags": {"n": 1, "mlflow.runName": "first"}, "flush_timeout": 60.0}
     cursor, summary = run(folder / "run", **options)
     assert summary.startswith("4 of 4 records sent, mlflow ui, http://localhost:5000/#/experiments/")
     assert cursor.finished

@@ -36,7 +36,7 @@ def tests(cfg: DictConfig | None) -> dict[str, Callable[[], Finding]]:
 
 
 def _mlflow(key: str, node: DictConfig) -> Finding:
-    key, address = f"{key}.tracking_uri", address_of({"tracking_uri": node.tracking_uri}, {})
+    key, address = f"{key}.tracking_uri", address_of({"tracking_uri": node.tracking_uri})
     file = sqlite_path(address)
     if file is None:
         if address.startswith(("http:", "https:")):

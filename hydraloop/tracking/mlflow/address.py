@@ -28,27 +28,33 @@ _PATIENCE = 60.0
 """Seconds to wait while another process creates the database, which takes about 2 s."""
 _LOCAL = "http://localhost:5000"
 """Address of `mlflow ui`."""
-_PASSING = ("lock", "full", "disk I/O", "No space", "quota", "Input/output", "Too many open files")
-"""Parts of the errors of a database that may pass. After any other, it cannot be used."""
-_OTHER_SCHEMA = "out-of-date database schema"
-"""Part of MLflow's error for a database of another version of MLflow."""
 _ELSEWHERE = "choose another place: hooks.mlflow.tracking_uri=sqlite:////path/to/mlflow.db"
 
 
-def address_of(options: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
-    """Return the tracking URI: that of the option, of the existing run, of the environment, or else `mlflow.db`.
+def address_of(options: Mapping[str, Any], known: str | None = None) -> str:
+    """Return the tracking URI: that of the option, of the environment, or else `mlflow.db`.
 
     A relative path belongs to the option `folder`. The option `environment` is the address in the environment of the
     command that started the run.
 
+    Args:
+        known: the address of the existing run. It counts if the run's own options name it: a cursor may come from
+            someone else.
+
     Raises:
         UnusableError: the address does not name a file for a database.
     """
-    chosen, known = options.get("tracking_uri"), memory.get("tracking_uri")
-    then = os.environ.get(VARIABLE) or options.get("environment")
-    uri = with_password(str(chosen or known or then or _DEFAULT))
-    path = sqlite_path(uri)
-    return uri if path is None else sqlite_uri(Path(options.get("folder") or Path.cwd()) / path)
+
+    def full(uri: str) -> str:
+        path = sqlite_path(uri)
+        return with_password(uri) if path is None else sqlite_uri(Path(options.get("folder") or Path.cwd()) / path)
+
+    then = options.get("environment") or _DEFAULT
+    if options.get("tracking_uri"):
+        return full(str(options["tracking_uri"]))
+    if known is not None and known == shown(full(then)):
+        return full(then)
+    return full(os.environ.get(VARIABLE) or then)
 
 
 def sqlite_uri(path: Path) -> str:
@@ -90,18 +96,15 @@ def shown(uri: str) -> str:
     return uri.replace(f"//{user}{at}", "//", 1).rstrip("/")
 
 
-def page(uri: str, folder: Path, path: str) -> str | None:
-    """Return where a person finds a page of MLflow; for an SQLite database, after the command to type in `folder`.
+def page(uri: str, path: str) -> str | None:
+    """Return where a person finds a page of MLflow; for an SQLite database, after the command to type.
 
     MLflow 3 opens *GenAI* unless the path has `workflowType=machine_learning`.
     """
     if not uri.startswith("sqlite:"):
         return f"{shown(uri)}/#/{path}" if uri.startswith(("http:", "https:")) else None
-    command = "mlflow ui"
-    if uri != sqlite_uri(folder / "mlflow.db"):
-        command += f" --backend-store-uri {shlex.quote(uri)}"
-    elif any(file.parent.name.isdigit() for file in (folder / "mlruns").glob("*/meta.yaml")):
-        command += f" --backend-store-uri {_DEFAULT}"  # else, it would look at these files of an earlier MLflow
+    is_default = uri == sqlite_uri(Path.cwd() / "mlflow.db")
+    command = "mlflow ui" if is_default else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
     return f"{command}, {_LOCAL}/#/{path}"
 
 
@@ -109,34 +112,20 @@ def connected(uri: str) -> MlflowClient:
     """Return a client. A local SQLite database is created if necessary, by one process at a time.
 
     Raises:
-        UnusableError: a database cannot be created or written, it belongs to another version of MLflow, or SQLAlchemy
-            is too old for the signs in its path.
+        UnusableError: a database cannot be created, or SQLAlchemy is too old for the signs in its path.
     """
-    import mlflow
+    from mlflow import MlflowClient
     from sqlalchemy import engine
 
     path = sqlite_path(uri)
-    if path is not None:
+    if path is not None and not path.exists():
         if Path(str(engine.make_url(uri).database)) != path:
             raise UnusableError(f"a path with a % or ? needs: pip install 'sqlalchemy>=2.1'; or {_ELSEWHERE}")
         try:
-            if not path.exists():
-                _create(path)
-            _check(path)
-        except (OSError, sqlite3.DatabaseError) as error:
-            text = getattr(error, "strerror", None) or str(error)
-            if any(part in text for part in _PASSING):
-                raise
-            raise UnusableError(f"{path}: {text}; {_ELSEWHERE}") from error
-    try:
-        return mlflow.MlflowClient(tracking_uri=uri)
-    except mlflow.MlflowException as error:
-        if _OTHER_SCHEMA not in str(error):
-            raise
-        raise UnusableError(
-            f"{shown(uri)} is a database of another MLflow than the installed {mlflow.__version__}: if that is older, "
-            f"copy the database, then run `mlflow db upgrade {shlex.quote(shown(uri))}`; or {_ELSEWHERE}"
-        ) from error
+            _create(path)
+        except (PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+            raise UnusableError(f"{path}: {error.strerror}; {_ELSEWHERE}") from error
+    return MlflowClient(tracking_uri=uri)
 
 
 def _create(path: Path) -> None:
@@ -167,10 +156,3 @@ def unsynced() -> Iterator[None]:
         yield
     finally:
         event.remove(Engine, "connect", relax)
-
-
-def _check(path: Path) -> None:
-    """Check that a database can be written, which MLflow itself would try for 100 s."""
-    with contextlib.closing(sqlite3.connect(path, timeout=1.0, isolation_level=None)) as database:
-        database.execute("BEGIN IMMEDIATE")
-        database.execute("CREATE TABLE written (it INTEGER)")  # undone: without it, a read-only disk is not noticed

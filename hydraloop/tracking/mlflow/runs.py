@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import shlex
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.record_log import FILENAME, Record, read_all
 from hydraloop.tracking import run_description
-from hydraloop.tracking.mlflow.address import shown, sqlite_path
-from hydraloop.tracking.tracker import Run, Sweep, UnusableError
+from hydraloop.tracking.mlflow.address import sqlite_path
+from hydraloop.tracking.tracker import Run, Sweep
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -48,26 +47,16 @@ def clean(name: str) -> str:
 
 
 def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the id of an experiment, which is created if it does not exist.
-
-    Raises:
-        UnusableError: the experiment was deleted. MLflow reserves its name until it is deleted permanently.
-    """
+    """Return the id of an experiment, which is created if it does not exist."""
     found = client.get_experiment_by_name(name)
-    if found is None:
-        path, location = sqlite_path(uri), None
-        if path is not None:
-            # Next to the database. MLflow's default is the working directory of the process that creates it.
-            files = path.parent / "mlruns" / clean(name).replace("/", "_")
-            location = files.as_uri() if "%" in str(files) else str(files)  # MLflow decodes a path
-        return str(client.create_experiment(name, artifact_location=location))
-    if found.lifecycle_stage == "deleted":
-        command = f"MLFLOW_TRACKING_URI={shlex.quote(shown(uri))} mlflow experiments restore -x {found.experiment_id}"
-        raise UnusableError(
-            f"experiment {name!r} was deleted there; restore it with `{command}`, or use another one: "
-            "hooks.mlflow.experiment=…"
-        )
-    return str(found.experiment_id)
+    if found is not None:
+        return str(found.experiment_id)
+    path, location = sqlite_path(uri), None
+    if path is not None:
+        # Next to the database. MLflow's default is the working directory of the process that creates it.
+        files = path.parent / "mlruns" / clean(name).replace("/", "_")
+        location = files.as_uri() if "%" in str(files) else str(files)  # MLflow decodes a path
+    return str(client.create_experiment(name, artifact_location=location))
 
 
 def find(client: MlflowClient, experiment_id: str, uid: str) -> str | None:
@@ -104,8 +93,6 @@ def tags_of(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
     tags: dict[str, Any] = dict(run.attempts[0].tags)
     names = {"git_commit": "mlflow.source.git.commit", "user": "mlflow.user"}
     tags |= {name: tags.pop(key) for key, name in names.items() if key in tags}
-    if script := shlex.split(tags.get("command", ""))[1:2]:
-        tags |= {"mlflow.source.name": script[0], "mlflow.source.type": "LOCAL"}
     if run.sweep is not None:
         tags |= {"sweep": run.sweep.name, "job": run.sweep.job}
     return tags | (options.get("tags") or {})
@@ -195,17 +182,15 @@ def send_final_values(client: MlflowClient, run_id: str, run: Run, ended: int) -
     """
     from mlflow.entities import Metric
 
-    result = run_description.result_of(run.run_dir, run.attempt)
-    last = {f"test/{name}": float(value) for name, value in (result.get("test_metrics") or {}).items()}
-    if run.attempt.number > 0:
-        for record in read_all(run.run_dir / FILENAME):
-            last |= record.metrics
-    best = result.get("best") or {}
-    if "metric" in best:
+    last: dict[str, float] = {}
+    for record in read_all(run.run_dir / FILENAME):
+        last |= record.metrics
+    best = run_description.result_of(run.run_dir, run.attempt).get("best")
+    if best:
         name, value = f"best/{best['metric']}", float(best["value"])
         client.log_batch(run_id, [Metric(clean(name), value, ended, best["iteration"])])
         last[name] = value
-    shown = client.get_run(run_id).data.metrics if last else {}
+    shown = client.get_run(run_id).data.metrics
     late = []
     for key, value in ((clean(name), value) for name, value in last.items()):
         if key in shown and _as_kept(shown[key]) != _as_kept(value):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.run_files.record_log import FILENAME, Record
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import masked
-from hydraloop.tracking import run_description
 from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import calling, hidden, prepare
-from hydraloop.tracking.mlflow.data_sets import log_data_sets
 from hydraloop.tracking.mlflow.files import Files
 from hydraloop.tracking.tracker import Attempt, Finish, GoneError, LostError, RefusedError, Run, Tracker, UnusableError
 
@@ -26,21 +22,15 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = ("tracking_uri", "environment", "folder")
 """Options that are needed as they are; secrets in the others are masked."""
-STATUS = {
-    "finished": "FINISHED",
-    "stopped": "FINISHED",
-    "failed": "FAILED",
-    "interrupted": "KILLED",
-    "killed": "KILLED",
-}
-"""MLflow's names for how a run ended."""
+STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
+"""MLflow's names for how a run ended. The others are `KILLED`."""
 
 
 class MLflowTracker(Tracker):
     """Sends a run with MLflow's client. The fluent interface is not used: it has one current run for the process.
 
     `memory`: `tracking_uri`, without a password; `experiment_id`; `run_id`; `described`: the last attempt that is
-    described; `closed`: the last attempt whose end is known there; and the entries of `Points` and `Files`.
+    described; and the entries of `Points` and `Files`.
     """
 
     _client: MlflowClient
@@ -52,15 +42,14 @@ class MLflowTracker(Tracker):
         super().__init__({**masked(options), **needed}, run, memory)
         self._calls = partial(calling, self._gone)
         self._uri = ""
-        self._database: int | None = None
-        """Inode of the local database that is open."""
         self._monitor: Any = None
+        self._warned = self._stores_nothing = False
+        """Whether a file was refused, and whether no files can be stored."""
 
     @classmethod
     def preload(cls) -> None:
-        with hidden("pandas", "numpy"):  # only for data frames; a fifth of the CPU time of the import
+        with hidden("pandas", "numpy"):  # only for data frames; a fourth of the CPU time of the import
             prepare()
-        gc.freeze()  # the library
 
     # Called by the sender. ---------------------------------------------------------------------------------------
 
@@ -73,21 +62,18 @@ class MLflowTracker(Tracker):
         prepare()
         new = self.run.attempts[self.memory.get("described", -1) + 1 :]
         try:
-            with calling(lambda: None):  # there is no client yet that could ask for the run
-                self._uri = address.address_of(self.options, self.memory)
+            with calling():  # there is no client yet that could ask for the run
+                self._uri = address.address_of(self.options, self.memory.get("tracking_uri"))
                 self._leave_other_address()
                 self._client = address.connected(self._uri)
             with self._calls():
-                self._database = self._inode()
                 self._find_run()
                 for attempt in new:
                     self._describe(attempt)
-                    log_data_sets(self._client, self._run_id, attempt)
         except RefusedError as error:
-            raise UnusableError(f"{error}; see hooks.mlflow.tracking_uri and hooks.mlflow.experiment") from error
+            raise UnusableError(f"{error}; see hooks.mlflow.tracking_uri and experiment_name") from error
         self._points = runs.Points(self._client, self._run_id, self.memory)
-        storing = partial(calling, self._gone, a_file=True)
-        self._files = Files(self._client, self._run_id, self.run, storing, self.options, self.memory)
+        self._files = Files(self._client, self._run_id, self.run, self.options, self.memory)
         for attempt in new:
             self._files.add_attempt(attempt.number)
         self.memory["described"] = self.run.attempt.number
@@ -111,8 +97,26 @@ class MLflowTracker(Tracker):
         return index
 
     def send_file(self) -> bool:
-        """Send the next file that is due."""
-        return self._files.store(ended=self.memory.get("closed") == self.run.attempt.number)
+        """Send the next file that is due, or skip it if it is refused; only the first skipped file is a warning.
+
+        If the server cannot store files at all, log one warning and send no further one: the next process tries again.
+        """
+        if not self._files.due or self._stores_nothing:
+            return False
+        try:
+            with self._calls():
+                self._files.store(self._files.due[0])
+        except (RefusedError, FileNotFoundError) as error:
+            log.log(logging.INFO if self._warned else logging.WARNING, "a file is not stored: %s", error)
+            self._warned = True
+        except GoneError:
+            raise
+        except (UnusableError, PermissionError, NotADirectoryError) as error:
+            self._stores_nothing = True
+            log.warning("files (config, pictures, result, checkpoints) are not stored, only metrics are: %s", error)
+            return False
+        self._files.due.pop(0)
+        return True
 
     def finish(self, finish: Finish) -> None:
         """Send the final values and the status."""
@@ -126,8 +130,8 @@ class MLflowTracker(Tracker):
             client.set_tag(self._run_id, "status", finish.status)
             if finish.error is not None:
                 client.set_tag(self._run_id, "error", finish.error)
-            client.set_terminated(self._run_id, STATUS[finish.status], ended)
-        self.memory["closed"] = self.run.attempt.number
+            client.set_terminated(self._run_id, STATUS.get(finish.status, "KILLED"), ended)
+        self._files.add_end()
         self.memory.pop("again_from", None)
 
     @property
@@ -136,7 +140,7 @@ class MLflowTracker(Tracker):
         if "run_id" not in self.memory or not self._uri:
             return None
         path = f"experiments/{self.memory['experiment_id']}/runs/{self._run_id}?workflowType=machine_learning"
-        return address.page(self._uri, Path(self.options.get("folder") or Path.cwd()), path)
+        return address.page(self._uri, path)
 
     # Opening. ------------------------------------------------------------------------------------------------------
 
@@ -186,32 +190,30 @@ class MLflowTracker(Tracker):
         self.memory["again_from"] = min(attempt.iteration, self.memory.get("again_from", attempt.iteration))
 
     def _gone(self) -> GoneError | None:
-        """Return the error if the run or its database was deleted, None if they are there."""
+        """Return the error if the run was deleted, None if it is there."""
         from mlflow.exceptions import MlflowException
 
         if "run_id" not in self.memory:
             return None
         try:
-            same = self._inode() == self._database
-            if same and self._client.get_run(self._run_id).info.lifecycle_stage == "active":
+            if self._client.get_run(self._run_id).info.lifecycle_stage == "active":
                 return None
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
+        return self._lost()
+
+    def _lost(self) -> GoneError:
         return GoneError(f"{address.shown(self._uri)} does not have run {self._run_id} any more")
 
-    def _inode(self) -> int | None:
-        path = address.sqlite_path(self._uri)
-        return path.stat().st_ino if path is not None and path.exists() else None
-
     def _check_database(self) -> None:
-        """Check that the local database is the file that was opened: SQLite would write to a deleted file."""
-        if self._inode() != self._database and (gone := self._gone()) is not None:
-            raise gone
+        """Check that the local database exists: SQLite would write to a deleted file."""
+        path = address.sqlite_path(self._uri)
+        if path is not None and not path.exists():
+            raise self._lost()
 
     def _ended(self) -> int:
-        """Return when the attempt ended, in milliseconds: when it wrote its result, else its last record."""
-        has_result = run_description.result_of(self.run.run_dir, self.run.attempt)
-        path = self.run.run_dir / (RESULT_FILE if has_result else FILENAME)
-        written = path.stat().st_mtime if path.exists() else 0.0
-        return round(1000 * max(written, self.run.attempt.began))
+        """Return when the attempt ended, in milliseconds: when it wrote its result, or else its last record."""
+        paths = [self.run.run_dir / name for name in (RESULT_FILE, FILENAME)]
+        times = [path.stat().st_mtime for path in paths if path.exists()]
+        return round(1000 * max([self.run.attempt.began, *times]))

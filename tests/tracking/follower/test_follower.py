@@ -27,7 +27,7 @@ class Followed:
 
     def __init__(self, run_dir: Path, *attempts: int, **options: Any) -> None:
         self.run = described_run(run_dir, *(attempt(number) for number in attempts or (0,)))
-        self.cursor = Cursor.load(run_dir, NAME) or Cursor(TENSORBOARD, {})
+        self.cursor = Cursor.load(run_dir, NAME) or Cursor(TENSORBOARD)
         self.tracker = Listed(self.run, self.cursor.memory, **options)
         self.told: list[str | None] = []
         self.follower = Follower(self.tracker, self.cursor, run_dir, NAME, self.told.append)

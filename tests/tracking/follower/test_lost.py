@@ -17,7 +17,7 @@ def test_the_follower_goes_back_without_calling_it_trouble(tmp_path: Path) -> No
     """In `open`, `send` and `finish`; `finish` is also called again."""
     tracker = Listed(described_run(tmp_path))
     log_records(tmp_path, 5)
-    cursor = Cursor(TENSORBOARD, {}, finished=True)
+    cursor = Cursor(TENSORBOARD, finished=True)
     troubles: list[object] = []
     follower = Follower(tracker, cursor, tmp_path, "tracker", troubles.append)
     tracker.raises = [LostError(0), None, None, LostError(2), None, LostError(4)]
@@ -39,7 +39,7 @@ def test_a_service_that_loses_everything_again_is_trouble(tmp_path: Path) -> Non
     log_records(tmp_path, 5)
     troubles: list[str | None] = []
     tracker = _Forgetful(described_run(tmp_path))
-    follower = Follower(tracker, Cursor(TENSORBOARD, {}), tmp_path, "tracker", troubles.append)
+    follower = Follower(tracker, Cursor(TENSORBOARD), tmp_path, "tracker", troubles.append)
     states = [follower.step(Finish("finished")) for _ in range(4)]
     assert states == ["following", "in trouble", "in trouble", "in trouble"]
     assert follower.failures == 3
@@ -53,7 +53,7 @@ def test_a_service_that_loses_the_same_records_again_is_trouble(tmp_path: Path, 
     log_records(tmp_path, 5)
     troubles: list[str | None] = []
     tracker = Listed(described_run(tmp_path))
-    follower = Follower(tracker, Cursor(TENSORBOARD, {}), tmp_path, "tracker", troubles.append)
+    follower = Follower(tracker, Cursor(TENSORBOARD), tmp_path, "tracker", troubles.append)
     losing = MagicMock(side_effect=LostError(0))
     with patch.object(tracker, at, losing):
         states = [follower.step(Finish("finished")) for _ in range(8)]
@@ -69,7 +69,7 @@ def test_records_that_are_lost_again_are_no_trouble_after_everything_has_arrived
     log_records(tmp_path, 5)
     troubles: list[str | None] = []
     tracker = Listed(described_run(tmp_path))
-    follower = Follower(tracker, Cursor(TENSORBOARD, {}), tmp_path, "tracker", troubles.append)
+    follower = Follower(tracker, Cursor(TENSORBOARD), tmp_path, "tracker", troubles.append)
     tracker.raises = [None, None, LostError(0), None, LostError(0)]
     states = [follower.step(None)]
     for first in (5, 6):

@@ -24,7 +24,7 @@ class Followed:
     """A follower of a run directory that sends to a service, as in a new process."""
 
     def __init__(self, run_dir: Path, service: Service, files: int = 0) -> None:
-        self.cursor = Cursor.load(run_dir, NAME) or Cursor("tests.tracking.service.Posting", {})
+        self.cursor = Cursor.load(run_dir, NAME) or Cursor("tests.tracking.service.Posting")
         options = {"port": service.port, "files": files}
         self.told: list[str | None] = []
         tracker = Posting(options, described_run(run_dir), self.cursor.memory)
@@ -94,7 +94,7 @@ def test_a_busy_service_is_tried_again_soon_and_reported_if_it_stays_busy(
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     run = described_run(tmp_path)
     tracker, told = Listed(run), list[str | None]()
-    follower = Follower(tracker, Cursor("", {}), tmp_path, NAME, told.append)
+    follower = Follower(tracker, Cursor(""), tmp_path, NAME, told.append)
     waits, reported = [], []
     tracker.raises = [BusyError("status 503")] * 8
     for _ in range(8):

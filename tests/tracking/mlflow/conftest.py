@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -19,8 +18,5 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowServer]:
 
 
 @pytest.fixture(autouse=True)
-def _set_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = gc.get_threshold()
+def _set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     set_up(monkeypatch)
-    yield
-    gc.set_threshold(*before)

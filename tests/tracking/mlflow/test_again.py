@@ -79,13 +79,15 @@ def test_a_database_that_is_gone(folder: Path, run_dir: Path) -> None:
 
 @pytest.mark.parametrize("again", [True, False])
 def test_another_address(folder: Path, run_dir: Path, empty_database: Path, again: bool) -> None:
+    """It counts for the command that names it: a cursor may come from someone else."""
     shutil.copy(empty_database, folder / "moved.db")
     uri = f"sqlite:///{folder}/moved.db"
     how = sync.How(again=again, options={"mlflow": {"tracking_uri": uri}})
     assert sync.send_all([run_dir], how) == 0
     check(run_dir, uri)
-    assert sync.send_all([run_dir]) == 0, "the address is kept"
-    check(run_dir, uri)
+    assert sync.send_all([run_dir]) == 0
+    check(run_dir)
+    assert Cursor.load(run_dir, "mlflow").memory["tracking_uri"] == f"sqlite:///{folder}/mlflow.db"  # type: ignore[union-attr]
 
 
 def test_a_service_that_still_has_the_run_gets_nothing_twice(run_dir: Path) -> None:

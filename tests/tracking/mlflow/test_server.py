@@ -40,8 +40,6 @@ def test_a_server(tmp_path: Path, server: MLflowServer) -> None:
     tracker.send(records)
     tracker.send(records)
     assert points(tracker, "train/fine", uri) == [(10 * i, 0.1 + 0.2) for i in range(600)]
-    for key in ("train/loss", "train/up", "train/top_5_2f501b"):
-        assert len(points(tracker, key, uri)) == 600
     from PIL import Image
 
     Image.new("RGB", (8, 8)).save(run.run_dir / "p.png")
@@ -67,5 +65,5 @@ def test_a_server(tmp_path: Path, server: MLflowServer) -> None:
     with pytest.raises(GoneError, match="does not have run"):
         again.send(training(650, 651, index=650))
     client(uri).delete_experiment(experiment)
-    with pytest.raises(UnusableError, match="mlflow experiments restore"):
+    with pytest.raises(UnusableError, match="experiment_name"):
         opened(run_in(tmp_path / "other", uid="other"), tracking_uri=uri)

@@ -45,7 +45,7 @@ class Driver:
         self.run_dir = run_dir
         given = {**OPTIONS, **options}
         track(run_dir, "wandb", WANDB, given)
-        self.cursor = Cursor.load(run_dir, "wandb") or Cursor(WANDB, given)
+        self.cursor = Cursor.load(run_dir, "wandb") or Cursor(WANDB)
         self.tracker = WandbTracker(given, run, self.cursor.memory)
         self.troubles: list[str | None] = []
         self.states: list[str] = []

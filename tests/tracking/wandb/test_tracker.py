@@ -162,7 +162,7 @@ def test_an_uploaded_file_is_left_alone(tmp_path: Path) -> None:
     assert found["files"] == first["files"]
 
     for _ in range(2):  # `sync --again` twice: a file that was not uploaded is replaced
-        Cursor(WANDB, {}, memory={"again": True}).save(run_dir, "wandb")
+        Cursor(WANDB, memory={"again": True}).save(run_dir, "wandb")
         again = drive(run_dir, "drain", "finish", "read", _sync=True)["files"]
         (new,) = again.keys() - {folder}
         assert [row["step"] for row in again[new]["rows"]] == list(range(25))
