@@ -6,15 +6,17 @@ import hashlib
 import math
 import re
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.record_log import FILENAME, Record, read_all
 from hydraloop.tracking import run_description
+from hydraloop.tracking.cursor import lock_of
 from hydraloop.tracking.mlflow.address import sqlite_path
+from hydraloop.tracking.run_description import SWEEP_FILE
 from hydraloop.tracking.tracker import Run, Sweep
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ _TARGET = "_target_"
 _TRACKERS = ("MLflowLoggerHook", "TensorBoardLoggerHook", "WandbLoggerHook")
 _LONGEST_NAME, _LONGEST_TAG = 250, 8000
 """Most characters of a name and of a tag. MLflow shortens values itself, except for the tags of a new run."""
-_PARENTS = threading.Lock()
-"""Held while the parent run of a sweep is looked for and created: several jobs share a sender."""
 _BAD = r"[^\w.\- :/]"
 
 
@@ -80,7 +80,8 @@ def ensure_parent(client: MlflowClient, sweep: Sweep, experiment_id: str, tags: 
     It has the user's tags, and is finished from the beginning: only the jobs have a status and metrics.
     """
     given = {"sweep": sweep.name, "sweep_dir": sweep.folder, **tags}
-    with _PARENTS:
+    # Several jobs share a sender, and that of a killed controller still sends when the next one starts.
+    with lock_of(sweep.folder, "mlflow") if (sweep.folder / SWEEP_FILE).is_file() else nullcontext():
         run_id = find(client, experiment_id, sweep.uid)
         if run_id is None:
             run_id = ensure(client, experiment_id, sweep.uid, sweep.name.rpartition("/")[2], given, sweep.began)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow.entities import Run as MLflowRun
 
+from hydraloop.tracking.mlflow.runs import ensure_parent
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.run_description import SWEEP_FILE
 from hydraloop.tracking.tracker import Ending, Finish, Run, Sweep
 from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, folder, found, opened
 
@@ -58,6 +62,28 @@ def test_a_parent_that_was_deleted_is_created_again(folder: Path) -> None:
     first = parent_of(begin(sweep, 0)).info.run_id
     client().delete_run(first)
     assert parent_of(begin(sweep, 1)).info.run_id != first
+
+
+def test_two_senders_create_one_parent(folder: Path) -> None:
+    """Those of a killed controller and of the next one."""
+    sweep = sweep_in(folder)
+    sweep.folder.mkdir(parents=True)
+    (sweep.folder / SWEEP_FILE).touch()
+    service = client()
+    create = service.create_run
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        time.sleep(0.5)
+        return create(*given, **named)
+
+    service.create_run = slowly  # type: ignore[method-assign]
+    fork = multiprocessing.get_context("fork")
+    senders = [fork.Process(target=ensure_parent, args=(service, sweep, "0", {})) for _ in range(2)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert len(client().search_runs(["0"])) == 1
 
 
 def test_secrets_in_the_parent_s_tags_are_masked(folder: Path) -> None:
