@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +30,7 @@ class TensorBoardLoggerHook(TrackerHook):
     - the options of the run, how it ended, and the last values of validation and test and the training loss (HPARAMS
       tab)
 
-    A resumed run continues the same charts. If it repeats iterations, all records are written again, to a new file.
+    A resumed run continues the same charts. Each sender writes all records to a new file.
 
     With `histograms`, weights and gradients of all trainable parameters are counted in 64 bins, at the next optimizer
     step: gradients unscaled and clipped, as the optimizer uses them; weights before the step. Entries that are not
@@ -53,15 +53,11 @@ class TensorBoardLoggerHook(TrackerHook):
         self,
         *,
         histograms: int | None = None,
-        hparams: Sequence[str] | None = None,
-        pictures: bool = True,
         flush_timeout: float = 10.0,
         interval: int = 1,
     ) -> None:
         check_at_least(1, "Use 1 or more, or null to switch it off.", histograms=histograms)
-        chosen = None if hparams is None else [str(key) for key in hparams]
-        options = {"hparams": chosen, "pictures": pictures}
-        super().__init__(flush_timeout=flush_timeout, interval=interval, options=options)
+        super().__init__(flush_timeout=flush_timeout, interval=interval, options={})
         self._due = Every(histograms).due
         self._seen = 0  # iteration of the last histograms
         self._counted: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
 """Options of the hooks that send a run's records to a tracking service: mlflow, tensorboard, wandb."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from hydra.core.config_store import ConfigStore
 
@@ -54,14 +54,6 @@ class TensorBoardLoggerHookConf(_TrackerConf):
     histograms: Optional[int] = None
     """Iterations between two histograms of each weight and gradient, at least 1. Null: none. Each costs a host sync and
     a copy to the host for each tensor, and about 2 kB per parameter in a file."""
-    hparams: Optional[List[str]] = None
-    """Columns of the HPARAMS table: keys, or beginnings of keys up to a dot (`optimizer`, `hooks.ema`). Null: the
-    overrides of the command line, the axes of a sweep, and well-known keys (seed, model, optimizer, its learning rate
-    and weight decay, batch size, precision); the whole config would be 150 columns. TensorBoard takes the columns
-    from one of the runs: name them here to compare runs of different command lines."""
-    pictures: bool = True
-    """Whether to copy pictures into the event files. True: they appear beside the charts. Use false if there are many
-    and the disk is small."""
     flush_timeout: float = 10.0
     """Seconds that writing the rest may take at the end of the run, from 0 to 86,400. 10, as for the other trackers; a
     file needs far less."""

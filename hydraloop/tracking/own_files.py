@@ -15,23 +15,29 @@ def own(run_dir: Path, path: Path) -> Path:
         RefusedError: it is elsewhere, is a link or has another name (a hard link), is below a link, or is no file.
         FileNotFoundError: it does not exist.
     """
-    run_dir, path = run_dir.absolute(), path.absolute()
-    if not path.is_relative_to(run_dir) or ".." in path.parts:
-        raise RefusedError(f"{path} is not in the run directory")
-    parents = [parent for parent in path.parents if parent.is_relative_to(run_dir) and parent != run_dir]
-    if any(parent.is_symlink() for parent in parents):
-        raise RefusedError(f"{path} is below a link")
+    if not _is_below(run_dir, path.parent):
+        raise RefusedError(f"{path} is not in the run directory, or is below a link")
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         raise RefusedError(f"{path} is a link, or no file")
     return path
 
 
-def check_folder(folder: Path) -> None:
-    """Check that a folder of the run directory may be written to.
+def own_folder(run_dir: Path, folder: Path) -> None:
+    """Create a folder of a run directory if it does not exist.
 
     Raises:
-        UnusableError: it is a link.
+        UnusableError: it is a link or below one, or no folder.
     """
-    if folder.is_symlink():
-        raise UnusableError(f"{folder} is a link: remove it")
+    if not _is_below(run_dir, folder):
+        raise UnusableError(f"{folder} is a link, or below a link: remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UnusableError(f"{folder} is not a folder: move it away") from error
+
+
+def _is_below(run_dir: Path, folder: Path) -> bool:
+    """Return whether a folder is in a run directory and not below a link there."""
+    run_dir, folder = run_dir.absolute(), folder.absolute()
+    return folder.is_relative_to(run_dir) and folder.resolve() == run_dir.resolve() / folder.relative_to(run_dir)

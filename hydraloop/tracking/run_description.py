@@ -30,7 +30,7 @@ from hydraloop.run_files.integrity import shards_of
 from hydraloop.run_files.result import Result, digest
 from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_command, mask_text, masked
-from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep
+from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep, valid_utf8
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -231,7 +231,7 @@ def _job_number(run_dir: Path) -> int | None:
 
 
 def _put(path: Path, content: Mapping[str, Any]) -> None:
-    atomic.write_text(path, json.dumps(content, indent=1) + "\n")
+    atomic.write_text(path, valid_utf8(json.dumps(content, indent=1, ensure_ascii=False)) + "\n")
 
 
 def run_of(engine: Engine, trackers: Mapping[str, dict[str, Any]]) -> Run:

@@ -22,7 +22,7 @@ from hydraloop.run_files.code_patch import FILENAME as PATCH_FILE
 from hydraloop.run_files.record_log import FILENAME, LoggedObject, Record, read_all
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 from hydraloop.safety.secrets import mask_text, masked
-from hydraloop.tracking.own_files import check_folder, own
+from hydraloop.tracking.own_files import own, own_folder
 from hydraloop.tracking.run_description import checkpoints, result_of
 from hydraloop.tracking.tracker import Finish, RefusedError, Run, UnusableError, valid_utf8
 
@@ -55,7 +55,7 @@ class LiveRun:
         self._options, self._run, self._id = options, run, run_id
         self._defined, self._warned = {"iteration"}, False
         folder = run.run_dir / FOLDER
-        check_folder(folder)
+        own_folder(run.run_dir, folder)
         before = set(folder.glob("*run-*"))
         try:
             self._wandb = wandb.init(

@@ -26,7 +26,7 @@ from tests.tracking.service import Service
 def _run(run_dir: Path, *, options: Mapping[str, object] = {}, **changes: object) -> Path:
     described_run(run_dir, replace(attempt(), **changes))  # type: ignore[arg-type]
     log_records(run_dir, 3)
-    track(run_dir, "tensorboard", TENSORBOARD, {"pictures": True, "hparams": None, **options})
+    track(run_dir, "tensorboard", TENSORBOARD, {"interval": 1, **options})
     return run_dir
 
 
@@ -190,9 +190,9 @@ def test_again_with_an_option_sends_to_that_tracker_only(tmp_path: Path) -> None
     run_dir = _run(tmp_path / "a")
     Result("finished").write(run_dir)
     assert command(["sync", str(tmp_path)]) == 0
-    track(run_dir, "other", TENSORBOARD, {"pictures": True, "hparams": None})
+    track(run_dir, "other", TENSORBOARD, {"interval": 1})
     before = (run_dir / "tracking" / "tensorboard.cursor.json").stat().st_mtime_ns
-    assert command(["sync", "--again", str(tmp_path), "hooks.other.pictures=false"]) == 0
+    assert command(["sync", "--again", str(tmp_path), "hooks.other.interval=1"]) == 0
     assert (run_dir / "tracking" / "tensorboard.cursor.json").stat().st_mtime_ns == before
     other = Cursor.load(run_dir, "other")
     assert other is not None

@@ -22,7 +22,7 @@ import torch
 
 from hydraloop.run_files.record_log import LoggedObject, Record
 from hydraloop.tracking.tensorboard import TensorBoardTracker
-from hydraloop.tracking.tracker import Attempt, Finish, Run, Sweep
+from hydraloop.tracking.tracker import Attempt, Finish, LostError, Run, Sweep
 from tests.helpers import make_engine
 from tests.marks import nightly, slow
 
@@ -44,13 +44,15 @@ def records(first: int, last: int, *, index: int) -> list[Record]:
     return [*made, Record(index + len(made), "val", 1, last, BEGAN + last, values, {})]
 
 
-def write(run: Run, memory: dict[str, Any], log: list[Record], status: Any, *, cut: list[Record] | None = None) -> None:
-    """Send a log as the follower does; `cut` was sent by the attempt before."""
+def write(run: Run, log: list[Record], status: Any, *, first: int = 0) -> None:
+    """Send a log from a line on, as the follower of a new sender does."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
-    tracker = TensorBoardTracker({}, run, memory)
-    begin = tracker.rewound(cut[0].index) if cut else 0
+    tracker = TensorBoardTracker({}, run, {})
     tracker.open()
-    tracker.send(log[begin:])
+    try:
+        tracker.send(log[first:])
+    except LostError as lost:
+        tracker.send(log[lost.index :])
     tracker.finish(Finish(status, None, 0 if status == "finished" else 1))
 
 
@@ -100,12 +102,11 @@ FIRST, SECOND = "0/tensorboard/lr=0.1", "1/tensorboard/lr=0.2"
 @pytest.mark.parametrize("fast", [slow("true"), nightly("false")])
 def test_a_sweep_in_a_real_tensorboard(tmp_path: Path, fast: str) -> None:
     sweep = tmp_path / "sweep"
-    write(job(sweep, 0, 0.1), {}, records(1, 8, index=0), "finished")
-    memory: dict[str, Any] = {}
+    write(job(sweep, 0, 0.1), records(1, 8, index=0), "finished")
     log = [*records(1, 10, index=0), Record(11, "test", 1, 10, BEGAN, {"accuracy": 0.0, "loss": 9.0}, {})]
-    write(job(sweep, 1, 0.2), memory, log, "failed")
+    write(job(sweep, 1, 0.2), log, "failed")
     resumed = [*log[:6], *records(7, 12, index=6)]
-    write(job(sweep, 1, 0.2, attempts=2), memory, resumed, "finished", cut=log[6:])
+    write(job(sweep, 1, 0.2, attempts=2), resumed, "finished", first=6)
 
     with server(sweep, fast=fast) as address:
         tags: dict[str, Any] = {}
@@ -135,13 +136,13 @@ def test_a_sweep_in_a_real_tensorboard(tmp_path: Path, fast: str) -> None:
 
 @pytest.mark.parametrize("fast", [slow("true"), nightly("false")])
 def test_a_tensorboard_that_is_open_while_a_run_is_resumed(tmp_path: Path, fast: str) -> None:
-    sweep, memory = tmp_path / "sweep", dict[str, Any]()
+    sweep = tmp_path / "sweep"
     log = records(1, 10, index=0)
-    write(job(sweep, 1, 0.2), memory, log, "failed")
+    write(job(sweep, 1, 0.2), log, "failed")
     with server(sweep, fast=fast) as address:
         assert len(points(address, SECOND, "train/loss")) == 10
         later = [replace(one, values={"loss": 5.0}) for one in records(7, 8, index=6)[:2]]
-        write(job(sweep, 1, 0.2, attempts=2), memory, [*log[:6], *later], "finished", cut=log[6:])
+        write(job(sweep, 1, 0.2, attempts=2), [*log[:6], *later], "finished", first=6)
         expected = [(n, round(1 / n, 6)) for n in range(1, 7)] + [(7, 5.0), (8, 5.0)]
         until = time.monotonic() + 60
         while points(address, SECOND, "train/loss") != expected:
@@ -165,7 +166,7 @@ def test_objects_and_the_config_in_a_real_tensorboard(tmp_path: Path, fast: str)
     objects = tuple(LoggedObject(kind, name, f"media/{path}") for kind, name, path in kinds)  # type: ignore[arg-type]
     run = job(tmp_path, 0, 0.1)
     run = replace(run, attempts=(replace(run.attempt, config="optimizer:\n  lr: 0.1\n"),))
-    write(run, {}, [Record(0, "val", 1, 3, BEGAN, {"loss": 1.0}, {}, objects)], "finished")
+    write(run, [Record(0, "val", 1, 3, BEGAN, {"loss": 1.0}, {}, objects)], "finished")
     with server(tmp_path, fast=fast) as address:
         assert [step for step, _ in points(address, FIRST, "nonfinite/train/logits")] == [3]
         tags = asked(f"{address}/text/tags")[FIRST]
