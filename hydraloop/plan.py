@@ -16,17 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hydraloop.errors import UserError
-from hydraloop.run_files import atomic, attempts, checkpoint_to_resume, run_directory
+from hydraloop.run_files import attempts, checkpoint_to_resume, run_directory
 from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
-
-_OWNER = ".job"
-"""File in the run directory of a job: its number. Not in a directory that only one job can have."""
-_ENDING = 30.0
-"""Seconds that a job waits for the ranks of its earlier attempt to end, after their launcher was killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,51 +97,19 @@ def of_draft(plan: RunPlan, draft: Draft) -> RunPlan:
     return of_hydra(replace(plan, cfg=deepcopy(cfg)), cfg.hydra, draft.typed)
 
 
-def plan_job(
-    cfg: DictConfig,
-    settings: Any,
-    run_dir: Path,
-    sweep: Path,
-    locks: ExitStack,
-    *,
-    typed: Sequence[str],
-    held: Path,
-    continues: bool = False,
-) -> RunPlan:
-    """Check the directory of a sweep's job, and lock it.
+def plan_job(cfg: DictConfig, settings: Any, run_dir: Path, *, typed: Sequence[str], continues: bool) -> RunPlan:
+    """Plan the job of a sweep, whose directory is locked.
 
     Args:
         cfg: its node `hydra` is removed.
-        settings: the node `hydra`. Its `job.num` is the number of the job.
+        settings: the node `hydra`.
         run_dir: the directory of the job.
-        sweep: the directory of the sweep.
-        locks: gets the lock.
         typed: keys that the command line of the sweep sets.
-        held: a directory that the job has locked already.
         continues: whether the job was started before.
 
     Raises:
-        UserError: it is outside the sweep's directory, another job's, locked, or holds a run; or all of its checkpoints
-            are damaged.
+        UserError: all of its checkpoints are damaged.
     """
-    key, number = "hydra.sweep.subdir", str(settings.job.num)
-
-    def refused(problem: str) -> UserError:
-        return UserError(f"{run_dir} {problem}", key=key, remedy="Let it tell the jobs apart: ${hydra.job.num}.")
-
-    resolved, owner = run_dir.resolve(), run_dir / _OWNER
-    if not resolved.is_relative_to(sweep.resolve()):
-        raise refused(f"is outside the sweep's directory, {sweep}")
-    is_named, has_begun = resolved != held.resolve(), continues
-    if is_named:
-        locks.enter_context(RunLock(run_dir, key=key, patience=_ENDING if continues else PATIENCE))
-        has_begun = continues and owner.exists()
-        if owner.exists() and owner.read_text(encoding="ascii") != number:
-            raise refused("is another job's already")
-    if run_directory.has_trained(run_dir) and not has_begun:  # Hydra may have written this job's records
-        raise refused("holds a run already")
-    if is_named and not has_begun:
-        atomic.write_text(owner, number)
     checkpoint = checkpoint_to_resume.newest_checkpoint(run_dir) if continues else None
     attempt = None if checkpoint is None else attempts.following(run_dir)
     known = checkpoint_to_resume.known_checkpoints(run_dir)

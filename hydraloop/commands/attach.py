@@ -7,6 +7,7 @@ import argparse
 from hydraloop.commands import logs, results
 from hydraloop.commands.status import hint, sweep_in
 from hydraloop.errors import printable
+from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.report.display import watch
 from hydraloop.sweeps.report.lines import Lines
 
@@ -24,6 +25,6 @@ def run(args: argparse.Namespace) -> int:
     results.log_to_terminal()
     watch(Lines(sweep))
     results.show(args.directory)
-    for line in hint(sweep, sweep.current_states()):
+    for line in hint(sweep, current_states(sweep)):
         print(printable(line))
     return 0

@@ -15,10 +15,12 @@ from typing import Any
 from hydraloop import json_answers
 from hydraloop.errors import UserError, missing_path, printable
 from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG
+from hydraloop.run_files import lock
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import resume_command, shown
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.sweeps import states, sweep_description
+from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
     if sweep is None:
         return {"run": asdict(_state_of_run(path)), "log": log_of(path)}
-    jobs = sweep.current_states()
+    jobs = current_states(sweep)
     return {
         "jobs": [{**asdict(job), "log": log_of(sweep.folder(job.number))} for job in jobs],
         "count": sweep.description.jobs.count,
@@ -72,7 +74,7 @@ def sweep_in(path: Path) -> SweepDirectory | None:
 
 
 def _state_of_run(path: Path) -> JobState:
-    state = states.current(path, states.read(path) or JobState(0, "running"), path)
+    state = states.current(states.read(path) or JobState(0, "running"), path)
     found = submissions.jobs(path) if state.state == "interrupted" else {}
     if found is None:
         return replace(state, reason=f"{state.reason}, if it does not wait in Slurm's queue: Slurm does not answer")
@@ -84,11 +86,11 @@ def _of_run(path: Path) -> list[str]:
     state = _state_of_run(path)
     continues = state.state in ("interrupted", "paused") and candidates(*checkpoint_folders(path))
     hint = [f"  {shlex.join(resume_command(path))}"] if continues else []
-    return [*_described(state, "the run", path), *hint]
+    return [*_described(state, "the run", path, path), *hint]
 
 
 def _of_sweep(sweep: SweepDirectory) -> list[str]:
-    found = sweep.current_states()
+    found = current_states(sweep)
     counts = Counter(state.state for state in found)
     lines = [
         f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
@@ -100,7 +102,7 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
     for name in _LISTED:
         alike = [state for state in found if state.state == name]
         for state in alike[:_MOST]:
-            lines += _described(state, sweep.name(state.number), sweep.folder(state.number))
+            lines += _described(state, sweep.name(state.number), sweep.folder(state.number), sweep.run_dir(state))
         if len(alike) > _MOST:
             lines.append(f"and {len(alike) - _MOST} other jobs {name}")
     return lines
@@ -116,9 +118,10 @@ def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
     return [f"No controller is running. Continue the sweep: {sweep.resume_command(found)}"]
 
 
-def _described(state: JobState, name: str, folder: Path) -> list[str]:
+def _described(state: JobState, name: str, folder: Path, run_dir: Path) -> list[str]:
     """Return the lines about a job, or about a run."""
-    where = f"process {state.pid} on {state.host}" if state.state == "running" else state.error or state.reason or ""
+    held = lock.holder(run_dir) if state.state == "running" else None
+    where = state.error or state.reason or "" if held is None else f"process {held.pid} on {held.host}"
     first, *rest = f"{state.state}: {name}{': ' if where else ''}{where}".splitlines()
     log = log_of(folder)
     return [first, *rest, *([] if log is None else [f"  {shown(log)}"])]

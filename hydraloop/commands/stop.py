@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import time
 from pathlib import Path
 
 from hydraloop.commands import status
@@ -13,15 +12,9 @@ from hydraloop.commands.status import sweep_in
 from hydraloop.run_files import lock
 from hydraloop.run_files.environment import shown
 from hydraloop.run_files.lock import Holder
-from hydraloop.sweeps import queue, states, stopping
+from hydraloop.sweeps import stopping
 from hydraloop.sweeps.slurm import submissions
-from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-
-_POLL = 0.3
-"""Seconds between two looks at the jobs."""
-_RECORDING = 2.0
-"""Seconds for another `stop` to record the jobs that have ended."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,10 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print("error: Slurm does not answer, or has not ended the jobs: squeue --me", file=sys.stderr)
     if others:
         print(f"error: processes on {', '.join(sorted(others))} continue: run the command there, too", file=sys.stderr)
-    is_left = bool(others or left or not is_cancelled)
-    if sweep is not None:
-        _record_ends(sweep, seconds=0.0 if is_left else _RECORDING)
-    return 1 if is_left else status.run(args)
+    return 1 if others or left or not is_cancelled else status.run(args)
 
 
 def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:
@@ -66,28 +56,8 @@ def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:
     held = {} if holder is None else {path: holder}
     if sweep is None or (holder is not None and holder.is_here):  # a controller tells its own jobs
         return held
-    for job in _running(sweep):
-        holder = lock.holder(sweep.folder(job.number))
-        # Another `stop` holds the lock of a job while it records how the job has ended.
-        if holder is not None and holder.pid == job.pid:
-            held[sweep.folder(job.number)] = holder
+    for state in sweep.states():
+        run_dir = sweep.run_dir(state)
+        if state.state == "running" and (holder := lock.holder(run_dir)) is not None:
+            held[run_dir] = holder
     return held
-
-
-def _record_ends(sweep: SweepDirectory, *, seconds: float) -> None:
-    """Write the states of jobs whose process was killed, and withdraw jobs that wait in Slurm's queue.
-
-    Args:
-        seconds: how long to wait for another `stop` to record the others.
-    """
-    for number in range(sweep.count):
-        (sweep.folder(number) / states.REQUEST).unlink(missing_ok=True)
-    until = time.monotonic() + seconds
-    while [job for job in _running(sweep) if queue.end(sweep, job.number, None).state == "running"]:
-        if time.monotonic() > until:
-            break
-        time.sleep(_POLL)
-
-
-def _running(sweep: SweepDirectory) -> list[JobState]:
-    return [state for state in sweep.states() if state.state == "running"]

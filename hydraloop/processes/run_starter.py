@@ -40,8 +40,6 @@ class RunStarter:
     reports: Reports
     peers: Peers
     """The other ranks, if this process is one of several."""
-    on_build: Callable[[int], None] = lambda iterations: None
-    """Called before training with the iterations of the whole run, if one process trains."""
 
     def run(self, draft: Draft, name: str, arguments: Sequence[str]) -> None:
         """Run a single run: in this process, or in ranks that this process starts.
@@ -113,7 +111,7 @@ class RunStarter:
             close(Ended.by(self.peers.cause(failure)))
 
         if not torchrun.is_several():
-            ended = _train_alone(plan, close, self.on_build)
+            ended = _train_alone(plan, close)
         elif (failure := rank_training.train(plan, last)) is not None:
             self.peers.tell(failure)
             ended = Ended.by(self.peers.cause(failure))
@@ -190,7 +188,7 @@ def _exit_code(error: BaseException | None) -> int:
     return 0 if error is None else 1
 
 
-def _train_alone(plan: RunPlan, close: Callable[[Ended], None], on_build: Callable[[int], None]) -> Ended:
+def _train_alone(plan: RunPlan, close: Callable[[Ended], None]) -> Ended:
     """Build and train in a single process. SIGTERM and SIGHUP end the run as Ctrl-C does, unless they preempt it.
 
     Args:
@@ -216,7 +214,6 @@ def _train_alone(plan: RunPlan, close: Callable[[Ended], None], on_build: Callab
             from hydraloop.engine.distributed.comm import Distributed
 
         training.engine = build(plan, Distributed())
-        on_build(training.engine.max_iters)
         training.engine.train()
         ended = Ended.with_result(plan.run_dir)
     except BaseException as error:

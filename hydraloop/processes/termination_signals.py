@@ -171,13 +171,22 @@ def end_with(parent: int) -> None:
 
     For a job that only its controller restarts. A thread looks twice a second.
     """
+    _owner.append(parent)
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while not owner_has_ended():
             time.sleep(_POLL)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="hydraloop-owner", daemon=True).start()
+
+
+def owner_has_ended() -> bool:
+    """Return whether the process has ended that `end_with` has named."""
+    return bool(_owner) and os.getppid() != _owner[-1]
+
+
+_owner: list[int] = []
 
 
 def leave(code: int) -> NoReturn:

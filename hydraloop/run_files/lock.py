@@ -31,8 +31,6 @@ PATIENCE = 5.0
 """Seconds that a start waits for a lock: who looks at a lock holds it for a moment."""
 LEASE = 100.0
 """Seconds after which a file server has released the locks of a machine that has crashed. NFS 4 takes 90 s."""
-_RANK = ".rank.lock"
-"""The lock of rank 0, if another process has started it."""
 _POLL = 0.1
 """Seconds between two attempts while a start waits."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -110,10 +108,6 @@ class RunLock:
             raise UserError(f"{folder} cannot be {verb}: {error.strerror}", key=self._key, remedy=remedy) from error
         if self._lock is None:
             return _hint(self._path)
-        rank = folder / _RANK
-        if _is_held(rank):
-            self._lock.release()
-            return _hint(rank)
         self._owner = os.getpid()
         _write_hint(self._path)
         return None
@@ -145,7 +139,7 @@ class RunLock:
 
 def holder(folder: Path) -> Holder | None:
     """Return what holds the lock of a directory; None if the lock is free. Writes nothing."""
-    return next((_hint(path) for path in (folder / FILENAME, folder / _RANK) if _is_held(path)), None)
+    return _hint(folder / FILENAME) if _is_held(folder / FILENAME) else None
 
 
 def note_stop(folder: Path) -> bool:
@@ -154,17 +148,6 @@ def note_stop(folder: Path) -> bool:
     with suppress(OSError):
         _write(folder / FILENAME, replace(found, is_told=True))
     return found.is_told
-
-
-_joined: list[BaseFileLock | None] = []
-"""The lock of this process as rank 0."""
-
-
-def join(folder: Path) -> None:
-    """Let the next start in a directory wait until this process, rank 0, has ended, even if its launcher is killed."""
-    with suppress(OSError):
-        _joined[:] = [_locked(folder / _RANK)]
-        _write_hint(folder / _RANK)
 
 
 def _locked(path: Path) -> BaseFileLock | None:

@@ -251,7 +251,8 @@ def signal_of(described: str) -> int:
 
 
 def _outcome(error: BaseException) -> tuple[Status, str]:
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", mask_text(describe(error))
+    is_interrupted = isinstance(error, KeyboardInterrupt) or getattr(error, "was_killed", False)  # it, or a rank
+    return "interrupted" if is_interrupted else "failed", mask_text(describe(error))
 
 
 def _masked(text: str | None) -> str | None:

@@ -6,14 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from hydraloop.cli import command
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import Composer
 from hydraloop.plan import Draft
-from hydraloop.processes import slurm
-from hydraloop.processes.failure import REQUEUE
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import environment
 from hydraloop.safety.secrets import remember_overrides
@@ -21,8 +18,6 @@ from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.slurm import submitted
-from hydraloop.sweeps.states import REQUEST
-from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
@@ -44,11 +39,4 @@ def run_job(composer: Composer, starter: RunStarter) -> None:
         GridComposer(composer, command.compose_sweep(overrides, composer, typed)).compose, number=request.number
     )
     cfg = command.compose_job(request.lines, composer, typed, trains=True, compose=compose)
-    directory = SweepDirectory.load(path)
-    spawned.refuse_withdrawn(request)
-    code = SweepJob(directory, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request)
-    if code != REQUEUE:  # Slurm starts the job again with the same request
-        Path(request.folder, REQUEST).unlink(missing_ok=True)
-    if code == 0 and slurm.is_submitted() and directory.state(request.number).state == "failed":
-        code = 1  # sacct and Slurm's mails say FAILED
-    sys.exit(code)
+    sys.exit(SweepJob(path, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request))

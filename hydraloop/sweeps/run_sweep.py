@@ -34,6 +34,7 @@ from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
+from hydraloop.sweeps.run_directories import RunDirectories
 from hydraloop.sweeps.slurm import submitit_executor, submitted
 from hydraloop.sweeps.source import Grid, Source
 from hydraloop.sweeps.states import JobState
@@ -78,6 +79,7 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
         _source(settled, draft),
         shares,
         lines,
+        RunDirectories(directory, draft.grid),
         max_retries=draft.options.max_retries,
         stop_on_failure=draft.options.on_failure == "stop",
         retry_failed=draft.options.retry_failed,
@@ -141,7 +143,7 @@ def _executor(
     if is_submitit and not submitit_executor.is_local(draft.options.submitit):
         return submitit_executor.SubmititExecutor(spawn, directory.description.uid, draft.options.submitit)
     forks = not is_submitit and not draft.sets_variables(directory.description.configs)
-    return PoolExecutor(SweepJob(directory, draft, starter, draft.grid), spawn, forks=forks)
+    return PoolExecutor(SweepJob(directory.path, draft, starter, draft.grid), spawn, forks=forks)
 
 
 @contextmanager
@@ -166,11 +168,11 @@ class _Followed:
         self._watcher, self._sender, self._directory = watcher, sender, directory
 
     def started(self, state: JobState) -> None:
-        self._sender.job_begins(self._directory.folder(state.number))
+        self._sender.job_begins(self._directory.run_dir(state))
         self._watcher.started(state)
 
     def ended(self, state: JobState) -> None:
-        self._sender.job_ends(self._directory.folder(state.number))
+        self._sender.job_ends(self._directory.run_dir(state))
         self._watcher.ended(state)
 
     def update(self) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from hydraloop.run_files.result import PAUSE
 from hydraloop.safety.secrets import mask_overrides
-from hydraloop.sweeps import queue
 from hydraloop.sweeps.search import asha, sampler
 from hydraloop.sweeps.search.history import HistoryReader, Trial, Validations
 from hydraloop.sweeps.search.search import Search
@@ -126,14 +125,11 @@ class SearchSource(Source):
         trial = self._next_paused()
         if trial is None:
             return None
+        (paused,) = trial.jobs
         value = trial.curve[len(trial.curve)]
-
-        def promoted(state: JobState) -> JobState | None:
-            is_paused = state.state == "paused"
-            return replace(state, state="queued", reason=None, rungs=(*state.rungs, value)) if is_paused else None
-
-        state = queue.change(self._directory, trial.number, promoted)
-        return None if state is None or state.state != "queued" else self._job(trial, state)
+        state = replace(paused, state="queued", reason=None, rungs=(*paused.rungs, value))
+        self._directory.write(state)
+        return self._job(trial, state)
 
     def _asked(self) -> Job | None:
         """Return the first job of a new trial; None if the search has all of them."""
@@ -146,14 +142,9 @@ class SearchSource(Source):
         trial = Trial(number, params, notes)
         for repeat in range(repeats):
             lines = tuple(mask_overrides(self._search.space.lines(params, repeat)))
-            asked = {"overrides": lines, "params": params, "notes": notes}
-
-            def with_values(state: JobState, asked: dict[str, Any] = asked) -> JobState:
-                return replace(state, **asked)
-
-            state = queue.change(self._directory, number * repeats + repeat, with_values)
-            assert state is not None, "nobody else has a job that was not asked for"
-            trial.jobs.append(state)
+            queued = self._directory.state(number * repeats + repeat)
+            trial.jobs.append(replace(queued, overrides=lines, params=params, notes=notes))
+            self._directory.write(trial.jobs[-1])
         history.trials.append(trial)
         return self._job(trial, trial.jobs[0])
 
@@ -169,16 +160,11 @@ class SearchSource(Source):
         self._ending.update({state.number: why for state in trial.jobs if not state.is_over})
 
     def _prunes(self, job: JobState) -> bool:
-        """Return whether a running job ends early. Each new validation is shown to the pruner, but for the last one."""
+        """Return whether a running job ends early. Each new validation is shown to the pruner."""
         found = self._validations.get((job.number, job.attempts))
         if found is None:
-            run_dir = self._directory.run_dir(self._directory.state(job.number))
-            found = Validations(run_dir, self._history.metrics[0])
+            found = Validations(self._directory.run_dir(job), self._history.metrics[0])
             self._validations[job.number, job.attempts] = found
         trial = self._history.trials[job.number]
-        for _ in found.read():
-            total = self._directory.state(job.number).total
-            is_last = total is not None and found.iteration >= total
-            if not is_last and sampler.prunes(self._search.space, self._history, trial, found.values):
-                return True
-        return False
+        space, history = self._search.space, self._history
+        return any(sampler.prunes(space, history, trial, found.values) for _ in found.read())

@@ -1,7 +1,8 @@
-"""The state of a job, in `job.json`. A job without the file is queued. Who may write it: see `queue`."""
+"""The state of a job, in `job.json`. A job without the file is queued. Only the controller of the sweep writes it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydraloop.run_files import atomic, lock
-from hydraloop.run_files.checkpoint_files import candidates
+from hydraloop.run_files.checkpoint_files import END_UNWRITTEN, candidates
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.run_files.result import FILENAME as RESULT
 from hydraloop.run_files.result import PAUSE, PREEMPTED, Best, Result
@@ -23,6 +24,8 @@ continues it. `paused`: by `engine.pause_after`; the job has saved, and continue
 again. `pruned`: by the optimizer of the sweep."""
 
 FILENAME = "job.json"
+_FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]", END_UNWRITTEN)
+"""In errors that are not the job's, or a rank's: it continues when there is space again."""
 LOG = "job.log"
 """What the job's processes have printed."""
 REQUEST = "request.json"
@@ -38,14 +41,10 @@ class JobState:
     overrides: tuple[str, ...] = ()
     attempts: int = 0
     """How often the job was started."""
-    controller: str = ""
-    """Identifies the controller that has started the last attempt, and answers for it while it is alive."""
     directory: str = ""
     """The run directory, relative to that of the sweep."""
-    host: str = ""
-    pid: int = 0
     began: float | None = None
-    """Seconds since 1970 at the start of the last attempt."""
+    """Seconds since 1970 at the start of the last attempt. Slurm may have let it wait since."""
     ended: float | None = None
     seconds: float = 0.0
     """Wall-clock time of all attempts that have ended."""
@@ -62,8 +61,6 @@ class JobState:
     """Iterations at that value."""
     checkpoint: str | None = None
     """The best checkpoint, else the newest; relative to the run directory."""
-    total: int | None = None
-    """Iterations of the whole run, for its progress."""
     iterations: int = 0
     """Completed iterations when an attempt last wrote its result."""
     earlier_result: str | None = None
@@ -125,10 +122,7 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
 
 
 def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
-    """Return the end of an attempt by its `result.json`, which a job writes before its state.
-
-    None if the attempt has not written that file.
-    """
+    """Return the end of an attempt by its `result.json`; None if the attempt has not written that file."""
     found = Result.read(run_dir, earlier=state.earlier_result)
     if found is None:
         return None
@@ -136,18 +130,22 @@ def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
     told = replace(state, state=found.status, error=found.error, reason=found.reason, iterations=iterations)
     if (told.preempted_by or "").startswith(PAUSE):
         told = replace(told, state="paused")
+    if told.state == "failed" and any(mark in (told.error or "") for mark in _FULL):
+        told = replace(told, state="interrupted")
+    if told.state == "interrupted" and told.reason is None:
+        told = replace(told, error=None, reason=told.error)
     if found.objective is not None:
         goal = found.objective
         told = replace(told, metric=goal.metric, rule=goal.rule, value=goal.value, step=goal.iteration)
     try:
-        return end(replace(told, checkpoint=_checkpoint(found.best, run_dir)), (run_dir / RESULT).stat().st_mtime)
+        ended = (run_dir / RESULT).stat().st_mtime
     except OSError:
         return None
+    return end(replace(told, checkpoint=_checkpoint(found.best, run_dir)), ended, found.seconds)
 
 
-def end(state: JobState, ended: float) -> JobState:
+def end(state: JobState, ended: float, seconds: float) -> JobState:
     """Return a state with the time at which its attempt has ended, and the seconds of all attempts."""
-    seconds = 0.0 if state.began is None else max(0.0, ended - state.began)
     return replace(state, ended=ended, seconds=state.seconds + seconds)
 
 
@@ -157,14 +155,8 @@ def _checkpoint(best: Best | None, run_dir: Path) -> str | None:
     return os.path.relpath(newest[0], run_dir) if newest else None
 
 
-def current(folder: Path, state: JobState, run_dir: Path) -> JobState:
+def current(state: JobState, run_dir: Path) -> JobState:
     """Return the state of a job or run for readers: one whose process was killed is not running."""
-    if state.state != "running":
+    if state.state != "running" or lock.holder(run_dir) is not None:
         return state
-    held = lock.holder(folder)
-    if held is not None:
-        return replace(state, host=held.host, pid=held.pid) if held.host else state
-    now = read(folder) or state  # it may have ended since
-    if now.state != "running":
-        return now
-    return ended_from_result(now, run_dir) or replace(now, state="interrupted", reason="its process was killed")
+    return ended_from_result(state, run_dir) or replace(state, state="interrupted", reason="its process was killed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
@@ -36,8 +35,6 @@ class SweepDirectory:
 
     def __init__(self, path: Path, description: Description) -> None:
         self.path, self.description = path, description
-        self.controller = secrets.token_hex(4)
-        """Identifies this process, if it is a controller."""
         self.lock = lock.RunLock(path, key="sweep.resume")
         """Held by the controller, which alone starts jobs and changes `sweep.json`."""
 
@@ -84,12 +81,17 @@ class SweepDirectory:
             raise _unwritable(self.path, error) from error
 
     def folder(self, number: int) -> Path:
-        """Return where the state, the log and the lock of a job are."""
+        """Return where the state and the log of a job are."""
         return self.path / self._folder(number)
 
     def _folder(self, number: int) -> str:
         """Return the run directory of a job, if that is named after the number; else `.jobs/<number>`."""
-        return str(number) if self.description.subdir == _NUMBERED else f".jobs/{number}"
+        return str(number) if self.has_numbered_jobs else f".jobs/{number}"
+
+    @property
+    def has_numbered_jobs(self) -> bool:
+        """Whether the run directories of jobs are named after their numbers."""
+        return self.description.subdir == _NUMBERED
 
     @property
     def count(self) -> int:
@@ -157,14 +159,11 @@ class SweepDirectory:
         """Return the states of all jobs, queued ones too. 10,000 take 0.2 s."""
         return [self.state(number) for number in range(self.count)]
 
-    def current_states(self) -> list[JobState]:
-        """Return the states of all jobs for readers: a job whose process was killed is not `running`."""
-        return [
-            states.current(self.folder(state.number), state, self.run_dir(state))
-            if state.state == "running"  # others need no look, which takes 0.1 s for 10,000
-            else state
-            for state in self.states()
-        ]
+    def write(self, state: JobState, *, flush: bool = True) -> None:
+        """Replace the state of a job, as `states.write` does. The process must have the lock of the sweep."""
+        folder = self.folder(state.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        states.write(folder, state, flush=flush)
 
     def holder(self) -> Holder | None:
         """Return the controller; None if none is alive."""

@@ -172,7 +172,7 @@ def test_a_sweep_continues_after_each_kind_of_failure(project: Project) -> None:
     assert raised.result["error"] == "rank 1: ValueError: raised by this rank"
     assert killed.result["error"] == "rank 1 was killed by SIGKILL (out of memory?)"
     assert mistake.result["error"].startswith("hooks.trouble.what: a mistake of all ranks")
-    assert [job.result["status"] for job in project.jobs] == ["failed"] * 3 + ["finished"]
+    assert [job.result["status"] for job in project.jobs] == ["failed", "interrupted", "failed", "finished"]
     assert fine.checkpoints == ["epoch_1.pth"]
     # Each error is shown once. The traceback of the rank that raised it is in the job's log.
     assert done.err.count("error: ") == 3, done.err

@@ -109,7 +109,7 @@ import os, sys, time
 from pathlib import Path
 from hydraloop.errors import UserError
 from hydraloop.run_files import lock
-from hydraloop.run_files.lock import RunLock, join
+from hydraloop.run_files.lock import RunLock
 
 class Slow:
     def __len__(self):
@@ -123,9 +123,6 @@ if what == "look":
     print("looks", flush=True)
     while True:
         lock.holder(folder)
-elif what == "join":
-    join(folder)
-    print("joined", flush=True)
     sys.stdin.read()
 elif what == "race":  # all at once from here
     import filelock
@@ -185,21 +182,6 @@ def test_the_workers_of_a_killed_run_do_not_hold_it(tmp_path: Path) -> None:
                 os.kill(worker, 0)  # it lives
         finally:
             os.kill(worker, signal.SIGKILL)
-
-
-def test_it_is_held_until_its_rank_has_ended(tmp_path: Path) -> None:
-    parent = process(tmp_path, "take")
-    assert said(parent) == "taken"
-    rank = process(tmp_path, "join")
-    assert said(rank) == "joined"
-    parent.kill()
-    parent.communicate()
-    with pytest.raises(UserError, match=f"process {rank.pid} on "):
-        lock_of(tmp_path).acquire()
-    assert lock.holder(tmp_path) is not None
-    rank.communicate("")
-    with lock_of(tmp_path):
-        pass
 
 
 def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.run_files.lock import RunLock
+from hydraloop.run_files.result import Result, Status
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller import controller, signals
 from hydraloop.sweeps.controller.controller import Controller
-from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Request
+from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.executors.gpus import Shares, Slots
+from hydraloop.sweeps.run_directories import RunDirectories
 from hydraloop.sweeps.source import Grid, Job, Source
-from hydraloop.sweeps.states import JobState, State
+from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_directory import DESCRIPTION
 
@@ -44,9 +48,9 @@ class Played:
     is_lost: bool = False
     """Whether the machines of jobs are lost."""
 
-    def found(self) -> dict[int, int]:
-        """Return the attempts of an earlier controller."""
-        return {number: request.attempts + 1 for number, request in self.running.items()}
+    def found(self) -> list[int]:
+        """Return the jobs of an earlier controller."""
+        return [*self.running]
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)
@@ -69,13 +73,10 @@ class Played:
     def started(self) -> list[int]:
         return [request.number for request in self.requests]
 
-    def write(self, request: Request, state: State) -> None:
-        """Write the state, as the process of the job does."""
-        folder = self.directory.folder(request.number)
-        folder.mkdir(parents=True, exist_ok=True)
-        attempts = request.attempts + (state == "running")
-        made = JobState(request.number, state, attempts=attempts, controller=request.controller)
-        states.write(folder, made, flush=False)
+
+def write(request: Request, status: Status, **told: Any) -> None:
+    """Write the result, as the process of the job does."""
+    Result(status, seconds=float(request.attempt), **told).write(Path(request.run_dir))
 
 
 @dataclass
@@ -93,6 +94,8 @@ class Seen:
     def update(self) -> None: ...
 
 
+NO_GRID: Any = None
+"""The directories of jobs are their numbers."""
 Make = Callable[..., tuple[Controller, Played]]
 
 
@@ -106,27 +109,23 @@ def make(directory: SweepDirectory) -> Make:
     def made(
         play: Play, *, workers: int = 2, slots: Slots | None = None, earlier: Sequence[int] = (), **options: object
     ) -> tuple[Controller, Played]:
-        running = {number: Request(number, (), str(directory.folder(number)), controller="0") for number in earlier}
+        running = {number: Request(number, (), "", str(directory.folder(number))) for number in earlier}
         executor = Played(directory, play, running=running)
         shares = Shares(workers, slots)
-        controller = Controller(
-            directory, executor, Grid(dict(enumerate(directory.description.jobs.listed))), shares, Seen(), **options
-        )  # type: ignore[arg-type]
-        return controller, executor
+        source, places = Grid(dict(enumerate(directory.description.jobs.listed))), RunDirectories(directory, NO_GRID)
+        return Controller(directory, executor, source, shares, Seen(), places, **options), executor  # type: ignore[arg-type]
 
     return made
 
 
 def finish(played: Played, request: Request) -> int:
-    played.write(request, "running")
-    played.write(replace(request, attempts=request.attempts + 1), "finished")
+    write(request, "finished")
     return 0
 
 
 def fail(played: Played, request: Request) -> int:
-    played.write(request, "running")
-    played.write(replace(request, attempts=request.attempts + 1), "failed")
-    return 0
+    write(request, "failed", error="ValueError: x")
+    return 1
 
 
 def test_each_job_runs_once_and_as_many_at_a_time_as_there_are_workers(make: Make) -> None:
@@ -162,25 +161,15 @@ def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: M
             self.told.append((state.number, state.state))
 
     loop, played = make(finish)
-    finish(played, Request(0, (), ""))
+    loop.directory.write(JobState(0, "finished"))
     source = OneByOne()
-    loop = Controller(loop.directory, played, source, Shares(2), Seen())  # type: ignore[arg-type]
+    loop = Controller(loop.directory, played, source, Shares(2), Seen(), loop.run_directories)  # type: ignore[arg-type]
     loop.run()
     assert source.told == [(number, "finished") for number in range(4)]
     assert [(request.number, request.lines) for request in played.requests] == [
         (number, (f"seed={number}",)) for number in (1, 2, 3)
     ]
     assert played.most == 1
-
-
-def test_a_sweep_that_stops_after_a_failure_does_not_wait_for_its_source(make: Make) -> None:
-    class Waiting(Grid):
-        waits = True  # another process decides
-
-    loop, played = make(fail, workers=1, stop_on_failure=True)
-    loop.source = Waiting(dict(enumerate(loop.directory.description.jobs.listed)))
-    loop.run()
-    assert played.started == [0]
 
 
 def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: Make) -> None:
@@ -191,7 +180,7 @@ def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: 
     assert loop.code == 1
     loop, played = make(finish, retry_failed=True)
     loop.run()
-    assert [(request.number, request.attempts) for request in played.requests] == [(2, 1)]
+    assert [(request.number, request.attempt) for request in played.requests] == [(2, 2)]
     assert loop.code == 0
 
 
@@ -202,7 +191,7 @@ def test_a_job_that_fails_is_retried_as_often_as_asked_and_the_others_run(make: 
 
     loop, played = make(play, max_retries=retries)
     loop.run()
-    assert [request.attempts for request in played.requests if request.number == 1] == list(range(retries + 1))
+    assert [request.attempt for request in played.requests if request.number == 1] == list(range(1, retries + 2))
     assert sorted(set(played.started)) == [0, 1, 2, 3, 4, 5]
     assert [state.number for state in loop.failed] == [1]
     assert loop.code == 1
@@ -210,10 +199,7 @@ def test_a_job_that_fails_is_retried_as_often_as_asked_and_the_others_run(make: 
 
 def test_a_killed_job_is_retried(make: Make) -> None:
     def play(played: Played, request: Request) -> int:
-        if request.attempts or request.number:
-            return finish(played, request)
-        played.write(request, "running")
-        return -signal.SIGKILL
+        return finish(played, request) if request.attempt > 1 or request.number else -signal.SIGKILL
 
     loop, played = make(play, max_retries=1)
     loop.run()
@@ -241,12 +227,9 @@ def test_a_preempted_job_is_queued_again_and_an_attempt_without_progress_is_a_re
     make: Make, reason: str, by_scheduler: bool, iterations: tuple[int, ...], attempts: int
 ) -> None:
     def play(played: Played, request: Request) -> int:
-        if request.number != 1 or request.attempts == len(iterations):
+        if request.number != 1 or request.attempt > len(iterations):
             return finish(played, request)
-        state = JobState(1, "interrupted", attempts=request.attempts + 1, reason=reason)
-        state = replace(state, controller=request.controller, iterations=iterations[request.attempts])
-        played.directory.folder(1).mkdir(exist_ok=True)
-        states.write(played.directory.folder(1), state, flush=False)
+        write(request, "interrupted", reason=reason, progress={"iteration": iterations[request.attempt - 1]})
         return 75
 
     loop, played = make(play, max_retries=1)
@@ -258,10 +241,8 @@ def test_a_preempted_job_is_queued_again_and_an_attempt_without_progress_is_a_re
 
 def test_a_job_whose_machine_is_lost_starts_again_without_a_retry_but_not_for_ever(make: Make) -> None:
     def play(played: Played, request: Request) -> int:
-        if request.number == 0:
-            return finish(played, request)
-        played.write(request, "running")
-        return -signal.SIGKILL if request.number == 2 or request.attempts < 3 else finish(played, request)
+        is_killed = request.number == 2 or (request.number == 1 and request.attempt < 4)
+        return -signal.SIGKILL if is_killed else finish(played, request)
 
     loop, played = make(play)
     played.is_lost = True
@@ -271,12 +252,11 @@ def test_a_job_whose_machine_is_lost_starts_again_without_a_retry_but_not_for_ev
 
 
 def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
-    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(controller, "_LOOK", 0.0)
-    state = JobState(3, "running", attempts=1, controller="killed")
+    directory.write(JobState(3, "running", attempts=1, directory="3"))
     lock = RunLock(directory.folder(3), key="").acquire()
-    states.write(directory.folder(3), state, flush=False)
 
     def play(played: Played, request: Request) -> int | None:
         if request.number == 5:
@@ -287,14 +267,14 @@ def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
     loop.run()
     assert played.started == [0, 1, 2, 4, 5, 3]
     assert loop.ended[3].state == "finished"
+    assert caplog.messages == [f"job 3 still saves, in process {os.getpid()} on {socket.gethostname()}"]
 
 
 def test_a_paused_job_starts_again_in_the_next_sweep_only(make: Make) -> None:
     def play(played: Played, request: Request) -> int:
-        if request.number != 1 or request.attempts == 2:
+        if request.number != 1 or request.attempt == 3:
             return finish(played, request)
-        played.write(request, "running")
-        played.write(replace(request, attempts=request.attempts + 1), "paused")
+        write(request, "interrupted", reason="preempted by engine.pause_after=1")
         return 75
 
     for left in ([1], [1], []):
@@ -304,25 +284,6 @@ def test_a_paused_job_starts_again_in_the_next_sweep_only(make: Make) -> None:
         assert (loop.left, loop.failed, loop.code) == (left, [], 0)
 
 
-def test_a_job_that_another_controller_has_paused_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "_LOOK", 0.0)
-    lock = RunLock(make(finish)[0].directory.folder(1), key="")
-
-    def play(played: Played, request: Request) -> int | None:
-        if request.number == 0:  # meanwhile, the other one starts job 1
-            lock.acquire()
-            played.write(replace(request, number=1, controller="other"), "running")
-        if request.number == 5:
-            played.write(replace(request, number=1, attempts=1, controller="other"), "paused")
-            lock.release()
-        return finish(played, request)
-
-    loop, played = make(play, workers=1)
-    loop.run()
-    assert 1 not in played.started
-    assert loop.left == [1]
-
-
 def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:
     loop, played = make(fail, workers=1, stop_on_failure=True)
     loop.run()
@@ -330,52 +291,15 @@ def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:
     assert (loop.code, loop.left) == (1, [1, 2, 3, 4, 5])
 
 
-def test_a_job_of_another_controller_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other controller starts job 1 first, and its process is alive for a while."""
-    monkeypatch.setattr(controller, "_LOOK", 0.0)
-    lock = RunLock(make(finish)[0].directory.folder(1), key="")
-    looks: list[Request] = []
-
-    def play(played: Played, request: Request) -> int | None:
-        if request.number != 1:
-            looks.append(request)
-            if len(looks) == 5:
-                finish(played, replace(request, number=1))
-                lock.release()
-            return finish(played, request)
-        lock.acquire()
-        played.write(replace(request, controller="other"), "running")
-        return LEFT
-
-    loop, played = make(play)
-    loop.run()
-    assert sorted(played.started) == [0, 1, 2, 3, 4, 5]
-    assert loop.code == 0
-    assert loop.ended[1].state == "finished"
-
-
-@pytest.mark.parametrize(("code", "state"), [(LEFT, "failed"), (NOT_RECORDED, "interrupted"), (3, "failed")])
-def test_a_program_may_exit_with_the_codes_of_the_protocol(make: Make, code: int, state: str) -> None:
-    def play(played: Played, request: Request) -> int:
-        if request.number != 1:
-            return finish(played, request)
-        played.write(request, "running")
-        return code
-
-    loop, played = make(play)
-    loop.run()
-    assert played.started == [0, 1, 2, 3, 4, 5]
-    assert (loop.ended[1].state, loop.problem, loop.code) == (state, None, 1)
-    assert [one.number for one in loop.failed] == [1]
-
-
-def test_a_job_that_was_killed_with_its_controller_continues_in_its_turn(directory: SweepDirectory, make: Make) -> None:
-    directory.folder(1).mkdir()
-    states.write(directory.folder(1), JobState(1, "running", attempts=1), flush=False)
+def test_a_job_that_was_lost_with_its_controller_continues_in_its_turn(directory: SweepDirectory, make: Make) -> None:
+    """Without a retry. Another one has written its result before the controller was killed."""
+    for number in (1, 2):
+        directory.write(JobState(number, "running", attempts=1, directory=str(number)))
+    write(Request(2, (), "", str(directory.folder(2))), "finished")
     loop, played = make(finish)
     loop.run()
-    assert [(request.number, request.attempts) for request in played.requests[:3]] == [(0, 0), (1, 1), (2, 0)]
-    assert loop.ended[1].attempts == 2
+    assert [(request.number, request.attempt) for request in played.requests[:3]] == [(0, 1), (1, 2), (3, 1)]
+    assert (loop.ended[1].attempts, loop.ended[2].attempts) == (2, 1)
 
 
 @pytest.mark.parametrize("retries", [0, 1])
@@ -390,7 +314,6 @@ def test_a_job_whose_launcher_is_killed_each_time_ends(
         if request.number != 0:
             return finish(played, request)
         ranks.append(RunLock(played.directory.folder(0), key="").acquire())
-        played.write(request, "running")
         return -signal.SIGKILL
 
     loop, played = make(play, max_retries=retries)
@@ -401,31 +324,24 @@ def test_a_job_whose_launcher_is_killed_each_time_ends(
     assert loop.left == [0]
 
 
-def test_a_full_disk_ends_the_sweep(make: Make) -> None:
-    loop, played = make(lambda played, request: NOT_RECORDED, workers=1, max_retries=1)
-    loop.run()
-    assert played.started == [0]
-    assert loop.code == 1
-    assert loop.problem is not None
-    assert "MB are free" in loop.problem.problem
-    assert f"sweep.resume={loop.directory.path}" in str(loop.problem)
-
-
+@pytest.mark.parametrize("at_start", [True, False])
 def test_a_state_that_cannot_be_written_ends_the_sweep_and_names_the_reason(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, at_start: bool
 ) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     def play(played: Played, request: Request) -> int:
-        played.write(request, "running")
         monkeypatch.setattr(states, "write", refuse)
         return -signal.SIGKILL
 
     loop, played = make(play, workers=1)
+    if at_start:
+        monkeypatch.setattr(states, "write", refuse)
     loop.run()
-    assert (played.started, loop.left, loop.code) == ([0], [0, 1, 2, 3, 4, 5], 1)
+    assert (played.started, loop.left, loop.code) == ([] if at_start else [0], [0, 1, 2, 3, 4, 5], 1)
     assert str(loop.problem).splitlines()[0].endswith("MB are free: Permission denied")
+    assert f"sweep.resume={loop.directory.path}" in str(loop.problem)
 
 
 def test_a_machine_that_can_start_no_process_ends_the_sweep(make: Make) -> None:
@@ -456,7 +372,7 @@ def test_a_signal_is_passed_on_and_no_job_starts_after_it(
             if request.number == 0:
                 os.kill(os.getpid(), number)
             return None
-        played.write(replace(request, attempts=1), "interrupted")
+        write(request, "interrupted")
         return codes[request.number]
 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
@@ -487,8 +403,9 @@ def test_a_second_signal_kills_the_jobs(make: Make, monkeypatch: pytest.MonkeyPa
 def test_a_job_that_an_earlier_controller_has_submitted_is_not_submitted_again(
     directory: SweepDirectory, make: Make
 ) -> None:
-    """It waits in the queue: no file tells that it was submitted. The other job has ended meanwhile."""
-    finish(Played(directory, finish), Request(2, (), "", controller="0"))
+    """Job 1 waits in the queue or runs; its `sbatch` may have failed. Job 2 has ended meanwhile."""
+    directory.write(JobState(1, "interrupted", attempts=1, directory="1"))
+    directory.write(JobState(2, "finished", attempts=1, directory="2"))
     loop, played = make(finish, earlier=(1, 2))
     loop.run()
     assert played.started == [0, 3, 4, 5]

@@ -20,7 +20,7 @@ import pytest
 from hydraloop.commands.dispatch import run as main
 from hydraloop.run_files import lock
 from hydraloop.run_files.processes import is_alive, started
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import SERVER, environment_of_python
@@ -150,16 +150,17 @@ def test_a_run_continues_without_its_terminal_until_it_is_stopped(
         assert "train  " in (run_dir / "output.log").read_text()
 
 
-def stopped_job(sweep: SweepDirectory) -> JobState:
-    """Wait for a job that runs, and stop its process. The first jobs are left alone."""
+def stopped_job(sweep: SweepDirectory) -> tuple[int, int]:
+    """Wait for a job that runs, and stop its process. Returns both. The first jobs are left alone."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         for state in sweep.states()[2:]:
-            if state.state == "running" and lock.holder(sweep.folder(state.number)):
-                os.kill(state.pid, signal.SIGSTOP)
-                if sweep.state(state.number) == state:
-                    return state
-                os.kill(state.pid, signal.SIGCONT)
+            held = lock.holder(sweep.folder(state.number)) if state.state == "running" else None
+            if held is not None and held.pid:
+                os.kill(held.pid, signal.SIGSTOP)
+                if lock.holder(sweep.folder(state.number)) == held:
+                    return state.number, held.pid
+                os.kill(held.pid, signal.SIGCONT)
         time.sleep(0.001)
     raise AssertionError(f"no job was seen while it ran: {sweep.states()}")
 
@@ -175,19 +176,19 @@ def test_a_sweep_without_its_terminal_whose_controller_and_job_are_killed(
         assert " continues in the background, as process " in printed, printed
         (path,) = project.path.glob("multirun/*/*")
         sweep = SweepDirectory.load(path)
-        job = stopped_job(sweep)
+        job, pid_of_job = stopped_job(sweep)
         controller = sweep.holder()
         assert controller is not None
-        for pid in (controller.pid, job.pid):
+        for pid in (controller.pid, pid_of_job):
             os.kill(pid, signal.SIGKILL)
-    before = [state for state in sweep.current_states() if state.state != "queued"]
+    before = [state for state in current_states(sweep) if state.state != "queued"]
     done = project.train(*shlex.split(line), "sweep.resume=auto")
     assert done.code == 0, done.text
     assert main(["status", str(path)]) == 0
     assert "8 finished" in capsys.readouterr().out
     states = sweep.states()
-    assert [state.attempts for state in states] == [1 + (state.number == job.number) for state in states]
-    assert [sweep.state(state.number) for state in before if state.number != job.number] == before[: job.number]
+    assert [state.attempts for state in states] == [1 + (state.number == job) for state in states]
+    assert states[:job] == before[:job]
     rows = json.loads((path / "results.json").read_text())["rows"]
     assert sorted((row["job"], row["status"]) for row in rows) == [(number, "finished") for number in range(8)]
     assert done.out.count("  finished  ") == 8, done.out

@@ -43,7 +43,6 @@ def sweep(tmp_path: Path) -> SweepDirectory:
 def running(sweep: SweepDirectory, number: int, **changed: object) -> JobState:
     """A job whose process has been killed."""
     state = JobState(number, "running", attempts=1, directory=str(number), began=time.time() - 10)
-    state = replace(state, controller=sweep.controller)
     state = replace(state, **changed)  # type: ignore[arg-type]
     sweep.folder(number).mkdir(parents=True)
     states.write(sweep.folder(number), state, flush=False)

@@ -121,14 +121,14 @@ def experiments(tmp_path: Path) -> Iterator[Composer]:
 
 def test_a_job_has_its_own_environment(experiments: Composer) -> None:
     plan, _ = planned("-m experiment=a,b seed=4,5", experiments)
-    assert [plan.environment(Request(number, plan.jobs.listed[number], "")) for number in range(4)] == [
+    assert [plan.environment(Request(number, plan.jobs.listed[number], "", "")) for number in range(4)] == [
         {},
         {},
         {"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "2"},
         {"OMP_NUM_THREADS": "5", "NCCL_DEBUG": "3"},
     ]
     assert plan.sets_variables(plan.configs(plan.jobs))
-    assert plan.environment(Request(0, ("experiment=b", "seed=x"), "")) == {}  # the job reports the mistake
+    assert plan.environment(Request(0, ("experiment=b", "seed=x"), "", "")) == {}  # the job reports the mistake
 
 
 def test_a_sweep_without_variables_is_forked(experiments: Composer) -> None:

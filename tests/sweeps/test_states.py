@@ -14,7 +14,7 @@ from hydraloop.run_files.result import Best, Objective, Result, digest
 from hydraloop.sweeps import states
 from hydraloop.sweeps.states import FILENAME, JobState
 
-RUNNING = JobState(3, "running", ("optimizer.lr=1e-3",), attempts=1, directory="3", pid=7, began=time.time())
+RUNNING = JobState(3, "running", ("optimizer.lr=1e-3",), attempts=1, directory="3", began=time.time())
 FINISHED = Result(
     "finished",
     val_metrics={"loss": 0.5, "accuracy": 0.75},

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydraloop.commands.dispatch import run as main
+from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.slurm.submissions import MAIN, jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -67,7 +68,6 @@ def test_no_process_stays_and_each_job_runs_once(project: Project, slurm: Slurm)
     wait(sweep)
     states = sweep.states()
     assert [(state.state, state.attempts) for state in states] == [("finished", 1)] * 3
-    assert {state.host for state in states} <= set(slurm.nodes)
     assert "3 finished" in project.python(*hydraloop[1:], "logs", "all").out
     texts = [path.read_bytes() for path in sweep.path.rglob("*") if path.is_file()]
     assert not any(b"hunter2" in text for text in texts)
@@ -85,7 +85,7 @@ def test_at_its_time_limit_a_controller_leaves_its_jobs_and_starts_again(project
     assert (sweep.state(0).state, sweep.state(0).attempts) == ("running", 1)
     assert main(["stop", str(sweep.path)]) == 0
     assert jobs(sweep.path) == {}
-    assert [state.state for state in sweep.states()] == ["interrupted", "queued"]
+    assert [state.state for state in current_states(sweep)] == ["interrupted", "queued"]
     assert sweep.state(0).preempted_by == "SIGTERM"
 
 

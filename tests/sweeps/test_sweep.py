@@ -10,7 +10,7 @@ import pytest
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.report.lines import print_end
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make
+from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make, write
 
 __all__ = ["directory", "make"]  # fixtures
 
@@ -33,7 +33,7 @@ def test_the_last_line_counts_interrupted_jobs_apart(
 def test_without_any_result_there_is_no_table(directory: SweepDirectory, make: Make) -> None:
     def play(played: Played, request: Request) -> int:
         loop.signals.note(signal.SIGINT)
-        played.write(request, "interrupted")
+        write(request, "interrupted")
         return 130
 
     loop, _ = make(play, workers=1)

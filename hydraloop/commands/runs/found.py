@@ -27,6 +27,7 @@ from hydraloop.run_files.result import PAUSE, Objective, Result
 from hydraloop.run_files.run_directory import SWEEP_FILE, config_file
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps import sweep_description
+from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -123,7 +124,7 @@ def find(folder: Path, *, in_sweep: bool = False) -> Iterator[Run]:
         below = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
     if sweep_description.FILENAME in below:
         with suppress(UserError, TypeError):  # it is damaged: what is below is found as in any folder
-            started = [state for state in SweepDirectory.load(folder).current_states() if state.state != "queued"]
+            started = [state for state in current_states(SweepDirectory.load(folder)) if state.state != "queued"]
             yield from [_job(folder, state) for state in started]
             return
     in_sweep |= SWEEP_FILE in below

@@ -1,4 +1,4 @@
-"""The loop of a sweep: starts the jobs of a source, writes what killed jobs could not, and passes signals on.
+"""The loop of a sweep: starts the jobs of a source, writes how they begin and end, and passes signals on.
 
 All that it knows is in the directory too, whose lock it holds. Therefore a controller may be killed, and the next one
 continues. Jobs of a controller that has ended save and end; those of Slurm go on.
@@ -8,30 +8,38 @@ The loop has no threads, and sleeps only in `Executor.poll`.
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from hydraloop.errors import UserError
 from hydraloop.processes.failure import REQUEUE
-from hydraloop.sweeps import queue
-from hydraloop.sweeps.controller import problems
+from hydraloop.run_files import lock
+from hydraloop.run_files.result import describe
+from hydraloop.safety.secrets import mask_text
+from hydraloop.sweeps import states
+from hydraloop.sweeps.controller import attempts, problems
 from hydraloop.sweeps.controller.retries import Retries
 from hydraloop.sweeps.controller.signals import Signals
 from hydraloop.sweeps.controller.watcher import Watcher
-from hydraloop.sweeps.executors.executor import LEFT, NOT_RECORDED, Ended, Executor, Request
+from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
+from hydraloop.sweeps.run_directories import RunDirectories
 from hydraloop.sweeps.source import Job, Source
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.states import REQUEST, JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+
+log = logging.getLogger(__name__)
 
 _POLL = 0.2
 """Seconds between two looks at signals and two updates of the display."""
 _LOOK = 1.0
-"""Seconds between two looks at jobs that an earlier controller has started."""
+"""Seconds between two looks whether processes of ended jobs, and of an earlier controller's, have ended."""
 
 
 @dataclass
@@ -39,7 +47,7 @@ class Controller:
     """Runs the jobs of a sweep.
 
     Each job is in one place: with the source or in `_again` if it is to start, in `_running` if this controller answers
-    for its process, in `_elsewhere` if it is waited for, and in `ended` if it is over or is left as it is.
+    for its process, in `_earlier` if it is waited for, and in `ended` if it is over or is left as it is.
     """
 
     directory: SweepDirectory
@@ -47,6 +55,7 @@ class Controller:
     source: Source
     shares: Shares
     watcher: Watcher
+    run_directories: RunDirectories
     max_retries: int = 0
     stop_on_failure: bool = False
     retry_failed: bool = False
@@ -64,13 +73,13 @@ class Controller:
     _again: deque[Job] = field(default_factory=deque)
     """Jobs that start again, before the source is asked for another."""
     _running: dict[int, JobState] = field(default_factory=dict)
-    """The attempt that this controller has started, with the iterations of earlier ones."""
-    _unreported: dict[int, Ended] = field(default_factory=dict)
-    """The ends of the launchers of running jobs whose ranks have not all ended."""
+    """Their states, as written when the attempt has begun."""
+    _ending: dict[int, Ended] = field(default_factory=dict)
+    """The ends of the launchers of running jobs of which a rank has the lock."""
     _pruned: dict[int, str] = field(default_factory=dict)
     """Running jobs that were told to end, and why."""
-    _elsewhere: set[int] = field(default_factory=set)
-    """Jobs whose processes an earlier controller has started, and which have not ended."""
+    _earlier: dict[int, JobState] = field(default_factory=dict)
+    """Jobs that an earlier controller has started, whose processes save and end."""
     _has_failed: bool = False
     _looked: float = 0.0
 
@@ -78,16 +87,17 @@ class Controller:
         self._retries = Retries(self.max_retries)
         found = self.executor.found()
         for state in self.directory.states():
-            if state.number in found:
-                attempt = found[state.number]
-                is_claimed = state.attempts >= attempt  # otherwise it is queued, and no file tells of it
-                self._running[state.number] = state if is_claimed else replace(state, attempts=attempt, controller="")
+            if state.number in found and not state.is_over:
+                self._running[state.number] = replace(state, state="running")
+                self._write(self._running[state.number])
                 continue
-            if state.state == "running":
-                state = self._state(state.number)  # its process may have been killed
-            if state.state == "running":
-                self._elsewhere.add(state.number)
-            elif self._leaves(state):
+            if state.state == "running" and (held := self._holder(state)) is not None:
+                self._earlier[state.number] = state
+                log.warning("job %d still saves, in process %d on %s", state.number, held.pid, held.host)
+                continue
+            if state.state == "running":  # it was lost with its controller
+                state = self._ended_state(state, None)
+            if self._leaves(state):
                 self.ended[state.number] = state
                 self.source.ended(state)
             elif state.state == "paused":
@@ -142,7 +152,7 @@ class Controller:
             self._looked = time.monotonic()
         self._start()
         self._prune()
-        return bool(self._running) or (bool(self._elsewhere) and not self._gives_up)
+        return bool(self._running) or (bool(self._earlier) and not self._gives_up)
 
     @property
     def _gives_up(self) -> bool:
@@ -154,27 +164,28 @@ class Controller:
 
     def _look(self) -> None:
         """Look at jobs whose ranks still end, and at the jobs of an earlier controller."""
-        for ended in list(self._unreported.values()):
+        for ended in list(self._ending.values()):
             self._end(ended)
-        for state in [self._state(number) for number in sorted(self._elsewhere)]:
-            if state.state == "running":
+        for state in list(self._earlier.values()):
+            if self._holder(state) is not None:
                 continue
-            self._elsewhere.remove(state.number)
+            del self._earlier[state.number]
+            state = self._ended_state(state, None)
             if state.is_left or self._leaves(state):
                 self._leave(state)
             else:
                 self._start_again(state)
+
+    def _holder(self, state: JobState) -> lock.Holder | None:
+        """Return the process that trains in the directory of a job."""
+        return lock.holder(self.directory.run_dir(state))
 
     # Jobs start. -----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Start jobs while there is room."""
         while self._has_room and (job := self._next()) is not None:
-            state = self._state(job.number)
-            if state.state == "running":
-                self._elsewhere.add(job.number)
-            else:
-                self._submit(job, state)
+            self._submit(job, self.directory.state(job.number))
 
     @property
     def _has_room(self) -> bool:
@@ -188,30 +199,53 @@ class Controller:
         with self._source_asked():
             while (job := self.source.next_job()) is not None:
                 self._given[job.number] = job
-                if job.number not in self._running and job.number not in self._elsewhere:
+                if job.number not in self._running and job.number not in self._earlier:
                     return job
         return None
 
-    def _submit(self, job: Job, state: JobState) -> None:
-        """Start a job."""
+    def _submit(self, job: Job, before: JobState) -> None:
+        """Write that a job runs, and start it."""
         slots, number = self.shares.slots, job.number
+        try:
+            begun = self._begun(job, before)
+        except OSError as error:
+            self._set_unwritable(error)
+            return
+        except UserError as error:  # a mistake in the job
+            failed = replace(before, state="failed", attempts=before.attempts + 1, error=mask_text(describe(error)))
+            self._write(failed)
+            self._leave(failed)
+            return
+        if begun.state != "running":
+            self._leave(begun)
+            return
         request = Request(
             number,
             job.lines,
             str(self.directory.folder(number)),
-            state.attempts,
-            self.directory.controller,
+            str(self.directory.run_dir(begun)),
+            begun.attempts,
             None if slots is None else slots.take(number),
             self.shares.threads,
         )
+        self._running[number] = begun
         try:
             self.executor.submit(request)
         except UserError as error:
             self.problem = error
-            self._release(number)
+            self._end(Ended(number, REQUEUE))
             return
-        self._running[number] = replace(state, attempts=state.attempts + 1, controller=self.directory.controller)
-        self.watcher.started(state)
+        self.watcher.started(begun)
+
+    def _begun(self, job: Job, before: JobState) -> JobState:
+        """Write that a job runs, and return that state; its end, if it has ended and only its state was damaged."""
+        found = replace(before, directory=self.run_directories.of(job, before))
+        if before.attempts and found.directory != before.directory:
+            told = states.ended_from_result(found, self.directory.run_dir(found))
+            if told is not None and told.is_over:
+                self.directory.write(told)
+                return told
+        return attempts.begin(self.directory, job, before, found.directory)
 
     def _start_again(self, state: JobState) -> None:
         """Queue a job that has ended early. A job that the source has not given yet comes from there."""
@@ -221,25 +255,18 @@ class Controller:
     # Jobs end. -------------------------------------------------------------------------------------------------------
 
     def _end(self, ended: Ended) -> None:
-        """Queue a job whose process has ended again, or leave it as it is."""
-        number, code = ended.number, ended.code
-        begun = self._running[number]
-        attempt = begun.attempts
-        state = self._state(number, code, attempt)
-        # Slurm may have started the job again since.
-        is_ours = state.attempts >= attempt and begun.controller in (state.controller, "")
-        if is_ours and state.state == "running" and self.problem is None:  # a rank is still ending
-            self._unreported[number] = replace(ended, code=None) if code == LEFT else ended
+        """Write how a job has ended. Queue it again, or leave it as it is."""
+        number = ended.number
+        begun = self._running.get(number)
+        if begun is None:  # an earlier controller has written its end
+            return
+        if self._holder(begun) is not None and self.problem is None:  # a rank is still ending
+            self._ending[number] = ended
             return
         self._release(number)
         reason = self._pruned.pop(number, None)
-        if reason is not None and is_ours and state.state == "interrupted":
-            state = self._pruned_state(number, reason) or state
-        if not is_ours or state.state == "running":  # Slurm has started it again, or the state cannot be written
-            self._elsewhere.add(number)
-            if code == NOT_RECORDED:
-                self._set_unwritable("see its log")
-        elif not self.stops and self._retries.allow(state, begun.iterations, ended):
+        state = self._ended_state(begun, ended.code, reason)
+        if not self.stops and self._retries.allow(state, begun.iterations, ended):
             self._start_again(state)
             self.watcher.ended(state)
         else:
@@ -248,7 +275,7 @@ class Controller:
     def _release(self, number: int) -> None:
         """Note that a job does not use this machine any more."""
         self._running.pop(number, None)
-        self._unreported.pop(number, None)
+        self._ending.pop(number, None)
         if self.shares.slots is not None:
             self.shares.slots.give(number)
 
@@ -259,17 +286,30 @@ class Controller:
         self.source.ended(state)
         self.watcher.ended(state)
 
-    def _state(self, number: int, code: int | None = None, attempt: int | None = None) -> JobState:
-        """Return the state of a job; if it cannot be written, the one before."""
-        try:
-            return queue.end(self.directory, number, code, attempt)
-        except UserError as error:
-            self._set_unwritable(error.problem)
-        except OSError as error:
-            self._set_unwritable(error.strerror or str(error))
-        return self.directory.state(number)
+    def _ended_state(self, begun: JobState, code: int | None, pruned: str | None = None) -> JobState:
+        """Return the state of a job that has ended, and write it.
 
-    def _set_unwritable(self, why: str) -> None:
+        Args:
+            code: the exit code of its process; None if unknown.
+            pruned: why it was told to end, if it is not to continue.
+        """
+        told = states.ended_from_result(begun, self.directory.run_dir(begun))
+        state = told or attempts.lost(self.directory, begun, code)
+        if pruned is not None:
+            state = attempts.prune(state, pruned)
+        self._write(state, flush=told is None or pruned is not None)  # no other file tells it
+        with suppress(OSError):
+            Path(self.directory.folder(state.number), REQUEST).unlink(missing_ok=True)
+        return state
+
+    def _write(self, state: JobState, *, flush: bool = True) -> None:
+        try:
+            self.directory.write(state, flush=flush)
+        except OSError as error:
+            self._set_unwritable(error)
+
+    def _set_unwritable(self, error: OSError) -> None:
+        why = error.strerror or str(error)
         self.problem = self.problem or problems.unwritable(self.directory.path, why)
 
     # A search ends jobs early. ---------------------------------------------------------------------------------------
@@ -284,17 +324,10 @@ class Controller:
             if number in self._running and number not in self._pruned:
                 self._pruned[number] = reason
                 self.executor.cancel(number, signal.SIGTERM)  # it saves and ends, as after a preemption
-            elif number not in self._running and number not in self._elsewhere:
-                state = self._pruned_state(number, reason)
-                if state is not None:
-                    self._leave(state)
-
-    def _pruned_state(self, number: int, reason: str) -> JobState | None:
-        """Write that a job is pruned. None if another process has it."""
-        state = None
-        with self._source_asked():
-            state = queue.prune(self.directory, number, reason)
-        return state
+            elif number not in self._running and number not in self._earlier:
+                state = attempts.prune(self.directory.state(number), reason)
+                self._write(state)
+                self._leave(state)
 
     @contextmanager
     def _source_asked(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ class Watcher(Protocol):
     """Shows the user what happens."""
 
     def started(self, state: JobState) -> None:
-        """Called when a job was started, with the state before."""
+        """Called when a job was started, with its state."""
 
     def ended(self, state: JobState) -> None:
         """Called when a job has ended, also when it is retried."""

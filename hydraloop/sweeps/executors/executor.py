@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-# Codes that a user's program is unlikely to exit with. They only count if the process has not claimed its job.
-LEFT = 113
-"""Exit code of a job's process that has left the job to another one: the job is running elsewhere, or has ended."""
-NOT_RECORDED = 114
-"""Exit code of a job's process that could not write the state of its job: a full disk."""
+UNUSABLE = 74
+"""Exit code of a job without a result whose directory is locked, or cannot be written: EX_IOERR of sysexits.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +19,10 @@ class Request:
     lines: tuple[str, ...]
     """Its overrides, not masked."""
     folder: str
-    """Where its state and its log are."""
-    attempts: int = 0
-    """`attempts` of its state, as the controller has read it. If the job was started since (Slurm starts jobs again),
-    the process exits with LEFT. Therefore no attempt is started twice."""
-    controller: str = ""
-    """The id of the controller that starts it."""
+    """Where its log is."""
+    run_dir: str
+    attempt: int = 1
+    """How often it was started, with this time."""
     gpus: tuple[str, ...] | None = None
     """For CUDA_VISIBLE_DEVICES. None: unchanged."""
     threads: int | None = None
@@ -51,8 +46,7 @@ class Ended:
 
     number: int
     code: int | None
-    """0: the state file has the outcome. LEFT, NOT_RECORDED. 75, 129, 130, 143 as a single run. Negative: killed by
-    that signal. None: not known, as the process was not a child."""
+    """As of a single run, or UNUSABLE. Negative: killed by that signal. None: not known, as it was not a child."""
     by_scheduler: bool = False
     """Whether a scheduler has preempted the job, or has ended it because of its time limit."""
     is_lost: bool = False
@@ -71,9 +65,9 @@ class Executor(Protocol):
             UserError: none can be started here.
         """
 
-    def found(self) -> dict[int, int]:
-        """Return the attempts that an earlier controller has started, by job. `poll` returns their ends, too."""
-        return {}
+    def found(self) -> list[int]:
+        """Return the jobs that an earlier controller has started, and that go on. `poll` returns their ends, too."""
+        return []
 
     def submit(self, request: Request) -> None:
         """Start a job.

@@ -20,9 +20,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError, not_installed, use_one_of
+from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files import environment
 from hydraloop.safety.secrets import mask_text
-from hydraloop.sweeps.executors.executor import LEFT, Ended, Executor, Request
+from hydraloop.sweeps.executors.executor import UNUSABLE, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.executors.ray_actor import Job, look
 from hydraloop.sweeps.executors.spawned import Spawn
@@ -226,7 +227,7 @@ class RayExecutor(Executor):
             self._ray.kill(job.actor)  # gives back what it has reserved; a lost one may only be unreachable
             if isinstance(answer, str):
                 self._set_problem(f"a worker cannot run jobs: {answer}")
-                answer = LEFT
+                answer = UNUSABLE
             self._ended.append(Ended(job.number, answer, is_lost=answer is None))
 
     def _look(self) -> None:
@@ -260,7 +261,7 @@ class RayExecutor(Executor):
                 continue
             self._ray.kill(job.actor)
             del self._jobs[end]
-            self._ended.append(Ended(number, -signal.SIGKILL if has_started else LEFT))
+            self._ended.append(Ended(number, -signal.SIGKILL if has_started else REQUEUE))
 
     def close(self) -> None:
         """Leave the cluster. Ray kills jobs that still run."""

@@ -21,7 +21,7 @@ from hydraloop.errors import UserError
 from hydraloop.processes.private import Private, masked_lists
 from hydraloop.processes.termination_signals import end_with
 from hydraloop.run_files import atomic, environment
-from hydraloop.sweeps.executors.executor import LEFT, Request
+from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.states import LOG, REQUEST
 
 
@@ -113,7 +113,7 @@ def received() -> tuple[Path, list[str], Request]:
     From then on, this process gets SIGTERM when its owner ends. Slurm's jobs have none.
 
     Raises:
-        SystemExit: another process has the job.
+        SystemExit: the job has ended.
         UserError: the secrets of the job are missing.
     """
     owner = os.environ.pop(environment.SWEEP_OWNER, None)
@@ -123,16 +123,6 @@ def received() -> tuple[Path, list[str], Request]:
     try:
         content = read_masked(Path(os.environ.pop(environment.SWEEP_JOB)))  # not for processes of the job
     except FileNotFoundError:
-        sys.exit(LEFT)
+        sys.exit(0)
     sweep, overrides = Path(content.pop("sweep")), content.pop("overrides")
     return sweep, overrides, Request.from_json(content)
-
-
-def refuse_withdrawn(request: Request) -> None:
-    """Exit if `stop` has removed the file with a request. Called just before the job begins.
-
-    Raises:
-        SystemExit: it was removed.
-    """
-    if not Path(request.folder, REQUEST).exists():
-        sys.exit(LEFT)

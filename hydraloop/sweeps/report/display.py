@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from hydraloop.engine.report.formats import brief, clock, number
 from hydraloop.sweeps.controller.watcher import Watcher
+from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.report.progress import Progress, RunningJob
 from hydraloop.sweeps.report.results_table import line, new_console, new_table
 from hydraloop.sweeps.slurm import submissions
@@ -124,13 +125,13 @@ if hasattr(os, "register_at_fork"):
 def watch(lines: Lines) -> None:
     """Show a sweep that other processes run, until no controller and no job of it runs."""
     directory = lines.progress.directory
-    known = {state.number: state for state in directory.current_states() if state.state != "running"}
+    known = {state.number: state for state in current_states(directory) if state.state != "running"}
     with watching(lines) as watcher:
         due = 0.0
         while True:
             if (began := time.monotonic()) >= due:
                 is_over = directory.holder() is None
-                states = directory.current_states()
+                states = current_states(directory)
                 has_jobs = not all(state.is_over for state in states)
                 is_left = is_over and has_jobs and submissions.jobs(directory.path) != {}  # in Slurm's queue
                 for state in states:
@@ -172,14 +173,14 @@ def _jobs(progress: Progress, jobs: Sequence[RunningJob], now: float) -> Table:
     for job in jobs:
         state, left = job.state, job.seconds_left(now, progress.usual)
         swept = directory.swept(state)
-        is_begun = state.state == "running" and state.began is not None
+        spent = now - (state.began or now)
         table.add_row(
             str(state.number),
             *(brief(swept.get(key, "")) for key in short),
-            ProgressBar(total=state.total or 1, completed=job.iteration if state.total else 0),
-            f"{job.iteration:,}" + (f"/{state.total:,}" if state.total else "") if is_begun else "starts",
+            ProgressBar(total=1 if left is None else spent + left, completed=0 if left is None else spent),
+            f"{job.iteration:,}" if job.iteration else "starts",
             job.metric or job.loss,
-            clock(now - state.began) if is_begun and state.began is not None else "",
+            clock(spent),
             "" if left is None else clock(left),
         )
     return table

@@ -30,7 +30,7 @@ class Lines:
     def started(self, state: JobState) -> None:
         """Print that a job was started."""
         self.progress.started(state)
-        log.info("%s %s", self._directory.name(state.number), "continues" if state.attempts else "started")
+        log.info("%s %s", self._directory.name(state.number), "continues" if state.attempts > 1 else "started")
 
     def ended(self, state: JobState) -> None:
         """Print how a job has ended, an error without its traceback, and how long the others will take."""

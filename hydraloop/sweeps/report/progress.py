@@ -34,10 +34,6 @@ class RunningJob:
 
     def look(self, directory: SweepDirectory, monitored: str | None) -> None:
         """Read what the job has written since the last look. Takes 0.1 ms."""
-        if self.state.state != "running" or self.state.total is None:
-            self.state = directory.state(self.state.number)
-        if self.state.state != "running":
-            return  # it is starting, or has ended a moment ago
         for record in self._new_records(directory.run_dir(self.state) / FILENAME):
             self.iteration = record.iteration
             if record.mode == "train":
@@ -94,7 +90,7 @@ class Progress:
         return made
 
     def started(self, state: JobState) -> None:
-        """Note that a job was started. Its state may be that before."""
+        """Note that a job runs."""
         self._note(state.number, "running")
         self.running[state.number] = RunningJob(state)
 

@@ -16,6 +16,7 @@ from hydraloop.run_files import atomic
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_command
 from hydraloop.schemas.sweep import SweepConf
+from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.report import search_results
 from hydraloop.sweeps.report.search_results import SearchResults
 from hydraloop.sweeps.states import JobState, State
@@ -99,7 +100,7 @@ class Results:
 
 def collect(directory: SweepDirectory) -> Results:
     """Read the states of all jobs, without those that a search has not asked for. 10,000 take about a second."""
-    states, jobs = directory.current_states(), directory.description.jobs
+    states, jobs = current_states(directory), directory.description.jobs
     search = None if jobs.search is None else search_results.collect(directory, jobs.search)
     metric, rule, values = _compared(states, search)
     rows = sorted((_row(directory, state, search) for state in states), key=lambda row: _order(row, values, rule))

@@ -22,10 +22,10 @@ from hydraloop.platforms import signals
 from hydraloop.processes import slurm
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files.environment import SWEEP_JOB
-from hydraloop.sweeps.executors.executor import LEFT, Ended, Executor, Request
+from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
 from hydraloop.sweeps.slurm import submissions
-from hydraloop.sweeps.states import LOG, REQUEST
+from hydraloop.sweeps.states import LOG
 
 log = logging.getLogger(__name__)
 
@@ -74,20 +74,16 @@ class SubmititExecutor(Executor):
     def wait_ready(self) -> None:
         """Do nothing: jobs wait in Slurm's queue."""
 
-    def found(self) -> dict[int, int]:
-        """Return the attempts of an earlier controller that are in Slurm's queue. Waits until Slurm answers."""
+    def found(self) -> list[int]:
+        """Return the jobs of an earlier controller that are in Slurm's queue. Waits until Slurm answers."""
         pause = 0.0
         while (queue := submissions.jobs(self._spawn.sweep)) is None:
             if not pause:
                 log.warning("Slurm does not answer, so it is not known which jobs run: waiting for it")
             pause = min(pause * 2, _LONGEST) or _SHORTEST
             time.sleep(pause)
-        found: dict[int, int] = {}
-        for what, job in queue.items():
-            if what != submissions.MAIN:
-                number, attempt = map(int, what.split("."))
-                self._jobs[number], found[number] = job.id, attempt
-        return found
+        self._jobs = {int(what.partition(".")[0]): job.id for what, job in queue.items() if what != submissions.MAIN}
+        return [*self._jobs]
 
     def submit(self, request: Request) -> None:
         """Submit a job, see `Executor`. If Slurm refuses it, it is submitted later.
@@ -191,14 +187,13 @@ class SubmititExecutor(Executor):
                 )
 
     def _withdraw(self, request: Request) -> None:
-        """Do not submit a job. If it is in the queue nevertheless, it is cancelled, or exits when it starts."""
+        """Do not submit a job. If Slurm has taken it nevertheless, it is cancelled, or the next controller finds it."""
         self._waiting.remove(request)
         job = (submissions.jobs(self._spawn.sweep) or {}).get(_name(request))
         if job is not None:
             self._jobs[request.number] = job.id
             return
-        Path(request.folder, REQUEST).unlink(missing_ok=True)
-        self._left.append(Ended(request.number, LEFT))
+        self._left.append(Ended(request.number, REQUEUE))
 
     def close(self) -> None:
         """Do nothing: submitted jobs continue."""
@@ -206,7 +201,7 @@ class SubmititExecutor(Executor):
 
 def _name(request: Request) -> str:
     """Return job and attempt, for the name in Slurm."""
-    return f"{request.number}.{request.attempts + 1}"
+    return f"{request.number}.{request.attempt}"
 
 
 def submit_command(executor: Any, name: str, words: Sequence[str], variables: Mapping[str, str], log: Path) -> str:
@@ -302,4 +297,4 @@ def _end(number: int, code: int | None, state: str | None) -> Ended:
     elif code > 128 and code - 128 not in _ENDINGS:
         code = 128 - code
     is_cancelled = state == "CANCELLED"
-    return Ended(number, code, by_scheduler=code in (REQUEUE, LEFT) and not is_cancelled, is_cancelled=is_cancelled)
+    return Ended(number, code, by_scheduler=code == REQUEUE and not is_cancelled, is_cancelled=is_cancelled)

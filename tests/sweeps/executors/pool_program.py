@@ -110,7 +110,7 @@ def pool() -> Iterator[PoolExecutor]:
 
 def request(number: int, *lines: str, gpus: tuple[str, ...] | None = None, threads: int | None = None) -> Request:
     path = FOLDER / f"{sys._getframe(1).f_code.co_name}-{number}"
-    return Request(number, lines, str(path), gpus=gpus, threads=threads)
+    return Request(number, lines, str(path), str(path), gpus=gpus, threads=threads)
 
 
 def ended(executor: PoolExecutor, count: int) -> list[Ended]:
@@ -261,8 +261,8 @@ def jobs_are_spawned_if_they_set_variables() -> None:
         return subprocess.Popen(["sh", "-c", f"exit {job.lines[0]}"])
 
     executor = PoolExecutor(Worker(), spawn, forks=False)
-    executor.submit(Request(0, ("7",), ""))
-    executor.submit(Request(1, ("8",), ""))
+    executor.submit(Request(0, ("7",), "", ""))
+    executor.submit(Request(1, ("8",), "", ""))
     assert ended(executor, 2) == [Ended(0, 7), Ended(1, 8)]
     executor.close()
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from hydraloop.sweeps.executors.spawned import received, refuse_withdrawn
+from hydraloop.sweeps.executors.spawned import received
 
 
 def save(number: int, frame: object) -> None:
@@ -17,7 +17,6 @@ def save(number: int, frame: object) -> None:
 
 if __name__ == "__main__":
     sweep, _, request = received()
-    refuse_withdrawn(request)
     Path(request.folder, "request.json").unlink()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OF_THE_JOB", "HYDRALOOP_SWEEP_JOB")

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from hydraloop.errors import UserError
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.executors import ray_executor
-from hydraloop.sweeps.executors.executor import LEFT, Ended, Request
+from hydraloop.sweeps.executors.executor import UNUSABLE, Ended, Request
 from hydraloop.sweeps.executors.spawned import Spawn
 from tests.faults.sweeps.ray_cluster import QUIET, add_node, new_cluster
 from tests.sweeps.executors import program
@@ -43,7 +43,7 @@ def executor(folder: str | None = None) -> ray_executor.RayExecutor:
 
 
 def job(number: int, *lines: str, attempts: int = 0) -> Request:
-    return Request(number, lines, str(FOLDER / f"{CHECK}-{number}"), attempts)
+    return Request(number, lines, str(FOLDER / f"{CHECK}-{number}"), "", attempts)
 
 
 def until_ended(made: ray_executor.RayExecutor, count: int) -> list[Ended]:
@@ -96,7 +96,7 @@ def a_job_that_waits_for_room_stays_queued_when_it_is_cancelled() -> None:
         begun(request, made)
     made.submit(requests[2])
     made.cancel(2, signal.SIGTERM)
-    assert until_ended(made, 1) == [Ended(2, LEFT)]
+    assert until_ended(made, 1) == [Ended(2, 75)]
     for number in range(2):
         made.cancel(number, signal.SIGKILL)
     assert until_ended(made, 2) == [Ended(number, -signal.SIGKILL) for number in range(2)]
@@ -133,7 +133,7 @@ def the_job_of_a_lost_node_is_lost_and_another_node_runs_the_next() -> None:
 def a_node_without_the_folder_is_an_error() -> None:
     made = executor("/nowhere")
     made.submit(job(0, "exit=0"))
-    assert until_ended(made, 1) == [Ended(0, LEFT)]
+    assert until_ended(made, 1) == [Ended(0, UNUSABLE)]
     assert "a worker cannot run jobs: " in refused(made)
 
 

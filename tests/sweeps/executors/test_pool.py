@@ -46,7 +46,7 @@ def test_slow_checks(tmp_path: Path) -> None:
 
 def spawns(caplog: pytest.LogCaptureFixture, reason: str) -> None:
     executor = PoolExecutor(SimpleNamespace(), lambda request: subprocess.Popen(["true"]))  # type: ignore[arg-type]  # stand-ins
-    executor.submit(Request(0, (), ""))
+    executor.submit(Request(0, (), "", ""))
     assert executor.poll(10) == [Ended(0, 0)]
     assert re.search(f"{reason}: each job is a new Python process", caplog.text)
 

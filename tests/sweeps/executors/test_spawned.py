@@ -13,7 +13,7 @@ from hydraloop.errors import UserError
 from hydraloop.run_files import environment
 from hydraloop.sweeps import states
 from hydraloop.sweeps.executors import spawned
-from hydraloop.sweeps.executors.executor import LEFT, Request
+from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.spawned import Spawn
 from tests.e2e.projects import Project
 from tests.marks import nightly, slow
@@ -39,7 +39,7 @@ def spawn(sweep: Path, env_set: dict[str, str] | None = None) -> Spawn:
 @pytest.mark.usefixtures("_command")
 def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
     folder = tmp_path / "sweep" / "3"
-    request = Request(3, (f"password={SECRET}", "exit=7"), str(folder), gpus=("1", "3"), threads=2)
+    request = Request(3, (f"password={SECRET}", "exit=7"), str(folder), str(folder), gpus=("1", "3"), threads=2)
     process = spawn(tmp_path / "sweep", {"OF_THE_JOB": "yes"})(request)
     assert os.getsid(process.pid) == process.pid
     assert process.wait(60) == 7
@@ -54,8 +54,8 @@ def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
     assert not (folder / "request.json").exists()
 
 
-def test_a_request_has_no_secret_and_can_be_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = Request(0, (f"token={SECRET}", "a=1"), str(tmp_path / "0"), attempts=2)
+def test_a_request_has_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(0, (f"token={SECRET}", "a=1"), str(tmp_path / "0"), str(tmp_path / "0"), attempt=3)
     path, variables = spawn(tmp_path).write(request)
     assert SECRET not in path.read_text()
     monkeypatch.setenv(environment.SWEEP_JOB, str(path))
@@ -65,13 +65,11 @@ def test_a_request_has_no_secret_and_can_be_withdrawn(tmp_path: Path, monkeypatc
         monkeypatch.setenv(name, value)
     assert spawned.received() == (tmp_path, ["a=1,2", f"token={SECRET}"], request)
     assert not {environment.SWEEP_JOB, "HYDRALOOP_PRIVATE"} & os.environ.keys()
-    spawned.refuse_withdrawn(request)
-    path.unlink()
+    path.unlink()  # the job has ended
     monkeypatch.setenv(environment.SWEEP_JOB, str(path))
-    for begin in (spawned.received, lambda: spawned.refuse_withdrawn(request)):
-        with pytest.raises(SystemExit) as left:
-            begin()
-        assert left.value.code == LEFT
+    with pytest.raises(SystemExit) as left:
+        spawned.received()
+    assert left.value.code == 0
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def _command(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(executor: SubmititExecutor, sweep: Path, *lines: str) -> list[str]:
     """Submit jobs. Return their ids in Slurm."""
     for number, line in enumerate(lines):
-        executor.submit(Request(number, tuple(line.split()), str(sweep / str(number))))
+        executor.submit(Request(number, tuple(line.split()), str(sweep / str(number)), ""))
     return list(executor._jobs.values())
 
 
@@ -125,7 +125,7 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_first_job_that_slurm_refuses_is_an_error(tmp_path: Path, slurm: Slurm) -> None:
     executor = SubmititExecutor(spawn(tmp_path), UID, {"timeout_min": 5, "slurm_partition": "gpu"})
     with pytest.raises(UserError, match=r"job 0 could not be submitted: .*invalid partition specified: gpu"):
-        executor.submit(Request(0, (), str(tmp_path / "0")))
+        executor.submit(Request(0, (), str(tmp_path / "0"), ""))
 
 
 @pytest.mark.slow
@@ -155,12 +155,12 @@ def test_a_later_job_that_slurm_refuses_is_submitted_again_and_runs_once(
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         (tmp_path / "1").mkdir()
-        executor.submit(Request(1, ("sleep=10", "exit=0"), str(tmp_path / "1")))
+        executor.submit(Request(1, ("sleep=10", "exit=0"), str(tmp_path / "1"), ""))
         assert ends(executor, 1) == [Ended(1, 0)]
         assert (folder / "calls").read_text().count("\n") == 2
         assert [record.getMessage().count("job 1 could not be submitted") for record in caplog.records] == [1]
         again = SubmititExecutor(spawn(tmp_path), UID, {"timeout_min": 5})
         (folder / "asked").unlink()
-        assert again.found() == {0: 1}, "the controller waits until squeue answers"
+        assert again.found() == [0], "the controller waits until squeue answers"
         again.cancel(0, signal.SIGTERM)
         assert ends(again, 1) == [Ended(0, 143, is_cancelled=True)]

@@ -1,7 +1,7 @@
 """Runs jobs of a sweep, each in a fork, without a controller. Prints their exit codes as JSON.
 
-`python job_program.py <plan as JSON>`, in a project. A step of the plan is a job, how often it was started before, and
-what happens to its process, see `prepare`.
+`python job_program.py <plan as JSON>`, in a project. A step of the plan is a job, and what happens to its process, see
+`prepare`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from hydraloop.processes.termination_signals import leave
 from hydraloop.run_files import atomic, checkpoint_files
 from hydraloop.run_files.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.sweeps import queue
 from hydraloop.sweeps.axes import Axis
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
@@ -90,42 +89,42 @@ def prepare(when: str) -> None:
         RunStarter.train = kill  # type: ignore[method-assign]  # dies there
     elif when == "terminated":
         atomic.write_text = after_checkpoint(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    elif when == "torn":
-        Path("named/.jobs/0/job.json").write_text("{")
     elif when == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], subdir: str, steps: list[Any]) -> None:
+def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], steps: list[Any]) -> None:
     with opened(Path("conf"), "config") as composer:
         sys.path.insert(0, os.getcwd())
         ALLOWLIST.trust_folder(Path.cwd())
-        grid = GridComposer(composer, composer.compose_sweep([*lines, f"hydra.sweep.subdir={subdir}"]))
+        grid = GridComposer(composer, composer.compose_sweep(lines))
         constants = [Axis((line.partition("=")[0],), ((line,),)) for line in lines]
         swept = [Axis((key,), tuple((f"{key}={value}",) for value in values)) for key, values in axes.items()]
         listed = Jobs.of_axes([*constants, *swept])
         if (path / "sweep.json").exists():
             directory = SweepDirectory.load(path)
         else:
-            description = Description("uid", 0.0, ("python",), (), {}, subdir, listed, "seed", {})
+            description = Description("uid", 0.0, ("python",), (), {}, "${hydra.job.num}", listed, "seed", {})
             directory = SweepDirectory.create(path, description)
         draft = Draft(overrides=lines, cfg=grid.compose(listed.listed[0]), typed=typed_keys(lines))
         jobs = RunStarter(Reports(with_traceback=False), Peers())
-        worker = SweepJob(directory, draft, jobs, grid)
-        codes = []
-        for number, attempts, *death in steps:
+        worker = SweepJob(path, draft, jobs, grid)
+        codes, attempts = [], dict[int, int]()
+        for number, *death in steps:
+            folder = directory.folder(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            attempt = attempts[number] = attempts.get(number, 0) + 1
             pid = os.fork()
             if pid == 0:
                 for when in death:
                     prepare(when)
-                folder = str(directory.folder(number))
-                leave(worker.run(Request(number, listed.listed[number], folder, attempts, directory.controller)))
+                request = Request(number, listed.listed[number], str(folder), str(path / str(number)), attempt)
+                leave(worker.run(request))
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-            queue.end(directory, number, codes[-1], attempts + 1)
         print(json.dumps(codes))
 
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    main(Path(given["path"]).absolute(), given["lines"], given["axes"], given["subdir"], given["steps"])
+    main(Path(given["path"]).absolute(), given["lines"], given["axes"], given["steps"])

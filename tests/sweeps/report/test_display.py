@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from hydraloop.run_files.lock import RunLock
+from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.report import display
 from hydraloop.sweeps.report.lines import Lines
 from hydraloop.sweeps.states import JobState, State
@@ -41,7 +42,7 @@ def directory(tmp_path: Path) -> SweepDirectory:
     """30 jobs: two have ended, one of them failed, and two run."""
     made = sweep(tmp_path / "sweep", "hooks=[],[red],:smile:", "seed=0,1,2,3,4,5,6,7,8,9")
     write(made, {0: finished(0.5), 1: {"state": "failed", "error": "x"}})
-    write(made, {n: {"state": "running", "began": time.time() - 60, "total": 100} for n in (12, 20)})
+    write(made, {n: {"state": "running", "began": time.time() - 60} for n in (12, 20)})
     return made
 
 
@@ -78,7 +79,7 @@ def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
         text = shown(terminal)
         assert "12   [red]" in text
         assert "20   :smile:" in text
-        assert "0/100" in text
+        assert "starts" in text
         assert "30 jobs: 1 finished, 1 failed, 2 running, 26 queued; 0:00:00" in text
         assert "best: job 0, accuracy 0.5000 (hooks=[] seed=0), before results are averaged over seed" in text
         write(directory, {12: finished(0.75), 20: {"state": "failed", "error": "x"}})
@@ -187,4 +188,4 @@ def test_attach_does_not_wait_for_jobs_that_were_killed(directory: SweepDirector
     lines = Told(directory)
     display.watch(lines)
     assert [state.state for state in directory.states()].count("running") == 2
-    assert [state.state for state in directory.current_states()].count("running") == 0
+    assert [state.state for state in current_states(directory)].count("running") == 0

@@ -18,7 +18,7 @@ from tests.sweeps.written import finished, sweep, write
 def directory(tmp_path: Path) -> SweepDirectory:
     """Six jobs; job 0 runs since second 100."""
     made = sweep(tmp_path / "sweep", "optimizer.lr=1e-3,1e-2,1e-1", "seed=0,1")
-    write(made, {0: {"state": "running", "began": 100.0, "total": 400}})
+    write(made, {0: {"state": "running", "began": 100.0}})
     return made
 
 

@@ -11,21 +11,21 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hydraloop.cli import arguments
+from hydraloop.run_files.result import Objective, Result
 from hydraloop.schemas.sweep import SweepConf
-from hydraloop.sweeps import states
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.jobs import Jobs
+from hydraloop.sweeps.run_directories import RunDirectories
 from hydraloop.sweeps.search import search as searching
 from hydraloop.sweeps.search.history import History, HistoryReader, Trial
 from hydraloop.sweeps.search.search import Rule
 from hydraloop.sweeps.search.space import Space
 from hydraloop.sweeps.search_source import SearchSource
 from hydraloop.sweeps.selection import select
-from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from tests.sweeps.test_controller import Played, Seen
+from tests.sweeps.test_controller import NO_GRID, Played, Seen
 from tests.sweeps.test_directory import DESCRIPTION
 
 LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
@@ -80,7 +80,9 @@ class Search:
         directory = SweepDirectory.load(self.directory.path)
         source = SearchSource(directory, self.search, self.sweep.enqueue)
         played = Played(directory, self._step)
-        loop = Controller(directory, played, source, Shares(self.workers), Seen(), **options)  # type: ignore[arg-type]
+        loop = Controller(
+            directory, played, source, Shares(self.workers), Seen(), RunDirectories(directory, NO_GRID), **options
+        )  # type: ignore[arg-type]
         loop.run()
         return loop
 
@@ -89,18 +91,18 @@ class Search:
         values = dict(line.split("=", 1) for line in request.lines)
         if self.kills():
             raise KilledError
-        self._write(played, request, JobState(request.number, "running"))
-        if self.kills():
-            raise KilledError
         loss = self.loss(values)
-        ended = JobState(request.number, "finished", metric="loss", rule="less", value=loss, step=1)
+        result = Result("finished", objective=Objective("loss", "less", loss, 1))
         if math.isnan(loss):
-            ended = replace(ended, state="failed", error="the loss is NaN")
+            result = replace(result, status="failed", error="the loss is NaN")
         elif float(values.get("engine.pause_after", math.inf)) < self.validations:
             reason = f"preempted by engine.pause_after={values['engine.pause_after']}"
-            ended = replace(ended, state="paused", reason=reason)
-        self._write(played, request, ended)
+            result = replace(result, status="interrupted", reason=reason)
+        self._write(request, replace(result, seconds=float(request.attempt)))
         return 0
+
+    def _write(self, request: Request, result: Result) -> None:
+        result.write(Path(request.run_dir))
 
     def history(self) -> History:
         """What the search knows."""
@@ -110,11 +112,3 @@ class Search:
         """The complete trial with the lowest loss."""
         complete = (trial for trial in self.history().trials if trial.state == "complete")
         return min(complete, key=lambda trial: (trial.values or (math.inf,), trial.number))
-
-    def _write(self, played: Played, request: Request, state: JobState) -> None:
-        folder = played.directory.folder(request.number)
-        folder.mkdir(parents=True, exist_ok=True)
-        before = played.directory.state(request.number)
-        ours = {"controller": request.controller, "directory": str(request.number)}
-        kept = {"overrides": request.lines, "params": before.params, "notes": before.notes, "rungs": before.rungs}
-        states.write(folder, replace(state, attempts=request.attempts + 1, **ours, **kept), flush=False)

@@ -8,27 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydraloop.run_files.result import Objective, Result
 from hydraloop.sweeps.search.history import Validations
-from hydraloop.sweeps.states import JobState
 from tests.sweeps.search.played import LR, Search, distance
 from tests.sweeps.search.test_search import ASHA
 
 
-def changed(search: Search, change: Callable[[JobState, tuple[str, ...]], JobState]) -> Search:
+def changed(search: Search, change: Callable[[Result, tuple[str, ...]], Result]) -> Search:
     """Let each job end in another way, by its overrides."""
     write = search._write
 
-    def changing(played: Any, request: Any, state: JobState) -> None:
-        write(played, request, state if state.value is None else change(state, request.lines))
+    def changing(request: Any, result: Result) -> None:
+        write(request, change(result, request.lines))
 
     search._write = changing  # type: ignore[method-assign]
     return search
 
 
-def as_time(state: JobState, lines: tuple[str, ...]) -> JobState:
+def as_time(result: Result, lines: tuple[str, ...]) -> Result:
     """What the job monitors gets worse when its time gets better."""
-    assert state.value is not None
-    return replace(state, seconds=state.value, metric="accuracy", rule="greater", value=1 - state.value)
+    assert result.value is not None
+    return replace(result, seconds=result.value, objective=Objective("accuracy", "greater", 1 - result.value, 1))
 
 
 def test_rungs_compare_the_objective_and_not_what_a_job_monitors(tmp_path: Path) -> None:
@@ -41,8 +41,8 @@ def test_rungs_compare_the_objective_and_not_what_a_job_monitors(tmp_path: Path)
 
 
 def test_jobs_that_monitor_other_metrics_are_not_compared(tmp_path: Path) -> None:
-    def other(state: JobState, lines: tuple[str, ...]) -> JobState:
-        return replace(state, metric="accuracy", rule="greater") if "task=b" in lines else state
+    def other(result: Result, lines: tuple[str, ...]) -> Result:
+        return replace(result, objective=Objective("accuracy", "greater", 0.5, 1)) if "task=b" in lines else result
 
     loop = changed(Search(tmp_path, (LR, "task=a,b"), {"trials": 20}), other).run()
     assert loop.problem is not None

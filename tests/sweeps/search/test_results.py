@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from hydraloop.commands import dispatch
+from hydraloop.run_files.result import Result
 from hydraloop.sweeps.executors.executor import Request
-from hydraloop.sweeps.states import JobState
 from tests.sweeps.search.played import LR, Search, distance
-from tests.sweeps.test_controller import Played
 
 WIDTH = "task.model.width=int(interval(1,64))"
 
@@ -28,9 +27,9 @@ class Timed(Search):
         super().__post_init__()
         self.loss = lambda values: distance(values) + 1 / int(values["task.model.width"])
 
-    def _write(self, played: Played, request: Request, state: JobState) -> None:
+    def _write(self, request: Request, result: Result) -> None:
         width = int(dict(line.split("=", 1) for line in request.lines)["task.model.width"])
-        super()._write(played, request, replace(state, seconds=float(width), iterations=width))
+        super()._write(request, replace(result, seconds=float(width), progress={"iteration": width}))
 
 
 def shown(search: Search, capsys: pytest.CaptureFixture[str]) -> tuple[list[str], dict[str, Any]]:

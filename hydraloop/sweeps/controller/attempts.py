@@ -1,0 +1,88 @@
+"""What a controller writes of the attempts of jobs. A job writes only its run directory."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from hydraloop.platforms import signals
+from hydraloop.processes.failure import REQUEUE
+from hydraloop.run_files.record_log import FILENAME as RECORDS
+from hydraloop.run_files.result import digest
+from hydraloop.safety.secrets import mask_overrides
+from hydraloop.sweeps import states
+from hydraloop.sweeps.executors.executor import UNUSABLE
+from hydraloop.sweeps.source import Job
+from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+
+_ENDINGS = signals("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+"""Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
+
+
+def begin(directory: SweepDirectory, job: Job, before: JobState, run_dir: str) -> JobState:
+    """Write that a job runs, before its process starts. Return that state.
+
+    Args:
+        before: its state.
+        run_dir: relative to the directory of the sweep.
+
+    Raises:
+        OSError: the state cannot be written.
+    """
+    begun = JobState(
+        number=job.number,
+        state="running",
+        overrides=tuple(mask_overrides(job.lines)),
+        attempts=before.attempts + 1,
+        directory=run_dir,
+        began=time.time(),
+        seconds=before.seconds,
+        iterations=before.iterations,
+        earlier_result=digest(directory.path / run_dir),
+        params=before.params,
+        notes=before.notes,
+        rungs=before.rungs,
+    )
+    directory.write(begun, flush=begun.params is not None)  # no other file has the values of a trial
+    return begun
+
+
+def lost(directory: SweepDirectory, begun: JobState, code: int | None) -> JobState:
+    """Return the state of a job whose process has ended without a result.
+
+    Args:
+        code: its exit code, negative for a signal; None if unknown.
+    """
+    ended = _last_seen(directory, begun) if code is None else time.time()
+    return states.end(_lost(begun, code), ended, max(0.0, ended - (begun.began or ended)))
+
+
+def prune(state: JobState, reason: str) -> JobState:
+    """Return the state of a job that does not run, pruned unless it is over."""
+    can_be = state.state in ("queued", "paused", "interrupted")
+    return replace(state, state="pruned", reason=reason) if can_be else state
+
+
+def _lost(state: JobState, code: int | None) -> JobState:
+    """Return the state and the reason by the exit code."""
+    if code is None:
+        return replace(state, state="interrupted", reason="its process has ended without a result")
+    if code == UNUSABLE:
+        return replace(state, state="interrupted", reason=f"its directory could not be used; see {states.LOG}")
+    if code == REQUEUE:
+        return replace(state, state="interrupted", reason="it was ended before it could begin")
+    number = -code if code < 0 else code - 128
+    if number in _ENDINGS:
+        memory = " (out of memory?)" if number == signal.SIGKILL else ""
+        return replace(state, state="interrupted", reason=f"killed by {signal.Signals(number).name}{memory}")
+    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code} and no result"
+    return replace(state, state="failed", error=f"its process {how}; see {states.LOG}")
+
+
+def _last_seen(directory: SweepDirectory, state: JobState) -> float:
+    """Return when the process of a job has last written to its log or its records."""
+    files: tuple[Path, ...] = (directory.folder(state.number) / states.LOG, directory.run_dir(state) / RECORDS)
+    return max((path.stat().st_mtime for path in files if path.exists()), default=time.time())
