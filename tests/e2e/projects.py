@@ -114,9 +114,9 @@ class Project:
         for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "all")):
             subprocess.run(["git", *arguments], cwd=self.path, check=True)
 
-    def begin(self, *arguments: str, script: str = "train.py") -> Script:
+    def begin(self, *arguments: str, script: str = "train.py", **environment: str) -> Script:
         """Start `python train.py …` with torch imported, without waiting for it."""
-        return SERVER.start([script, *arguments], self.path, _environment())
+        return SERVER.start([script, *arguments], self.path, {**_environment(), **environment})
 
     def start(
         self,

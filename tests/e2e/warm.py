@@ -205,6 +205,7 @@ def become(request: dict[str, Any]) -> types.CodeType:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # read from TMPDIR again
     files: list[IO[bytes]] = [open(os.devnull, "rb"), open(request["out"], "ab"), open(request["err"], "ab")]  # noqa: SIM115
     for number, file in enumerate(files):
         os.dup2(file.fileno(), number)

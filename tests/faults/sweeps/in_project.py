@@ -1,4 +1,4 @@
-"""The hooks of the project whose sweeps are killed: a ledger of what each job does, and a tracker with followers.
+"""The hook of the project whose sweeps are killed, a ledger of what each job does, and a sampler.
 
 The ledger knows nothing of the files with which a sweep tells its jobs apart.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import hydraloop
-from hydraloop.tracking import TrackerHook
 
 
 def _process() -> int:
@@ -20,14 +19,11 @@ def _process() -> int:
     return int(f"{job}{os.environ.get('SLURM_RESTART_COUNT', '0')}{os.getpid():07}") if job else os.getpid()
 
 
-class Nowhere(TrackerHook):
-    """The tracker in the other file."""
+def nsga2(seed: int) -> Any:
+    """Return a sampler whose generations have four trials."""
+    from optuna.samplers import NSGAIISampler
 
-    kind = "my_project.kills_follower.Nowhere"
-    shares_sender = True
-
-    def __init__(self) -> None:
-        super().__init__(flush_timeout=10.0, options={})
+    return NSGAIISampler(population_size=4, seed=seed)
 
 
 class Ledger(hydraloop.Hook):

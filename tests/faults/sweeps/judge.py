@@ -1,92 +1,99 @@
-"""What the suite counts of a sweep, from its ledger, its results and a sweep that was not interrupted."""
+"""What the suites count of a sweep: from its ledger, answers and files, MLflow, and a sweep that was not killed."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
-from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Run
 from tests.e2e.trackers.tracked import mlflow_runs, points
-from tests.faults.comparison import result
-from tests.faults.sweeps.harness import Sweep
+from tests.faults.comparison import compared, result
+from tests.faults.sweeps.harness import Event, Sweep
+
+_OVER = ("finished", "pruned")
+_OF_A_SWEEP = ("directory", "command", "hours", "seconds")
+"""What differs in the results of two sweeps."""
+_CACHE = "torchinductor_"
+"""A folder that torch makes and keeps."""
 
 
-def problems(sweep: Sweep, whole: Sweep) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong: `lost`, `doubled` or `different`, and a description."""
-    events = sweep.events()
-    directory, other_directory = SweepDirectory.load(sweep.path), SweepDirectory.load(whole.path)
-    found = directory.states()
-    for state in found:
-        mine = [(pid, event) for job, pid, event in events if job == state.number]
-        yield from ((kind, f"job {state.number}: {text}") for kind, text in _doubled(mine))
-        run = Run(directory.run_dir(state))
-        other = Run(other_directory.run_dir(other_directory.state(state.number)))
-        if state.state != "finished" or not (run.path / "result.json").exists():
-            yield "lost", f"job {state.number}: it is {state.state}"
-        elif result(run) != result(other) or state.value != result(other)["best"]["value"]:
-            yield "different", f"job {state.number}: {result(run)}, not {result(other)}"
-        elif keys(run) != keys(other):
-            yield "different", f"job {state.number}: records {keys(run)}, not {keys(other)}"
+def problems(sweep: Sweep, quiet: Sweep) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong: `lost`, `doubled`, `different` or `left`, and a description."""
+    jobs = sweep.answer("status")["jobs"]
+    yield from problems_of_jobs(jobs, sweep.events())
+    yield from (("different", text) for text in compared("results", _table(sweep), _table(quiet)))
+    runs = {job["number"]: Run(sweep.path / job["directory"]) for job in jobs}
+    for job in quiet.answer("status")["jobs"]:
+        other, mine = Run(quiet.path / job["directory"]), runs.get(job["number"])
+        if mine is None or not (mine.path / "result.json").exists():
+            yield "lost", f"job {job['number']} has no result"
+            continue
+        yield from (("different", text) for text in compared(f"job {job['number']}", result(mine), result(other)))
+        if keys(mine) != keys(other):
+            yield "different", f"job {job['number']}: records {keys(mine)}, not {keys(other)}"
+    yield from _problems_in_mlflow(sweep, runs)
+    yield from (("different", text) for text in compared("MLflow", _ends(sweep), _ends(quiet)))
+    left = [path for path in sweep.temporary.iterdir() if not path.name.startswith(_CACHE)]
+    left += sweep.path.rglob("*.part")
+    yield from (("left", str(path.relative_to(sweep.project.path))) for path in left)
 
 
-def problems_of_search(sweep: Sweep) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong, as `problems`. With several slots, a search asks for other trials after kills: none is
-    compared.
+def problems_of_jobs(jobs: list[dict[str, Any]], events: list[Event]) -> Iterator[tuple[str, str]]:
+    """Yield the jobs that are not over, and how the ledger shows that one has run twice at a time, or after its end.
+
+    Args:
+        jobs: of `status`.
     """
-    directory = SweepDirectory.load(sweep.path)
-    for state in directory.states():
-        mine = [(pid, event) for job, pid, event in sweep.events() if job == state.number]
-        found = [(kind, text) for kind, text in _doubled(mine) if state.state == "finished" or kind != "lost"]
-        yield from ((kind, f"job {state.number}: {text}") for kind, text in found)
-        result = Run(directory.run_dir(state)).result if state.attempts else {}
-        if state.state not in ("finished", "pruned") or (state.state == "finished") != (result["status"] == "finished"):
-            yield "lost", f"job {state.number}: it is {state.state}, its result {result.get('status')}"
-    search = directory.description.jobs.search
-    assert search is not None, "it is a search"
-    if directory.count != search.trials * search.repeats:
-        yield "lost", f"asks: {directory.count}"
+    for number, state in ((job["number"], job["state"]) for job in jobs):
+        mine = [(pid, event) for job, pid, event in events if job == number]
+        names = [event for _, event in mine]
+        attempts = Counter(pid for pid, _ in groupby(mine, key=lambda one: one[0]))
+        if state not in _OVER or (state == "finished" and "trained" not in names):
+            yield "lost", f"job {number}: it is {state}, after {names[-3:]}"
+        if twice := [pid for pid, count in attempts.items() if count > 1]:
+            yield "doubled", f"job {number}: processes {twice} have trained while another one did"
+        if "done" in names[:-1]:
+            yield "doubled", f"job {number}: it has continued after its end: {names[names.index('done') :]}"
 
 
-def problems_in_mlflow(sweep: Sweep) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong in MLflow, as `problems`: a job has not one run, or a value is not there once.
+def _problems_in_mlflow(sweep: Sweep, runs: dict[int, Run]) -> Iterator[tuple[str, str]]:
+    """Yield which jobs have not one run in MLflow, and which values are not there once.
 
     Not compared are the times of iterations, which differ when a job repeats them, and `best/…`, sent at each end.
     """
-    sweep.project.python("-m", "hydraloop", "sync", sweep.path.name)  # what a dead process had not sent yet
-    directory = SweepDirectory.load(sweep.path)
-    found = {one.uid: one for one in mlflow_runs(sweep.project.path)}
-    runs = [Run(directory.run_dir(state)) for state in directory.states() if state.attempts]
-    cursors = [json.loads((run.path / "tracking" / "mlflow.cursor.json").read_text()) for run in runs]
-    mine = [found[cursor["memory"]["run_id"]] for cursor in cursors]
-    parents = {one.parent for one in mine}
-    if len(parents) != 1 or sorted(one.uid for one in mine) != sorted(
-        uid for uid, one in found.items() if one.parent in parents
-    ):
-        yield "different", f"{len(mine)} jobs have other runs in MLflow"
-    for sent, run in zip(mine, runs, strict=True):
-        for name, values in points(run).items():
+    found = mlflow_runs(sweep.store)
+    parents = [one for one in found if one.parent is None]
+    jobs = Counter(int(one.tags.get("job", -1)) for one in found if one.parent is not None)
+    if len(parents) != 1 or jobs != Counter(runs.keys()):
+        yield "different", f"MLflow has {len(parents)} parents, and jobs {dict(jobs)}"
+    for one in (one for one in found if int(one.tags.get("job", -1)) in runs):
+        for name, values in points(runs[int(one.tags["job"])]).items():
+            there = one.points.get(name, [])
             if name.startswith("perf/"):
-                continue
-            there = sent.points.get(name, [])
-            yield from (("lost", f"{sent.name}: {name} of {value}") for value in values if value not in there)
+                there, values = [(step, 0.0) for step in {*dict(there)}], [(step, 0.0) for step, _ in values]
             steps = Counter(step for step, _ in there)
-            yield from (("doubled", f"{sent.name}: {name} at {step}") for step, count in steps.items() if count > 1)
+            yield from (("doubled", f"MLflow: {one.name}: {name} at {step}") for step in steps if steps[step] > 1)
+            if set(there) != set(values):
+                yield "lost", f"MLflow: {one.name}: {name} is {there}, not {values}"
 
 
-def _doubled(events: list[tuple[int, str]]) -> Iterator[tuple[str, str]]:
-    """Yield how the events of a job show that it has run twice at a time, or again after its end."""
-    attempts = [pid for pid, _ in groupby(events, key=lambda one: one[0])]
-    twice = [pid for pid, count in Counter(attempts).items() if count > 1]
-    if twice:
-        yield "doubled", f"processes {twice} have trained while another one did"
-    names = [event for _, event in events]
-    if "trained" not in names:
-        yield "lost", "it has not trained to its end"
-    if "done" in names[:-1]:
-        yield "doubled", f"it has continued after its end: {names[names.index('done') :]}"
+def _ends(sweep: Sweep) -> dict[str, str]:
+    """Return how the runs in MLflow have ended, by job."""
+    return {f"job {one.tags.get('job', 'of the parent')}": one.status for one in mlflow_runs(sweep.store)}
+
+
+def _table(sweep: Sweep) -> Any:
+    answer = _without(sweep.answer("results"))
+    return {**answer, "rows": sorted(answer["rows"], key=lambda row: int(row["job"]))}
+
+
+def _without(value: Any) -> Any:
+    """Return results without what differs in two sweeps."""
+    if isinstance(value, dict):
+        return {name: _without(one) for name, one in value.items() if name not in _OF_A_SWEEP}
+    return [_without(one) for one in value] if isinstance(value, list) else value
 
 
 def keys(run: Run) -> list[tuple[str, int]]:

@@ -1,151 +1,146 @@
-"""Kills jobs, nodes and controllers of sweeps on a real Slurm: `python -m tests.faults.sweeps.on_slurm [kills] [seed]`.
+"""Kills jobs, controllers and nodes of a real Slurm: `python -m tests.faults.sweeps.on_slurm [kills] [seed]`.
 
-A grid and a random search give the same results as with `pool`. A TPE search with ASHA decides again as it has decided.
-Each job has one run in MLflow, with each of its records once. Takes about ten minutes for 20 kills on two processors.
+All controllers are jobs of Slurm, too (`detach=true`). Takes about 20 minutes for 20 kills on two processors.
 """
 
 from __future__ import annotations
 
-import random
+import re
+import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 from hydra.core.utils import env_override
 
-from hydraloop.sweeps.sweep_directory import SweepDirectory
-from tests.faults.sweeps import harness
-from tests.faults.sweeps.harness import PHASES, Kill, Sweep
-from tests.faults.sweeps.judge import problems, problems_in_mlflow, problems_of_search
-from tests.processes import until
+from tests.faults.sweeps import suite
+from tests.faults.sweeps.harness import Event, Kill, Sweep
+from tests.processes import command_line, until
 from tests.slurm import Slurm, running
 
-VICTIMS = ("job", "job", "node", "slurmd", "controller")
-"""`slurmd`: the jobs of the node keep running, and Slurm starts them on the other node."""
-_SEARCH = ("optimizer.lr=tag(log,interval(1e-4,1e-1))",)
-KINDS = {
-    "a grid": ("seed=0,1,2", "optimizer.lr=1e-2,3e-2"),
-    "a random search": (*_SEARCH, "sweep.sampler=random", "sweep.trials=6"),
-    "TPE and ASHA": (
-        *_SEARCH,
-        "sweep.promote=asha",
-        "sweep.trials=12",
-        "engine.max_iters=480",
-        "engine.val_interval=120",
-    ),
-}
-_TRACKED = ("hooks=[ema,mlflow]", "hooks.mlflow.flush_timeout=60")
-_ON_SLURM = ("sweep.executor=submitit", "sweep.submitit.timeout_min=60")
-_ROUNDS = 10
-PATIENCE = 1500.0
-"""Seconds for a sweep: a node's death is seen after half a minute, and its job's lock is free after another one."""
+_SBATCH = """#!/bin/sh
+if mv {flag} {flag}.used 2>/dev/null; then
+    {sbatch} "$@" >&2
+    echo "Socket timed out" >&2
+    exit 1
+fi
+exec {sbatch} "$@"
+"""
+"""Fails once after Slurm has taken the job, if there is a file."""
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
 
 @dataclass
 class OnSlurm(Sweep):
-    """A sweep whose jobs are those of Slurm."""
+    """A sweep whose jobs are those of Slurm, as are its controllers."""
 
-    slurm: Slurm | None = None
+    ids: list[str] = field(default_factory=list)
+    """The jobs of the controllers that run."""
 
-    def strike(self, kill: Kill, number: int) -> bool:
-        """Kill what a job needs. Return whether it was there."""
-        assert self.slurm is not None
-        if kill.victim == "controller":
-            for script in self.running():
-                script.kill()
-            return True
-        for node in self.slurm.nodes:
-            for process in self.slurm.processes(node):
-                if _is_of(process, self.path / str(number)):
-                    self._kill(kill.victim, node, process)
-                    return True
-        return False
+    VICTIMS = ("job", "controller", "controller of waiting jobs", "time limit", "sbatch", "slurmd")
+    """`time limit`: what Slurm does then to a controller. `sbatch`: fails after Slurm has taken the job."""
+    PHASES = ("written", "begin", "iteration", "save", "trained")
+    OPTIONS = ("sweep.executor=submitit", "sweep.submitit.timeout_min=60", "detach=true")
+    SLURM: ClassVar[Slurm]
 
-    def _kill(self, victim: str, node: str, process: psutil.Process) -> None:
-        assert self.slurm is not None
-        if victim == "job":
+    def start(self, together: int = 1) -> None:
+        """Submit controllers at the same moment."""
+        super().start(together)
+        for script in self.controllers:
+            text, _ = script.communicate()
+            self.printed += f"--- submitted, exit code {script.returncode}\n{text}"
+            if script.returncode == 0:
+                self.ids += re.findall(r"is job (\d+) of Slurm", text)
+            else:
+                assert text.count("error: ") == 1, self.printed
+                self.refused += 1
+        self.controllers.clear()
+
+    def running(self) -> list[str]:
+        """Return the jobs of the controllers that have not ended."""
+        for job in list(self.ids):
+            shown = dict(re.findall(r"(JobState|ExitCode)=(\S+)", self.SLURM.run("scontrol", "show", "job", job)))
+            if shown["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"):
+                self.ids.remove(job)
+                self.printed += f"--- controller {job}: {shown}\n"
+                self.is_over = self.is_over or shown["JobState"] == "COMPLETED"
+                self.refused += shown["ExitCode"] == "2:0"
+        return self.ids
+
+    def strike(self, kill: Kill, event: Event) -> bool:
+        """Kill what is needed. Return whether it was there."""
+        if kill.victim == "sbatch":
+            return self._refuse_once()
+        if kill.victim == "time limit":
+            return any(self.SLURM.run("scancel", "--signal=TERM", job) == "" for job in self.running())
+        if kill.victim == "controller of waiting jobs":
+            while not self._waiting():
+                if not self.running():
+                    return False
+        if kill.victim.startswith("controller"):
+            return any(self._kill(job) for job in self.running())
+        job = str(event[1] // 10**8)
+        if kill.victim == "job":
+            return self._kill(job)
+        node = self.SLURM.run("squeue", "--noheader", "--format=%N", f"--jobs={job}").strip() if event[1] else ""
+        if node not in self.SLURM.nodes:
+            return False
+        self.SLURM.kill_slurmd(node)
+        if self.draws.random() < 0.5:  # Slurm sees that the node is dead, and starts its jobs on the other one
+            until(lambda: "down" in self.SLURM.run("sinfo", "--noheader", "--Node", "--format=%T"), "a node is down")
+        self.SLURM.start()
+        return True
+
+    def _waiting(self) -> bool:
+        jobs = self.SLURM.run("squeue", "--noheader", "--format=%i %T").splitlines()
+        return any(state in _WAITING for job, state in map(str.split, jobs) if job not in self.ids)
+
+    def _kill(self, job: str) -> bool:
+        """Kill the process of a job of Slurm."""
+        found = [process for process in self._trees() if _is_of(process, job)]
+        for process in found[:1]:
             process.kill()
-            return
-        if victim == "slurmd":
-            self.slurm.kill_slurmd(node)
-        else:
-            self.slurm.kill_node(node)
-        if self.draws.random() < 0.5:  # Slurm sees that the node is dead
-            until(lambda: "down" in self.slurm.run("sinfo", "--noheader", "--Node", "--format=%T"), "a node is down")
-        self.slurm.start()
+        return bool(found)
+
+    def _trees(self) -> Iterator[psutil.Process]:
+        for node in self.SLURM.nodes:
+            yield from self.SLURM.processes(node)
+
+    def _refuse_once(self) -> bool:
+        """Let the next `sbatch` of a controller fail after Slurm has taken the job."""
+        flag = self.SLURM.folder / "flag"
+        flag.touch()
+        while self.running() and flag.exists():
+            pass
+        was_used = not flag.exists()
+        flag.unlink(missing_ok=True)
+        return was_used
 
 
-def _is_of(process: psutil.Process, folder: Path) -> bool:
+def _is_of(process: psutil.Process, job: str) -> bool:
     with suppress(psutil.Error):
-        job = process.environ().get("HYDRALOOP_SWEEP_JOB")
-        return job == str(folder / "request.json") and process.status() != psutil.STATUS_ZOMBIE
+        return "train.py" in command_line(process) and process.environ().get("SLURM_JOB_ID") == job
     return False
-
-
-def train(sweep: OnSlurm, kills: Iterator[Kill], count: int) -> Counter[str]:
-    """Run a sweep with so many kills. Return what was killed."""
-    done = Counter[str]()
-    deadline = time.monotonic() + PATIENCE
-    sweep.start()
-    while not harness.is_over(sweep) or sweep.running():
-        assert time.monotonic() < deadline, sweep.printed()
-        if not sweep.running():
-            assert len(sweep.controllers) < count + _ROUNDS, sweep.printed()
-            sweep.start()
-        if done.total() == count:
-            time.sleep(0.2)
-            continue
-        kill, before = next(kills), len(sweep.events())
-        while sweep.running() and time.monotonic() < deadline:
-            seen = [event for event in sweep.events()[before:] if event[2].startswith(kill.phase)]
-            if len(seen) >= kill.count:
-                time.sleep(kill.delay)
-                done[kill.victim] += sweep.strike(kill, seen[-1][0])
-                break
-            time.sleep(0.01)
-    return done
-
-
-def _drawn(draws: random.Random, phases: Sequence[str]) -> Iterator[Kill]:
-    while True:
-        for victim in draws.sample(VICTIMS, len(VICTIMS)):
-            phase = draws.choice(phases)
-            yield Kill(victim, phase, draws.randint(1, 6) if phase == "iteration" else 1, draws.random() * 0.3)
 
 
 def main(count: int = 20, seed: int = 0) -> int:
     """Return the exit code: 0 if nothing is wrong."""
-    began, draws, wrong, total = time.monotonic(), random.Random(seed), [], Counter[str]()
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        slurm = stack.enter_context(running(_made(Path(folder, "slurm"))))
-        stack.enter_context(env_override(slurm.environment))
-        for place, (name, line) in enumerate(KINDS.items()):
-            own = count * (place + 1) // len(KINDS) - count * place // len(KINDS)
-            project = harness.make(Path(folder) / f"project_{place}")
-            whole = harness.train(project, "whole", line, draws, []) if "promote" not in str(line) else None
-            sweep = OnSlurm(project, project.path / "killed", (*line, *_TRACKED, *_ON_SLURM), draws, 4, slurm=slurm)
-            kills = train(sweep, _drawn(draws, PHASES[:-1] if whole is None else PHASES), own)
-            found = list(problems_of_search(sweep) if whole is None else problems(sweep, whole))
-            found += problems_in_mlflow(sweep)
-            attempts = sum(state.attempts for state in SweepDirectory.load(sweep.path).states())
-            print(f"{name}: {dict(kills)} killed, {attempts} attempts, {found or 'nothing is wrong'}", flush=True)
-            wrong, total = wrong + found, total + kills
-            slurm.cancel_all()
-    print(f"\n{total.total()} kills: {dict(total)}. Seed {seed}. {(time.monotonic() - began) / 60:.0f} minutes.")
-    return int(bool(wrong))
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        slurm = OnSlurm.SLURM = stack.enter_context(running(folder))
+        sbatch = shutil.which("sbatch", path=slurm.environment["PATH"])
+        (folder / "bin").mkdir()
+        (folder / "bin" / "sbatch").write_text(_SBATCH.format(flag=folder / "flag", sbatch=sbatch))
+        (folder / "bin" / "sbatch").chmod(0o755)
+        path = f"{folder}/bin:{slurm.environment['PATH']}"
+        stack.enter_context(env_override({**slurm.environment, "PATH": path}))
+        return suite.main(count, seed, OnSlurm, suite.FEW)
 
 
 if __name__ == "__main__":

@@ -1,86 +1,90 @@
-"""Kills the processes of many sweeps and prints a table: `scripts/sweep_suite.sh [sweeps] [seed]`."""
+"""Kills the processes of sweeps and prints a table: `scripts/sweep_suite.sh [kills] [seed]`."""
 
 from __future__ import annotations
 
-import multiprocessing
 import random
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.faults import tables
-from tests.faults.sweeps.harness import VICTIMS, Kill, Sweep, make, train
-from tests.faults.sweeps.judge import problems, problems_of_search
+from tests.faults.sweeps.harness import Sweep, make
+from tests.faults.sweeps.judge import problems
 
-MOST, MOST_OF_A_SEARCH = 40, 20
-"""Kills of a sweep. Most grids end before."""
 LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
-MANY, FEW = ("seed=0,1,2,3,4,5,6", "optimizer.lr=1e-2,3e-2"), ("seed=0,1,2", "optimizer.lr=1e-2,3e-2")
-SEARCH = "a search, `sweep.promote=asha`"
-TRIALS = 60
+_SEARCH = (LR, "sweep.trials=14")
+_ONE = ("sweep.max_workers=1", "sweep.max_retries=9")
+"""With one slot, and if killed jobs continue before the next one, a search suggests the same."""
 KINDS = {
-    "forks": MANY,
-    "forks, `hydra.sweep.subdir`": (*MANY, "hydra.sweep.subdir='lr-${optimizer.lr}/${seed}'"),
-    "new processes": (*FEW, "+hydra.job.env_set={OF_THE_SWEEP: 1}"),
-    "forks with two ranks": (*FEW, "distributed.nproc_per_node=2"),
-    "submitit, local": (*FEW, "sweep.executor=submitit", "sweep.submitit={cluster: local, timeout_min: 60}"),
-    SEARCH: (LR, f"sweep.trials={TRIALS}", "sweep.promote=asha", "engine.val_interval=6"),
+    "a grid": ("seed=0,1,2,3,4,5,6", "optimizer.lr=1e-2,3e-2", "sweep.max_workers=2"),
+    "random search": (*_SEARCH, "sweep.sampler=random", "sweep.max_workers=2"),
+    "TPE": (*_SEARCH, *_ONE),
+    "NSGA-II": (*_SEARCH, *_ONE, "sweep.sampler={_target_: my_project.kills.nsga2}"),
+    "TPE and ASHA": (*_SEARCH, *_ONE, "sweep.promote=asha"),
 }
-"""What the jobs are, and axes and options."""
-WRONG = ("lost", "doubled", "different", "failed")
-COLUMNS = ("sweeps", *VICTIMS, "kills", "torn files", "jobs", "ended once", *WRONG)
+"""Axes and options."""
+_FEWER = ("engine.max_iters=240", "engine.val_interval=60", "default_hooks.checkpoint.interval=30")
+FEW = {
+    "a grid": ("seed=0,1,2", "optimizer.lr=1e-2,3e-2", *_FEWER),
+    "random search": (LR, "sweep.trials=6", "sweep.sampler=random", *_FEWER),
+    "TPE and ASHA": (LR, "sweep.trials=6", "sweep.promote=asha", *_ONE, *_FEWER),
+}
+"""The same where a job starts in seconds."""
+WRONG = ("lost", "doubled", "different", "left", "failed")
 
 
-def main(sweeps: int = 20, seed: int = 0) -> int:
-    """Return the exit code: 0 if nothing is wrong."""
-    began, names = time.monotonic(), [*KINDS]
-    counts = Counter(names[max(0, number % 10 - 5)] for number in range(sweeps))
-    counts[SEARCH] = -(-sweeps // 20)
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
-        rows = dict(
-            zip(counts, processes.map(partial(_of_a_kind, seed), *zip(*counts.items(), strict=True)), strict=True)
-        )
-    total = sum(rows.values(), Counter[str]())
-    tables.head("jobs are", *COLUMNS)
-    for name, row in {**rows, "all": total}.items():
-        tables.row(name, *(row[column] for column in COLUMNS))
-    print(f"\nSeed {seed}. {(time.monotonic() - began) / 60:.0f} minutes.")
-    return int(any(total[kind] for kind in WRONG) or total["ended once"] < total["jobs"])
+def main(
+    count: int = 60, seed: int = 0, kind: type[Sweep] = Sweep, kinds: Mapping[str, tuple[str, ...]] = KINDS
+) -> int:
+    """Run sweeps with so many kills. Return the exit code: 0 if nothing is wrong.
+
+    Args:
+        kind: where the jobs run.
+        kinds: what they are of.
+    """
+    began, rows = time.monotonic(), list[Counter[str]]()
+    columns = ("sweeps", *kind.VICTIMS, *kind.PHASES, "refused", "jobs", *WRONG)
+    tables.head("jobs are of", *columns)
+    for place, (name, line) in enumerate(kinds.items()):
+        own = count * (place + 1) // len(kinds) - count * place // len(kinds)
+        rows.append(_of_a_kind(kind, name, line, random.Random(f"{seed} {name}"), own))
+        tables.row(name, *(rows[-1][column] for column in columns))
+    total = sum(rows, Counter[str]())
+    tables.row("all", *(total[column] for column in columns))
+    kills = sum(total[victim] for victim in kind.VICTIMS)
+    print(f"\n{kills} kills. Seed {seed}. {(time.monotonic() - began) / 60:.0f} minutes.")
+    return int(any(total[wrong] for wrong in WRONG) or kills < count or not total["refused"])
 
 
-def _of_a_kind(seed: int, name: str, sweeps: int) -> Counter[str]:
+def _of_a_kind(kind: type[Sweep], name: str, line: tuple[str, ...], draws: random.Random, count: int) -> Counter[str]:
     """Return a row of the table."""
-    row = Counter(sweeps=sweeps)
+    row, kills = Counter[str](), kind.kills(draws, count)
     with tempfile.TemporaryDirectory() as folder:
         project = make(Path(folder) / "project")
-        whole = None if name == SEARCH else train(project, "whole", KINDS[name], random.Random(seed), [])
-        for number in range(sweeps):
-            draws = random.Random(f"{seed} {name} {number}")
-            kills = [Kill.draw(draws) for _ in range(MOST if whole else MOST_OF_A_SEARCH)]
-            row["jobs"] += len(_jobs(whole)) if whole else TRIALS
+        quiet = Sweep(project, "quiet", line)
+        quiet.train(kind.kills(draws, 0), together=2)
+        row["refused"] += quiet.refused
+        while kills and not row["failed"]:
+            sweep = kind(project, f"killed_{row['sweeps']}", line, draws)
             try:
-                sweep = train(project, f"sweep_{number}", KINDS[name], draws, kills)
-                found = list(problems(sweep, whole) if whole else problems_of_search(sweep))
+                sweep.train(kills)
+                found = list(problems(sweep, quiet))
             except AssertionError as error:
                 found = [("failed", str(error))]
-            else:
-                row.update(kill.victim for kill in sweep.kills)
-                row["kills"] += len(sweep.kills)
-                row["torn files"] += sum(kill.torn is not None for kill in sweep.kills)
-                row["ended once"] += len(_jobs(sweep)) - len({text.partition(":")[0] for _, text in found})
-            row.update(kind for kind, _ in found)
-            for kind, text in found:
-                print(f"{name}, sweep {number}: {kind}: {text}", file=sys.stderr, flush=True)
+            row.update(["sweeps", *(problem for problem, _ in found)])
+            row.update(sweep.killed)
+            row.update(refused=sweep.refused, jobs=len({job for job, _, _ in sweep.events()}))
+            for problem, text in found:
+                print(f"{name}, {sweep.name}: {problem}: {text}", file=sys.stderr, flush=True)
+            if found:
+                print(sweep.printed, file=sys.stderr, flush=True)
     return row
 
 
-def _jobs(sweep: Sweep) -> set[int]:
-    return {job for job, _, _ in sweep.events()}
-
-
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    sys.exit(main(*(int(word) for word in sys.argv[1:3])))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,9 @@ from hydraloop.commands.dispatch import run as main
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project, Run
 from tests.faults.comparison import differences_of_files
-from tests.faults.sweeps.harness import Kill, make, train
-from tests.faults.sweeps.judge import problems_of_search
+from tests.faults.sweeps.harness import Kill, Sweep, make
+from tests.faults.sweeps.judge import problems_of_jobs
+from tests.marks import nightly
 from tests.processes import running_in, until
 
 pytestmark = pytest.mark.slow
@@ -37,17 +38,18 @@ def found(project: Project, name: str = "all") -> SweepDirectory:
 
 
 def test_under_kills_each_trial_ends_once(tmp_path: Path) -> None:
-    project, draws = make(tmp_path / "project"), random.Random(3)
-    kills = [Kill(victim, "iteration", 9, 0.01) for victim in ("job", "controller", "everything", "job")]
-    options = (LR, "sweep.trials=20", "sweep.promote=asha")
-    sweep = train(project, "killed", options, draws, kills)
-    assert len(sweep.kills) >= 3
-    assert list(problems_of_search(sweep)) == []
+    """With several slots, kills change what the search asks for."""
+    sweep = Sweep(make(tmp_path / "project"), "killed", (LR, "sweep.trials=20", "sweep.promote=asha"))
+    sweep.train(deque(Kill(victim, "iteration", 9) for victim in ("job", "controller", "everything", "job")))
+    jobs = sweep.answer("status")["jobs"]
+    assert (len(jobs), list(problems_of_jobs(jobs, sweep.events()))) == (20, [])
 
 
-def test_a_promoted_trial_equals_one_that_was_never_paused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, nightly(2)])
+def test_a_promoted_trial_equals_one_that_was_never_paused(tmp_path: Path, ranks: int) -> None:
     project = Project.make(tmp_path / "project")
-    done = project.train(*SHORT, BEST, "sweep.trials=3", "engine.max_epochs=2", "sweep.promote=asha")
+    options = ("sweep.promote=asha", f"distributed.nproc_per_node={ranks}")
+    done = project.train(*SHORT, BEST, "sweep.trials=3", "engine.max_epochs=2", *options)
     assert done.code == 0, done.text
     (state,) = (state for state in found(project).states() if state.state == "finished")
     assert state.attempts == 2
