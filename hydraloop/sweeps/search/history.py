@@ -192,8 +192,6 @@ class Validations:
         self._reader, self._metric = Reader(run_dir / FILENAME, Position()), metric
         self.values = dict[int, float]()
         """By validation, from 1."""
-        self.iteration = 0
-        """Of the last one."""
 
     def read(self) -> Iterator[tuple[int, float]]:
         """Yield the number, from 1, and the value of each new validation."""
@@ -201,7 +199,6 @@ class Validations:
             records, self._reader.position = self._reader.read(_BATCH)
             for record in records:
                 if record.mode == "val" and self._metric in record.values:
-                    self.iteration = record.iteration
                     self.values[len(self.values) + 1] = record.values[self._metric]
                     yield len(self.values), record.values[self._metric]
             if len(records) < _BATCH:
