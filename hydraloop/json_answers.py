@@ -87,12 +87,6 @@ def hand_over() -> None:
         _asked.is_answered = True
 
 
-def leave() -> None:
-    """Let go of standard output in a process that continues in the background, because its reader waits for its end."""
-    if _asked is not None:
-        os.dup2(2, _asked.out.fileno())
-
-
 def forget() -> None:
     """Answer nothing in the fork that runs jobs of a sweep: the sweep answers."""
     global _asked

@@ -18,8 +18,7 @@ from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.hydra_job import as_job, settle, surrounded
 from hydraloop.errors import Terminated
 from hydraloop.plan import Draft, RunPlan, of_draft, plan_run
-from hydraloop.processes import checks, elastic, rank_log, rank_training, slurm, torchrun
-from hydraloop.processes.detach import detached
+from hydraloop.processes import checks, detach, elastic, rank_log, rank_training, slurm, torchrun
 from hydraloop.processes.failure import Ended, Failure, RankError, Requeue
 from hydraloop.processes.peers import Peers
 from hydraloop.processes.rank_training import Training
@@ -54,20 +53,17 @@ class RunStarter:
             BaseException: as `train`.
         """
         cfg = draft.cfg
-        background = detached() if cfg.detach and not torchrun.is_ours() else None
         checks.check(cfg)
+        if cfg.detach and not torchrun.is_ours():
+            detach.check()
+            with ExitStack() as lock, hydra_config(cfg):
+                directory = plan_run(draft, lock).run_dir
+            detach.start(draft, "hydra.run.dir", directory, detach.RUN_LOG)
         with ExitStack() as locks, hydra_config(cfg):
             if checks.starts_ranks(cfg):
-                if background is not None:
-                    with ExitStack() as lock:
-                        directory = plan_run(draft, lock).run_dir
-                    background.take_over(directory)
-                    arguments = [*arguments, f"hydra.run.dir={directory}"]
                 run_dir = self.start_ranks(cfg, environment.script()[1:], arguments, name)
             else:
                 plan = self._plan(draft, locks, name)
-                if background is not None:
-                    background.take_over(plan.run_dir)
                 self.train(cfg, plan, name)
                 run_dir = plan.run_dir
         if json_answers.asked():

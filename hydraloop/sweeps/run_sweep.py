@@ -18,8 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop import json_answers
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.processes import checks as launch_checks
-from hydraloop.processes import slurm
-from hydraloop.processes.detach import CONTROLLER_LOG, detached
+from hydraloop.processes import detach, slurm
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import code_patch, environment
 from hydraloop.safety import hydra_versions
@@ -55,21 +54,17 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
     Raises:
         UserError: the sweep cannot be started.
     """
-    is_submitted = submitted.is_sweep(draft.master)
     shares = _check(draft)
-    background = detached() if draft.master.detach and not is_submitted else None
     hydra_versions.configure_log(draft.master.hydra.hydra_logging, draft.master.hydra.verbose)
     prepare_handlers()
+    if draft.master.detach:
+        _leave(draft)
     cluster = None
     if draft.options.executor == "ray":
         cluster = ray_executor.connect(draft.options, ranks=draft.ranks, device=draft.device)
         shares = cluster.shares
     settled = resume_sweep.settle(_description(draft), draft)
     directory = settled.directory
-    if is_submitted:
-        submitted.submit_sweep(directory, draft)
-    if background is not None:
-        background.log_to(directory.path / CONTROLLER_LOG)
     lines = Lines(directory)
     hooks: Any = OmegaConf.to_container(draft.cfg.hooks)
     sender = SweepSender(directory.path, hooks)
@@ -89,11 +84,21 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
         controller.watcher = _Followed(shown, sender, directory)
         if controller.left:
             controller.executor.wait_ready()
-        if background is not None:
-            background.ready(directory.path)
         controller.run()
     _tell_end(controller, writes_report=draft.options.report)
     sys.exit(controller.code)
+
+
+def _leave(draft: SweepDraft) -> NoReturn:
+    """Let the same command run the sweep, as a job of Slurm or in the background, and exit."""
+    is_submitted = submitted.is_sweep(draft.master)
+    if not is_submitted:
+        detach.check()
+    directory = resume_sweep.settle(_description(draft), draft).directory
+    if is_submitted:
+        submitted.submit_sweep(directory, draft)
+    directory.lock.release()
+    detach.start(draft, "sweep.resume", directory.path, detach.CONTROLLER_LOG, "--multirun")
 
 
 def _check(draft: SweepDraft) -> gpus.Shares:

@@ -16,99 +16,82 @@ from pathlib import Path
 
 import psutil
 import pytest
+from omegaconf import OmegaConf
 
 from hydraloop.commands.dispatch import run as main
-from hydraloop.run_files import lock
-from hydraloop.run_files.processes import is_alive, started
+from hydraloop.errors import UserError
+from hydraloop.plan import Draft
+from hydraloop.processes import detach
+from hydraloop.run_files import environment, lock
 from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
-from tests.e2e.warm import SERVER, environment_of_python
+from tests.e2e.warm import environment_of_python
 from tests.processes import PATIENCE
 
-SCRIPT = """
-import os, sys, time
-from pathlib import Path
-from hydraloop.processes.termination_signals import terminable
-from hydraloop.processes.detach import detached
 
-with terminable():
-    background = detached()
-    print("to the terminal")
-    {act}
-"""
-READY = """background.log_to(Path("log"))
-    print(os.getpid(), os.getsid(0), sys.stdin.read(), flush=True)
-    background.ready(Path("here"))
-    time.sleep(60)"""
+def start(monkeypatch: pytest.MonkeyPatch, folder: Path, program: str) -> int | str | None:
+    """Start a program in the background. Returns the exit code of the command."""
+    monkeypatch.setattr(environment, "command", lambda: ["python", "-c", program])
+    draft = Draft(overrides=["seed=1", "detach=true"], cfg=OmegaConf.create(), typed=[])
+    with pytest.raises(SystemExit) as ended:
+        detach.start(draft, "hydra.run.dir", folder, "log")
+    return ended.value.code
 
 
-def run(folder: Path, act: str, **environment: str) -> tuple[int, str, str]:
-    """Detach in a process of its own. Returns its exit code, its output and its errors."""
-    (folder / "script.py").write_text(SCRIPT.format(act=act))
-    return SERVER.run(["script.py"], folder, environment_of_python() | environment)
+def test_the_command_returns_when_the_process_has_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = """if True:
+        import os, pathlib, sys, time
+        from hydraloop.run_files.lock import RunLock
+        print(os.getpid(), os.getsid(0), sys.stdin.read(), sys.argv[1:])
+        with RunLock(pathlib.Path(), key="") as lock:
+            time.sleep(60)"""
+    monkeypatch.chdir(tmp_path)
+    assert start(monkeypatch, Path(), program) == 0
+    pid, session, arguments = Path("log").read_text().split(" ", 2)
+    os.kill(int(pid), signal.SIGKILL)
+    assert pid == session
+    assert arguments.split() == ["['seed=1',", "\"hydra.run.dir='.'\",", "'detach=false']"]
+    assert capsys.readouterr().out.splitlines() == [
+        f". continues in the background, as process {pid}",
+        *(f"  python -m hydraloop {command} ." for command in ("status", "attach", "logs -f", "stop")),
+    ]
 
 
-def test_the_command_returns_when_the_background_process_is_ready(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, READY)
-    assert (code, err) == (0, "")
-    pid, session = (tmp_path / "log").read_text().split()
-    try:
-        assert pid == session, "a session of its own"
-        assert psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
-        assert out.splitlines() == [
-            "to the terminal",
-            f"here continues in the background, as process {pid}",
-            *(f"  python -m hydraloop {command} here" for command in ("status", "attach", "logs -f", "stop")),
-        ]
-    finally:
-        os.kill(int(pid), signal.SIGKILL)
-
-
-def test_what_fails_before_that_is_the_outcome_of_the_command(tmp_path: Path) -> None:
-    code, out, _ = run(tmp_path, "sys.exit(2)")
-    assert (code, out) == (2, "to the terminal\n")
+@pytest.mark.parametrize(("end", "code"), [("raise SystemExit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 137)])
+def test_what_fails_before_that_is_the_outcome_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: str, code: int
+) -> None:
     (tmp_path / "log").write_text("earlier\n")
-    code, _, err = run(tmp_path, 'background.log_to(Path("log")); print("error: no"); sys.exit(1)')
-    assert (code, err) == (1, "error: no\n")
-    assert (tmp_path / "log").read_text() == "earlier\nerror: no\n"
-    assert run(tmp_path, "os.kill(os.getpid(), 9)")[0] == 137
+    assert start(monkeypatch, tmp_path, f"print('error: nö'); {end}") == code
+    assert capsys.readouterr().err == "error: nö\n"
+    assert (tmp_path / "log").read_text() == "earlier\nerror: nö\n"
 
 
-def test_a_signal_to_the_waiting_command_ends_both(tmp_path: Path) -> None:
-    """Also if it comes before the command waits."""
-    late = "import os, time\nos.register_at_fork(after_in_parent=lambda: time.sleep(0.2))\n"
-    act = """Path("pid").write_text(f"{os.getpid()}\\n")
-    try: time.sleep(60)
-    except KeyboardInterrupt as error: Path("error").write_text(repr(error)); raise"""
-    (tmp_path / "script.py").write_text(late + SCRIPT.format(act=act))
-    script = SERVER.start(["script.py"], tmp_path, environment_of_python())
-    written = tmp_path / "pid"
-    while not (written.exists() and written.read_text().endswith("\n")):
-        time.sleep(0.01)
-    pid = int(written.read_text())
-    since = started(pid)
-    script.send_signal(signal.SIGTERM)
-    assert script.wait(20) != 0
-    assert not is_alive(pid, since)
-    assert (tmp_path / "error").read_text() == "Terminated('by SIGTERM')"
+def test_a_signal_to_the_waiting_command_ends_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    before = set(psutil.Process().children())
+    monkeypatch.setattr(detach.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start(monkeypatch, tmp_path, "import time; time.sleep(60)")
+    assert set(psutil.Process().children()) <= before
 
 
 @pytest.mark.parametrize(
-    ("environment", "problem"),
-    [
-        ({"SLURM_JOB_ID": "7"}, "end with its script"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "torchrun waits"),
-    ],
+    "variables",
+    [{"SLURM_JOB_ID": "7"}, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}],
 )
-def test_it_is_refused_where_the_background_process_would_be_ended(
-    tmp_path: Path, environment: dict[str, str], problem: str
+def test_it_is_refused_where_the_process_would_be_ended(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, out, err = run(tmp_path, "", **environment)
-    assert code == 1
-    assert out == ""
-    assert "detach: " in err
-    assert problem in err
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"^detach: "):
+        detach.check()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from hydraloop import json_answers
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft, plan_run
 from hydraloop.processes import slurm
-from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG, print_commands
+from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG, continued, print_commands, without
 from hydraloop.run_files import environment
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
 from hydraloop.sweeps.planning import SweepDraft
@@ -56,9 +56,8 @@ def submit_sweep(directory: SweepDirectory, draft: SweepDraft) -> NoReturn:
     """
     given: Any = draft.options.submitit
     options = {name: value for name, value in given.items() if name.removeprefix("slurm_") not in _OF_JOBS}
-    first = _without(draft.overrides, "detach=", "sweep.resume=", "hydra.sweep.dir=")
-    first += [f"sweep.resume={directory.path}", "detach=false"]
-    again = _without(first, "sweep.retry_failed=")  # once
+    first = continued(draft.overrides, "sweep.resume", directory.path)
+    again = without(first, "sweep.retry_failed=")  # once
     path, uid = directory.path, directory.description.uid
     _submit(path, uid, options, first, again, path / CONTROLLER_LOG, ["--multirun"], "attach")
     sys.exit(0)
@@ -77,15 +76,9 @@ def submit_run(draft: Draft) -> None:
     create_executor(Path(), options)  # its parameters are right
     with ExitStack() as locks, hydra_config(draft.cfg):
         run_dir = plan_run(draft, locks).run_dir
-    lines = _without(draft.overrides, "detach=", "sweep.executor=", "sweep.submitit", "hydra.run.dir=")
-    lines += [f"hydra.run.dir={run_dir}", "detach=false"]
-    again = [*_without(lines, "resume="), "resume=auto"]
+    lines = continued(without(draft.overrides, "sweep.executor=", "sweep.submitit"), "hydra.run.dir", run_dir)
+    again = [*without(lines, "resume="), "resume=auto"]
     _submit(run_dir, secrets.token_hex(8), options, lines, again, run_dir / RUN_LOG, [])
-
-
-def _without(lines: Sequence[str], *names: str) -> list[str]:
-    """Return overrides without those that begin with a name."""
-    return [line for line in lines if not line.lstrip("+").startswith(names)]
 
 
 def _submit(
