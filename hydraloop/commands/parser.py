@@ -208,8 +208,6 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("job", type=int, nargs="?", help="the number of a job; none: the controller's log")
         parser.add_argument("-f", "--follow", action="store_true", help="print new lines until it has ended")
     if name == "stop":
-        wait = "until what has not ended, and writes no checkpoint, is killed (30)"
-        parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help=wait)
         parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
 
 

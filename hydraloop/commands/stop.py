@@ -1,53 +1,60 @@
-"""`python -m hydraloop stop`: let a sweep or a run save and end. No process of it is left on this machine."""
+"""`python -m hydraloop stop`: let a sweep or a run on this machine, or on Slurm, save and end."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
+import os
+import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from hydraloop.commands import status
 from hydraloop.commands.status import sweep_in
 from hydraloop.run_files import lock
-from hydraloop.run_files.environment import shown
 from hydraloop.run_files.lock import Holder
-from hydraloop.sweeps import stopping
+from hydraloop.run_files.processes import kill_tree
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
+_POLL = 0.1
+"""Seconds between two looks at the processes."""
+
 
 def run(args: argparse.Namespace) -> int:
-    """End the processes, and print what has ended. Returns the exit code: 1 if something could not be stopped, else 0.
+    """Send SIGTERM to the process that has locked the directory, or kill it if an earlier `stop` has told it to end.
 
-    Processes that an earlier `stop` has told to end are killed.
+    Waits until it has ended. Returns the exit code: 1 if something could not be stopped, else 0.
 
     Raises:
         UserError: the directory holds no sweep and no run.
+        PermissionError: it is another user's process.
     """
     path, sweep = args.directory, sweep_in(args.directory)
-
-    def find() -> list[int]:
-        return [one.pid for one in _holders(path, sweep).values() if one.is_here]
-
-    def waits() -> None:
-        command = shlex.join(["python", "-m", "hydraloop", "stop", "--kill", shown(path)])
-        print(f"waiting for a checkpoint that is being written; kill the run: {command}", flush=True)
-
     is_cancelled = submissions.cancel(path, only_main=True)  # a controller, before the jobs that it starts
-    were_told = [lock.note_stop(folder) for folder, one in _holders(path, sweep).items() if one.is_here]
-    ended, killed, left = stopping.end(find, args.wait, waits, kill=args.kill or any(were_told))
+    told = set[psutil.Process]()
+    while (found := _here(path, sweep)) or any(map(_is_running, told)):
+        for folder, process in found.items():
+            if process in told:
+                continue
+            told.add(process)
+            if lock.note_stop(folder) or args.kill:
+                kill_tree(process.pid)
+            else:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
+                print(f"process {process.pid} saves and ends; to kill it, repeat the command", flush=True)
+        time.sleep(_POLL)
     is_cancelled = submissions.cancel(path) and is_cancelled
-    others = {one.host for one in _holders(path, sweep).values() if not one.is_here}
-    print(f"processes ended: {ended}" + (f", killed: {killed}" if killed else ""))
-    if left:
-        pids = ",".join(map(str, left))
-        print(f"error: these processes could not be ended: ps -o pid,user,stat,args -p {pids}", file=sys.stderr)
+    others = {one.host for one in _holders(path, sweep).values()}
     if not is_cancelled:
         print("error: Slurm does not answer, or has not ended the jobs: squeue --me", file=sys.stderr)
     if others:
         print(f"error: processes on {', '.join(sorted(others))} continue: run the command there, too", file=sys.stderr)
-    return 1 if others or left or not is_cancelled else status.run(args)
+    return 1 if others or not is_cancelled else status.run(args)
 
 
 def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:
@@ -61,3 +68,19 @@ def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:
         if state.state == "running" and (holder := lock.holder(run_dir)) is not None:
             held[run_dir] = holder
     return held
+
+
+def _here(path: Path, sweep: SweepDirectory | None) -> dict[Path, psutil.Process]:
+    """Return the processes on this machine that are to be told, by folder."""
+    found = {}
+    for folder, holder in _holders(path, sweep).items():
+        with suppress(psutil.NoSuchProcess):
+            if holder.is_here:
+                found[folder] = psutil.Process(holder.pid)
+    return found
+
+
+def _is_running(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -39,11 +39,6 @@ def is_complete(path: Path) -> bool:
         return False
 
 
-def is_written_with(file: Path) -> bool:
-    """Return whether a process that has this file open is writing a checkpoint, its shards or a published file."""
-    return any(UNFINISHED.fullmatch(part) or SHARDS in part for part in (file.name, file.parent.name))
-
-
 def point_to(path: Path) -> None:
     """Write the name of a checkpoint to `last_checkpoint` next to it, so that a resumed run continues from it.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run_files.checkpoint_files import intact_before, is_written_with, newest_intact, point_to
+from hydraloop.run_files.checkpoint_files import intact_before, newest_intact, point_to
 
 
 def put(folder: Path, name: str, at: float) -> Path:
@@ -114,17 +114,3 @@ def test_the_checkpoint_before_one(tmp_path: Path) -> None:
     assert intact_before(tmp_path / "epoch_3.pth") == tmp_path / "epoch_1.pth"
     assert intact_before(tmp_path / "epoch_1.pth") is None
     assert intact_before(tmp_path / "none" / "epoch_1.pth") is None
-
-
-@pytest.mark.parametrize(
-    ("file", "is_written"),
-    [
-        (".epoch_5.pth.12.part/archive", True),
-        ("epoch_5.shards-0b1c2d3e/shard-00001-model-00001-of-00001.safetensors", True),
-        (".epoch_5_published.safetensors.12.part", True),
-        ("epoch_5.pth", False),
-        (".result.json.12.part", False),
-    ],
-)
-def test_the_open_files_of_a_process_say_whether_it_saves(file: str, is_written: bool) -> None:
-    assert is_written_with(Path("/run/checkpoints", file)) == is_written
