@@ -8,7 +8,6 @@ exclude each other if their file system passes `flock` on to the server, as NFS 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
@@ -25,7 +24,7 @@ from hydraloop.run_files import atomic
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-FILENAME = ".lock"
+FILENAME, _HINT = ".lock", ".lock.json"
 """In a run directory."""
 PATIENCE = 5.0
 """Seconds that a start waits for a lock: who looks at a lock holds it for a moment."""
@@ -33,8 +32,6 @@ LEASE = 100.0
 """Seconds after which a file server has released the locks of a machine that has crashed. NFS 4 takes 90 s."""
 _POLL = 0.1
 """Seconds between two attempts while a start waits."""
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""Errors of file systems without `flock`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,6 @@ class RunLock:
         self._path = folder / FILENAME
         self._key, self._patience = key, patience
         self._lock: BaseFileLock | None = None
-        self._owner = 0
 
     def acquire(self) -> Self:
         """Acquire the lock.
@@ -79,7 +75,10 @@ class RunLock:
         """
         found = self.try_acquire(self._patience)
         if found is not None:
-            raise self._refusal(found)
+            who = f"process {found.pid} on {found.host}, since {found.since}," if found.host else "another process"
+            end = f", or end it: kill {found.pid}" if found.is_here else ""
+            problem = f"{who} is training in {self._path.parent}"
+            raise UserError(problem, key=self._key, remedy=f"Wait until it has ended{end}.")
         return self
 
     def try_acquire(self, patience: float = 0.0) -> Holder | None:
@@ -91,35 +90,27 @@ class RunLock:
         Raises:
             UserError: the directory cannot be written to.
         """
-        until = time.monotonic() + patience
-        while (found := self._try()) is not None and time.monotonic() < until:
-            time.sleep(_POLL)
-        return found
+        from filelock import FileLock, Timeout  # 50 ms, which --help and --dry-run do without
 
-    def _try(self) -> Holder | None:
         folder = self._path.parent
+        self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self._path)
+            self._lock.acquire(timeout=patience, poll_interval=_POLL)
+        except Timeout:
+            return _hint(folder)
         except OSError as error:
-            verb = "locked" if error.errno in _NO_LOCKS else "written"
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = "Free some space." if is_full else "Name another directory."
-            raise UserError(f"{folder} cannot be {verb}: {error.strerror}", key=self._key, remedy=remedy) from error
-        if self._lock is None:
-            return _hint(self._path)
-        self._owner = os.getpid()
-        _write_hint(self._path)
+            remedy = "Name another directory, or free some space."
+            raise UserError(f"{folder} cannot be locked: {error.strerror}", key=self._key, remedy=remedy) from error
+        _write(folder, Holder(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")))
         return None
 
     def release(self) -> None:
         """Release the lock, if this process has it."""
-        if self._owner != os.getpid() or self._lock is None:
-            return
-        self._owner = 0
-        with suppress(OSError):
-            _hint_of(self._path).unlink()
-        self._lock.release()
+        if self._lock is not None and self._lock.is_locked:  # not in a fork
+            with suppress(OSError):
+                (self._path.parent / _HINT).unlink()
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self.acquire()
@@ -129,41 +120,17 @@ class RunLock:
     ) -> None:
         self.release()
 
-    def _refusal(self, found: Holder) -> UserError:
-        who = f"process {found.pid} on {found.host}" if found.host else "another process"
-        since = f", since {found.since}" if found.host else ""
-        end = f", or end it: kill {found.pid}" if found.is_here else ""
-        problem = f"{who} is training in {self._path.parent}{since}"
-        return UserError(problem, key=self._key, remedy=f"Wait until it has ended{end}.")
-
 
 def holder(folder: Path) -> Holder | None:
     """Return what holds the lock of a directory; None if the lock is free. Writes nothing."""
-    return _hint(folder / FILENAME) if _is_held(folder / FILENAME) else None
+    return _hint(folder) if _is_held(folder / FILENAME) else None
 
 
 def note_stop(folder: Path) -> bool:
     """Note beside a lock that its holder is told to end. Returns whether it was before."""
-    found = _hint(folder / FILENAME)
-    with suppress(OSError):
-        _write(folder / FILENAME, replace(found, is_told=True))
+    found = _hint(folder)
+    _write(folder, replace(found, is_told=True))
     return found.is_told
-
-
-def _locked(path: Path) -> BaseFileLock | None:
-    """Return the lock of a file, acquired; None if it is held.
-
-    Raises:
-        OSError: the file cannot be written, or its file system has no `flock`.
-    """
-    from filelock import FileLock, Timeout  # 50 ms, which --help and --dry-run do without
-
-    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return None
-    return lock
 
 
 def _is_held(path: Path) -> bool:
@@ -186,21 +153,13 @@ def _is_held(path: Path) -> bool:
     return False
 
 
-def _hint_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.json")
-
-
-def _hint(path: Path) -> Holder:
+def _hint(folder: Path) -> Holder:
     try:
-        return Holder(**json.loads(_hint_of(path).read_text(encoding="utf-8")))
+        return Holder(**json.loads((folder / _HINT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return Holder()
 
 
-def _write_hint(path: Path) -> None:
+def _write(folder: Path, holder: Holder) -> None:
     with suppress(OSError):  # a full disk: the lock is held nevertheless
-        _write(path, Holder(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")))
-
-
-def _write(path: Path, holder: Holder) -> None:
-    atomic.write_text(_hint_of(path), json.dumps(asdict(holder)), flush=False)
+        atomic.write_text(folder / _HINT, json.dumps(asdict(holder)), flush=False)
