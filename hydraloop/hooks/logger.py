@@ -45,8 +45,8 @@ class LoggerHook(Hook):
     Every record that any hook passes to `engine.log_record` is written to `<run_dir>/metrics.jsonl`: one line of JSON,
     flushed, with a `timestamp` [s since 1970] at the end. This file is the source of truth; trackers are copies. JSON
     has no NaN and no infinity: such a value is null, and `"nonfinite": {"loss": "nan"}` (or "inf", "-inf") names it. If
-    the file cannot be written, because the disk is full, a warning is printed once. The records are kept in memory, up
-    to 16 MiB, and written with the next record, in order. The end of the run reports the records that are missing. A
+    the file cannot be written, because the disk is full, a warning is printed once. The records are kept in memory,
+    and written with the next record, in order. The end of the run reports the records that are missing. A
     resumed run first removes the records after its checkpoint, because it makes them again. A
     warning says how many of the earlier records are missing or damaged.
 

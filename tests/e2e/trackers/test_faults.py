@@ -210,7 +210,7 @@ def test_a_disk_that_is_full_for_a_while_loses_no_record(project: Project, disk:
     train = [record["iteration"] for record in run.records if record["mode"] == "train" and "loss" in record]
     assert train == [*range(1, 301)], "each once, in order"
     assert_whole(mlflow_run(project.path), run)
-    assert done.text.count("metrics.jsonl cannot be written: OSError: [Errno 28] No space left on device") == 1
+    assert done.text.count("metrics.jsonl cannot be written: [Errno 28] No space left on device") == 1
     assert done.text.count("train.log cannot be written") == 1
     assert done.text.count("hook pictures failed at") == 1
     assert "lacks" not in done.text
@@ -221,7 +221,7 @@ def test_a_disk_that_is_full_for_a_while_loses_no_record(project: Project, disk:
 def test_a_disk_that_stays_full_is_reported_and_sync_sends_what_was_written(project: Project, disk: Path) -> None:
     done = on_a_full_disk(project, disk, full=100, free=1000, flush_timeout=3)
     assert done.code == 1
-    assert re.search(r"metrics.jsonl lacks \d+ records of the iterations \d+ to 300: OSError", done.text)
+    assert re.search(r"metrics.jsonl lacks the last \d+ records: ", done.text)
     assert "result.json cannot be written" in done.text
     assert done.text.count("Traceback") <= 3
     assert len(lines_about(done)) < 150, done.text
