@@ -140,10 +140,9 @@ def plan_build(
         run_dir, checkpoint = (text and Path(text) for text in ranks.from_main(None))
         return RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, typed=typed), None
     with ExitStack() as locks:  # refused before anything is written
-        is_recorded = run_dir is not None and run_directory.created_by_hydra(run_dir)
-        plan, lock = _plan(cfg, run_dir, run_directory.new, locks, key="run_dir", may_hold=is_recorded)
+        plan, lock = _plan(cfg, run_dir, run_directory.new, locks, key="run_dir")
     ranks.from_main([str(plan.run_dir), None if plan.checkpoint is None else str(plan.checkpoint)])
-    return replace(plan, typed=typed, is_recorded=is_recorded), lock
+    return replace(plan, typed=typed), lock
 
 
 def is_constant(node: DictConfig) -> bool:
@@ -161,7 +160,6 @@ def _plan(
     key: str,
     find: checkpoint_to_resume.Find | None = None,
     follows_links: bool = False,
-    may_hold: bool = False,
 ) -> tuple[RunPlan, RunLock]:
     """Choose a directory and a checkpoint, and lock the directory until `locks` closes.
 
@@ -170,7 +168,6 @@ def _plan(
         new: returns the directory of a new run.
         key: the option that names the directory.
         find: of a restarted run.
-        may_hold: whether the directory of a new run may have records: Hydra has written them for this run.
     """
     patience = PATIENCE if find is None else LEASE  # the machine of rank 0 may have crashed
     lock_key = key if cfg.resume is None else "resume"
@@ -182,7 +179,7 @@ def _plan(
     lock = RunLock(directory, key=lock_key, patience=patience)
     locks.enter_context(lock)
     found, checkpoint = find(found or named)  # again: another process may have trained there until it was locked
-    if found is None and cfg.resume != "auto" and not may_hold:
+    if found is None and cfg.resume != "auto":
         run_directory.refuse_held(directory, key=key)
     attempt = attempts.following(directory) if found is not None and run_directory.is_recorded(directory) else None
     known = checkpoint_to_resume.known_checkpoints(directory)

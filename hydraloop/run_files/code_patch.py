@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 FILENAME = "code.patch"
 _BEGIN = "# Changes since commit "
-"""The beginning of each patch. A file without it belongs to the user."""
+"""The beginning of each patch."""
 _read: dict[Path, tuple[str | None, str | None]] = {}
 """By folder: the commit and the changes that `prepare` has read."""
 
@@ -37,7 +37,7 @@ def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
     """Write the patch, and return the entry `git` of `result.json`.
 
     A patch is complete or not written, because a part of one cannot be applied. If it cannot be made or written, the
-    run continues with a warning. A file with this name that is not from hydraloop is kept, with a warning.
+    run continues with a warning. A file with this name that is there already is kept.
 
     Args:
         run_dir: of the run.
@@ -55,12 +55,8 @@ def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
         return {"commit": commit}
     place, content = _place(run_dir), _text(commit, diff).encode("utf-8", "surrogateescape")
     try:
-        if place.exists() and not _is_ours(place):
-            log.warning("%s is not from hydraloop and is left as it is: this run has no %s", place, FILENAME)
-        elif diff:
+        if diff and not place.exists():
             atomic.write_bytes(place, content)
-        else:
-            place.unlink(missing_ok=True)  # from an earlier start of the same attempt
     except OSError as error:
         log.warning("%s cannot be written: %s", FILENAME, error)
     return {"commit": commit, "dirty": bool(diff), **({"patch": f"{zlib.crc32(content):08x}"} if diff else {})}
@@ -69,20 +65,12 @@ def record(run_dir: Path, folder: Path) -> dict[str, str | bool]:
 def find(run_dir: Path) -> Path | None:
     """Return the patch of the newest attempt; None if its code was committed."""
     path = _place(run_dir)
-    return path if path.is_file() and _is_ours(path) else None
+    return path if path.is_file() else None
 
 
 def _state(folder: Path) -> tuple[str | None, str | None]:
     commit = git_commit(folder)
     return commit, None if commit is None else git_diff(folder)
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_BEGIN)) == _BEGIN.encode()
-    except OSError:  # not readable, or a folder
-        return False
 
 
 def _place(run_dir: Path) -> Path:

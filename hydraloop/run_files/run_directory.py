@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files import atomic, attempts
@@ -157,13 +156,6 @@ def refuse_held(directory: Path, *, key: str) -> None:
         if candidates(*checkpoint_folders(directory)):
             remedy += f", or continue the run: {shlex.quote(f'resume={directory}')}"
         raise UserError(f"{directory} holds a run already", key=key, remedy=remedy)
-
-
-def created_by_hydra(run_dir: Path) -> bool:
-    """Return whether Hydra has created the directory for the running job, and written the config into it."""
-    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
-        return False
-    return Path(HydraConfig.get().runtime.output_dir).resolve() == run_dir.resolve()
 
 
 def run_of(path: Path) -> Path | None:

