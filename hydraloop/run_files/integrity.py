@@ -69,11 +69,6 @@ class Shards(NamedTuple):
 
 def shards_of(path: Path) -> Shards | None:
     """Return the shards that a complete `.pth` file lists; None if it has all tensors itself."""
-    return _shards_of(path, *_version_of(path))
-
-
-@lru_cache(maxsize=128)
-def _shards_of(path: Path, *_version: int) -> Shards | None:
     import zipfile
 
     try:
@@ -104,16 +99,16 @@ def crc32_of(path: Path) -> int:
         return _continued(0, file)
 
 
+@lru_cache(maxsize=1024)
+def _crc32_of(path: Path, *_version: int) -> int:
+    return crc32_of(path)
+
+
 def _continued(checksum: int, file: IO[bytes]) -> int:
     """Return the CRC-32 of what was read before, and of the rest of the file."""
     while piece := file.read(_PIECE):
         checksum = zlib.crc32(piece, checksum)
     return checksum
-
-
-@lru_cache(maxsize=1024)
-def _crc32_of(path: Path, *_version: int) -> int:
-    return crc32_of(path)
 
 
 @lru_cache(maxsize=128)
