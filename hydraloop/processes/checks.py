@@ -50,15 +50,9 @@ def check_single_run() -> None:
 
 def check_debugger(cfg: Any, *, is_sweep: bool) -> None:
     """Refuse `--pdb` unless one process trains one run: only that has the terminal."""
-    if is_sweep:
-        raise UserError(
-            "the debugger stops one run, and this is a sweep",
-            key="--pdb",
-            remedy="Leave -m out, and run the job that fails with its values.",
-        )
-    if several(cfg):
-        works = "python train.py instead of torchrun" if torchrun.is_several() else "distributed.nproc_per_node=1"
-        raise UserError("the debugger stops one process, and several would train", key="--pdb", remedy=f"Use {works}")
+    if is_sweep or several(cfg):
+        problem = "the debugger stops one process of one run"
+        raise UserError(problem, key="--pdb", remedy="Leave out -m, torchrun and distributed.nproc_per_node.")
 
 
 def _processes(options: DictConfig) -> int:
@@ -67,18 +61,11 @@ def _processes(options: DictConfig) -> int:
     if not torchrun.is_launched():
         return wanted
     started = torchrun.local_world_size()
-    if wanted not in (1, started):
-        raise UserError(
-            f"torchrun has started {started} processes on this machine, not {wanted}",
-            key="distributed.nproc_per_node",
-            remedy=f"Leave it out, or use torchrun --nproc-per-node={wanted}.",
-        )
-    if options.max_restarts and not torchrun.is_ours():
-        raise UserError(
-            "torchrun starts the processes, so it has to restart them",
-            key="distributed.max_restarts",
-            remedy=f"Leave it out, and use torchrun --max-restarts={options.max_restarts}.",
-        )
+    options_of_torchrun = {"nproc_per_node": wanted not in (1, started), "max_restarts": options.max_restarts}
+    for name, is_set in options_of_torchrun.items():
+        if is_set and not torchrun.is_ours():
+            problem, remedy = "torchrun starts the processes", f"Give it to torchrun: --{name.replace('_', '-')}="
+            raise UserError(problem, key=f"distributed.{name}", remedy=f"{remedy}{options[name]}")
     return started
 
 

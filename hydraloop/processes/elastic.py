@@ -29,7 +29,7 @@ from hydraloop.errors import interrupt
 from hydraloop.plan import RunPlan
 from hydraloop.platforms import signals
 from hydraloop.processes import nodes, rank_log, torchrun
-from hydraloop.processes.failure import DONE, Ended, Failure, cause
+from hydraloop.processes.failure import Ended, Failure, cause
 from hydraloop.processes.private import masked_lists
 from hydraloop.run_files import atomic, environment
 from hydraloop.run_files.result import FILENAME
@@ -251,7 +251,7 @@ def _failures(folder: Path, processes: int, codes: dict[int, tuple[int, int]], r
         # Also of ranks that reported after the launcher had noticed that another one has failed.
         if (files / "error.json").exists():
             failures.append(Failure.from_json((files / "error.json").read_bytes()))
-        elif code or not (files / DONE).exists():
+        elif code:
             log = Path(f"rank {rank}'s output") if not run_dir else rank_log.path(Path(run_dir), rank)
             failures.append(Failure.of_exit(rank, code, log))
     return failures

@@ -28,8 +28,6 @@ _SENT = signals("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """Signals that users, terminals and schedulers send. A rank that one of them has ended has not crashed."""
 REQUEUE = 75
 """The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, which schedulers can be told to requeue."""
-DONE = "done"
-"""Name of the empty file that a rank writes next to its error file when it has finished."""
 _LOST = re.compile(r"gloo|nccl|c10d|tcpstore|connection (?:closed|reset|refused)|broken pipe", re.IGNORECASE)
 """Found in the messages of torch.distributed when another rank has ended."""
 
@@ -182,7 +180,8 @@ class Ended:
     def with_result(cls, run_dir: Path) -> Self:
         """Make the end of a job that has written `result.json` without an error: it is complete, or was preempted."""
         result = Result.read(run_dir)
-        assert result is not None
+        if result is None:
+            return cls(error=RuntimeError("the run has ended without a result"))
         return cls(result.value, None if result.preempted_by is None else Requeue(result.preempted_by))
 
     @classmethod

@@ -23,14 +23,14 @@ from hydraloop.cli.hydra_job import settle
 from hydraloop.errors import PeerError, UserError
 from hydraloop.plan import RunPlan
 from hydraloop.processes import elastic, torchrun
-from hydraloop.processes.failure import DONE, Failure, Requeue
+from hydraloop.processes.failure import Failure, Requeue
 from hydraloop.processes.termination_signals import leave
 from hydraloop.processes.unloading import leave_before_unloading
 from hydraloop.run_files.checkpoint_to_resume import Find, newest_checkpoint
 from hydraloop.run_files.config_yaml import resolved
 from hydraloop.safety.secrets import masked
 
-_PLAN, _CAUSE, _MISTAKE, _RUN, _STARTED = "plan", "cause", "mistake", "run", "started"
+_PLAN, _CAUSE, _MISTAKE, _RUN = "plan", "cause", "mistake", "run"
 """Keys in the store. The first two belong to one start, the others to the run with its restarts."""
 _OF_RANK_0 = ("now", "run_id")
 """Resolvers whose values the other ranks take from rank 0."""
@@ -169,9 +169,6 @@ class Peers:
             leave(code)
         if torchrun.reports():
             return
-        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            with suppress(FileNotFoundError):  # the launcher has ended
-                Path(file).with_name(DONE).touch()
         assert self._finished is not None
         self._finished(0)
         sys.exit(0)
@@ -207,23 +204,14 @@ class Peers:
         Raises:
             UserError: the launcher has kept no store over the restart.
         """
-        if not torchrun.attempt():
-            if torchrun.keeps_store():
-                torchrun.connect().set(_STARTED, "")
+        if not torchrun.attempt() or (resume == "auto" and not torchrun.keeps_store()):
             return None
-        if resume == "auto" and not torchrun.keeps_store():
-            return None
-        problem = "the restarted ranks cannot find their run, since "
         if not torchrun.keeps_store():
             remedy = "Use --rdzv-backend=c10d, or leave it out and continue the run with resume=auto."
-            raise UserError(f"{problem}torchrun keeps no store for them", key="--max-restarts", remedy=remedy)
+            raise UserError("torchrun keeps no store for restarted ranks", key="--max-restarts", remedy=remedy)
         store = torchrun.connect()
-        if not store.check([_RUN]):
-            # Rank 0's torchrun keeps the store. If it has ended, another one has made a new store.
-            if resume != "auto" and not store.check([_STARTED]):
-                problem += "the torchrun that kept their store has ended"
-                raise UserError(problem, key="--max-restarts", remedy="Continue the run with resume=auto.")
-            return None  # the ranks failed before there was a run
+        if not store.check([_RUN]):  # the ranks failed before there was a run, or the node with the store was lost
+            return None
         run_dir, start, known = json.loads(store.get(_RUN))
 
         def find(named: Path | None) -> tuple[Path, Path | None]:

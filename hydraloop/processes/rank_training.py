@@ -16,10 +16,8 @@ from hydraloop.plan import RunPlan
 from hydraloop.processes import torchrun
 from hydraloop.processes.failure import Failure
 from hydraloop.processes.termination_signals import GRACE, TerminationHandler
-from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.run_files.result import describe
 from hydraloop.run_files.uncollected import uncollected
-from hydraloop.validate.config import validate
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +93,6 @@ def _train(training: Training, plan: RunPlan) -> None:
         from hydraloop.engine.distributed.process_group import connect
 
     cfg = plan.cfg
-    remember_config(cfg)
-    validate(cfg)
     training.distributed = connect(cfg.distributed, cfg.engine.device)
     if training.distributed.rank > 0:
         log.info("rank %d, process %d on %s", training.distributed.rank, os.getpid(), socket.gethostname())
