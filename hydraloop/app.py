@@ -96,8 +96,8 @@ def _run(app: _App) -> int:
             app.run(sys.argv[1:])
     except SystemExit:  # the end of a sweep; or argparse has printed the version
         raise
-    except BaseException as raised:
-        error = app.peers.failed(raised)
+    except BaseException as error:
+        app.peers.failed(error)
         code = _exit_code(error, app.reports)
         if torchrun.reports():
             app.reports.show(error)

@@ -116,14 +116,10 @@ class Peers:
 
     # Errors, and the end. --------------------------------------------------------------------------------------------
 
-    def failed(self, error: BaseException) -> BaseException:
-        """Tell an error that ends this rank. Returns the error that rank 0 reports."""
-        if not torchrun.is_several() or self._is_told or isinstance(error, Requeue):
-            return error
-        own = Failure.of(error, torchrun.rank())
-        first = self.cause(own)
-        self.tell(own)
-        return error if first is own else first.error()
+    def failed(self, error: BaseException) -> None:
+        """Tell an error that ends this rank."""
+        if torchrun.is_several() and not isinstance(error, Requeue):
+            self.tell(Failure.of(error, torchrun.rank()))
 
     def tell(self, failure: Failure) -> None:
         """Tell the failure of this rank: by torch's error file to the launcher, and by the store to the other ranks.
@@ -149,15 +145,6 @@ class Peers:
                 own.set(_PLAN, json.dumps(None))
             else:
                 own.get(_PLAN)
-
-    def cause(self, own: Failure) -> Failure:
-        """Return the failure of the rank that has failed first, if it has told it; otherwise this rank's own."""
-        if own.kind not in ("mistake", "error"):
-            with suppress(RuntimeError, OSError):
-                store = torchrun.of_this_start(torchrun.connect())
-                if store.check([_CAUSE]):
-                    return Failure.from_json(store.get(_CAUSE))
-        return own
 
     def leave(self, code: int) -> None:
         """End this rank, when it has no more to do. Rank 0 of another launcher returns to the user's script.

@@ -104,13 +104,13 @@ class RunStarter:
 
         def last(failure: Failure) -> None:
             self.peers.tell(failure)
-            close(Ended.by(self.peers.cause(failure)))
+            close(Ended.by(failure))
 
         if not torchrun.is_several():
             ended = _train_alone(plan, close)
         elif (failure := rank_training.train(plan, last)) is not None:
             self.peers.tell(failure)
-            ended = Ended.by(self.peers.cause(failure))
+            ended = Ended.by(failure)
             close(ended)
         elif torchrun.rank() > 0:
             return None

@@ -148,9 +148,7 @@ def _newest_of(run_dir: Path) -> Path | None:
     found, files = newest_intact(*folders), candidates(*folders)
     if found is None and files:
         raise UserError(
-            f"the only checkpoint of {run_dir}, {files[0].name}, is {'damaged' if files[0].exists() else 'missing'}"
-            if len(files) == 1
-            else f"all {len(files)} checkpoints of {run_dir} are damaged",
+            f"no checkpoint of {run_dir} is intact, {files[0].name} neither",
             key="resume",
             remedy=f"Copy them again, or move {files[0].parent} away to start from the beginning.",
         )

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from hydraloop.processes.termination_signals import TerminationHandler
 from tests.marks import slow
 
 BEGIN = """
@@ -87,22 +84,6 @@ def test_a_launcher_that_ended_before_its_rank_had_started(start: Start) -> None
     assert process.communicate(timeout=10)[0].startswith("the launcher has ended")
 
 
-def test_its_callbacks_are_freed_after_its_end() -> None:
-    """Otherwise the process of a sweep would keep the model of each job."""
-
-    class Model:
-        def called(self, number: int) -> None: ...
-
-    model = Model()
-    handler = TerminationHandler(model.called)
-    found = weakref.ref(model)
-    handler.start()
-    handler.stop()
-    del model, handler
-    gc.collect()
-    assert found() is None
-
-
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt()"), (signal.SIGTERM, "Terminated('by SIGTERM')")]
 )
@@ -149,45 +130,6 @@ def test_a_signal_that_is_lost_in_a_finalizer_is_raised_again(number: int, start
     process.send_signal(number)
     out, _ = process.communicate(timeout=30)
     assert out == ("KeyboardInterrupt\n" if number == signal.SIGINT else "Terminated\n")
-
-
-@pytest.mark.slow  # some seconds, of a rare case
-def test_a_signal_that_the_user_handles_is_not_raised_again(start: Start) -> None:
-    process = start(
-        """
-        handler.stop()
-        handler = TerminationHandler(launched=False).start()
-        calls = []
-        signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
-        ready()
-        time.sleep(4)
-        print(len(calls), flush=True)
-        handler.stop()
-        """
-    )
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
-    assert out == "1\n"
-
-
-def test_the_grace_period_is_kept_by_a_process_with_many_open_files(start: Start) -> None:
-    """`select` raises an error for file descriptors above 1,023."""
-    process = start(
-        """
-        import resource
-        handler.stop()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        while os.dup(0) < 1100:
-            pass
-        handler = TerminationHandler(last=last, grace=0.2).start()
-        handler.is_closing = lambda: True
-        ready()
-        time.sleep(20)
-        """
-    )
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=30)[0] == "last 15\n"
-    assert process.returncode == 143
 
 
 def test_a_rank_that_is_closing_is_not_interrupted_but_ends_after_the_grace_period(start: Start) -> None:
@@ -253,14 +195,6 @@ def test_a_forked_process_has_its_own_signals(start: Start) -> None:
     assert out == "-15 0\n"
 
 
-@pytest.mark.slow
-def test_a_process_without_a_launcher_outlives_its_parent() -> None:
-    program = BEGIN.replace("grace=0.5", "grace=0.5, launched=False") + "ready()\ntime.sleep(2)\nprint('alive')"
-    middle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}])"
-    done = subprocess.run([sys.executable, "-c", middle], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "ready\nalive\n"
-
-
 def test_a_process_without_a_launcher_does_not_change_ctrl_c_and_ignored_signals(start: Start) -> None:
     process = start(
         """
@@ -275,31 +209,6 @@ def test_a_process_without_a_launcher_does_not_change_ctrl_c_and_ignored_signals
     )
     out, _ = process.communicate(timeout=30)
     assert out == "True 0\n"
-
-
-@pytest.mark.parametrize("begin", ["handler = TerminationHandler().start()", "body = terminable(); body.__enter__()"])
-def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, start: Start) -> None:
-    process = start(
-        f"""
-        from hydraloop.processes.termination_signals import terminable
-
-        handler.stop()
-        os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the handlers are reset
-        {begin}
-        child = os.fork()
-        if child == 0:
-            time.sleep(10)
-            os._exit(1)
-        os.kill(child, signal.SIGTERM)
-        ready()
-        print(os.waitpid(child, 0)[1], handler.received, flush=True)
-        time.sleep(60)
-        """
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == f"{int(signal.SIGTERM)} 0\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) in (1, -signal.SIGTERM), "the parent still handles its own signals"
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, "by SIGTERM"), (signal.SIGHUP, "by SIGHUP")])

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -29,9 +30,20 @@ from tests.e2e.projects import Project
 from tests.e2e.warm import environment_of_python
 from tests.processes import PATIENCE
 
+STARTED: list[subprocess.Popen[bytes]] = []
+
+
+class Popen(subprocess.Popen[bytes]):
+    """A process that the test can wait for."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        STARTED.append(self)
+
 
 def start(monkeypatch: pytest.MonkeyPatch, folder: Path, program: str) -> int | str | None:
     """Start a program in the background. Returns the exit code of the command."""
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     monkeypatch.setattr(environment, "command", lambda: ["python", "-c", program])
     draft = Draft(overrides=["seed=1", "detach=true"], cfg=OmegaConf.create(), typed=[])
     with pytest.raises(SystemExit) as ended:
@@ -51,8 +63,10 @@ def test_the_command_returns_when_the_process_has_the_lock(
     monkeypatch.chdir(tmp_path)
     assert start(monkeypatch, Path(), program) == 0
     pid, session, arguments = Path("log").read_text().split(" ", 2)
-    os.kill(int(pid), signal.SIGKILL)
-    assert pid == session
+    process = STARTED.pop()
+    process.kill()
+    process.wait()
+    assert int(pid) == process.pid == int(session)
     assert arguments.split() == ["['seed=1',", "\"hydra.run.dir='.'\",", "'detach=false']"]
     assert capsys.readouterr().out.splitlines() == [
         f". continues in the background, as process {pid}",
@@ -74,11 +88,10 @@ def test_a_signal_to_the_waiting_command_ends_both(tmp_path: Path, monkeypatch: 
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    before = set(psutil.Process().children())
     monkeypatch.setattr(detach.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         start(monkeypatch, tmp_path, "import time; time.sleep(60)")
-    assert set(psutil.Process().children()) <= before
+    assert STARTED.pop().returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
