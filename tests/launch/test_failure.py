@@ -51,12 +51,6 @@ def test_an_error_after_a_lost_connection_counts_as_lost() -> None:
     assert Failure.of(error, 0).kind == "lost"
 
 
-def test_an_error_may_be_its_own_cause() -> None:
-    error = ValueError("x")
-    error.__cause__ = error
-    assert Failure.of(error, 0).kind == "error"
-
-
 @pytest.mark.parametrize("error", [ValueError("api_key=abc"), UserError("x", remedy="Write token=abc.")])
 def test_what_other_ranks_can_read_has_no_secret(error: Exception) -> None:
     assert "abc" not in Failure.of(raised(error), 1).to_json()
@@ -69,12 +63,6 @@ def test_the_error_of_a_rank_keeps_its_traceback() -> None:
     assert str(error) == "rank 1: ValueError: x"
     assert "in raised" in error.trace
     assert outcome.trained
-
-
-def test_a_mistake_keeps_its_key_and_remedy() -> None:
-    error = Failure.from_json(Failure.of(UserError("p", key="k", remedy="r"), 1).to_json()).error()
-    assert isinstance(error, UserError)
-    assert (error.problem, error.key, error.remedy) == ("p", "k", "r")
 
 
 def test_a_rank_that_failed_later_reports_the_first_error() -> None:

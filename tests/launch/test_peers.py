@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,6 @@ from hydraloop.run_files.checkpoint_to_resume import known_checkpoints
 from tests.e2e.projects import REPOSITORY
 
 GIVEN = Path("/given.pth")
-
-
-def test_one_process_is_not_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not torchrun.is_several()
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "1")
-    assert not torchrun.is_several()
-    assert torchrun.rank() == 0
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert torchrun.is_several()
-    assert torchrun.rank() == 1
 
 
 def test_a_rank_whose_launcher_was_killed_before_the_rank_could_ask_for_it_ends(tmp_path: Path) -> None:
@@ -69,26 +57,6 @@ store = TCPStore("localhost", 0, None, True, wait_for_workers=False)
 print(store.port, flush=True)
 time.sleep(60)
 """
-
-
-def test_a_rank_whose_launcher_was_killed_tells_nobody_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrun, "_WAIT", timedelta(seconds=20))
-    with subprocess.Popen([sys.executable, "-c", STORE], stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None
-        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": launcher.stdout.readline().strip()}
-        for name, value in {**address, "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
-            monkeypatch.setenv(name, value)
-        peers = Peers()
-        try:
-            torchrun.connect().set("plan", "")
-            launcher.kill()
-            launcher.wait()
-            telling = threading.Thread(target=peers.failed, args=(RuntimeError("x"),))
-            telling.start()
-            telling.join(10)
-            assert not telling.is_alive()
-        finally:
-            torchrun.connect.cache_clear()
 
 
 @pytest.fixture

@@ -40,12 +40,6 @@ def test_without_last_checkpoint_the_times_of_the_files_decide(files: list[str],
     assert newest_intact(tmp_path) == tmp_path / f"{expected}.pth"
 
 
-def test_of_files_with_equal_times_the_highest_number_is_taken(tmp_path: Path) -> None:
-    for name in ("epoch_9", "epoch_10", "epoch_2"):
-        put(tmp_path, name, 5)
-    assert newest_intact(tmp_path) == tmp_path / "epoch_10.pth"
-
-
 def test_last_checkpoint_decides_also_in_a_copied_folder(tmp_path: Path) -> None:
     names(tmp_path, "epoch_4", "epoch_6", "epoch_5")  # a copy has other times
     point_to(tmp_path / "epoch_4.pth")

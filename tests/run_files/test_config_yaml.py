@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.run_files.config_yaml import dumped
@@ -29,8 +28,3 @@ def test_other_values_are_read_back_as_they_are() -> None:
     plain = {"a": [1e-5, 1e20, -0.0, 1, None, True], "b": {3: b"ab", 1e-3: Path("x")}, "inf": float("-inf"), "c": []}
     assert repr(OmegaConf.to_container(OmegaConf.create(dumped(plain)))) == repr(plain)
     assert dumped({"a": (1, 2)}) == dumped({"a": [1, 2]})
-
-
-@pytest.mark.parametrize("value", ["word", "two words", "1e-3", "yes", "12", "a/b.c", ".", "${b:c}", 1e-3, 5, None])
-def test_it_looks_as_hydras_own_files_do(value: object) -> None:
-    assert dumped({"a": [value]}) == OmegaConf.to_yaml(OmegaConf.create({"a": [value]}))

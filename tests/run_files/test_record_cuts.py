@@ -48,15 +48,6 @@ def test_what_comes_again_is_cut(tmp_path: Path, iteration: int, last_validation
     assert cuts(path) == ([] if left == len(_RUN) else [left])
 
 
-def test_a_torn_line_is_no_record(tmp_path: Path) -> None:
-    path = _write(tmp_path, _RUN[:2])
-    with path.open("a") as file:
-        file.write('{"mode": "train"')
-    cut_after(path, iteration=20, last_validation=0)
-    assert cuts(path) == []
-    assert _left(path) == _RUN[:2]
-
-
 def _zeroed(data: bytes) -> bytes:
     lines = data.splitlines(keepends=True)
     return b"".join([lines[0], b"\0" * (len(lines[1]) - 1) + b"\n", *lines[2:]])
@@ -91,11 +82,6 @@ def test_missing_and_damaged_records_are_counted(
     assert found == ([wanted] if lost else [])
 
 
-def test_no_log_no_cut(tmp_path: Path) -> None:
-    cut_after(tmp_path / FILENAME, iteration=20, last_validation=0)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_followers_place_after_several_cuts_it_has_not_seen(tmp_path: Path) -> None:
     path = _write(tmp_path, _RUN)
     cut_after(path, iteration=30, last_validation=20)
@@ -107,19 +93,3 @@ def test_a_followers_place_after_several_cuts_it_has_not_seen(tmp_path: Path) ->
     assert still_there(path, 5, 1) == 3
     assert still_there(path, 6, 2) == 6
     assert still_there(path, 3, 2) == 3
-
-
-@pytest.mark.parametrize("at", [999, 1000, 1001, 2500])
-def test_a_long_log_is_cut_at_the_right_line(tmp_path: Path, at: int) -> None:
-    path = _write(tmp_path, [("train", n) for n in range(1, 2501)])
-    cut_after(path, iteration=at, last_validation=0)
-    assert [iteration for _, iteration in _left(path)] == list(range(1, at + 1))
-
-
-def test_a_line_that_is_no_record_is_in_no_cuts_way(tmp_path: Path) -> None:
-    path = _write(tmp_path, _RUN[:2])
-    with path.open("a") as file:
-        file.write('{"nonfinite": 3}\n')
-    _write(tmp_path, [("train", 30)])
-    cut_after(path, iteration=20, last_validation=0)
-    assert cuts(path) == [3]

@@ -58,17 +58,6 @@ def test_records_of_an_outage_are_written_with_the_next_one(
     assert warning.startswith("m.jsonl cannot be written: [Errno 27] File too large")
 
 
-def test_a_second_outage_is_not_reported_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = RecordLog(tmp_path / "m.jsonl")
-    for first in (1, 11, 21):
-        with limited(100):
-            put(log, *range(first, first + 9))
-        put(log, first + 9)
-    log.close()
-    assert iterations(tmp_path / "m.jsonl") == [*range(1, 31)]
-    assert len(messages(caplog)) == 1
-
-
 def test_what_is_missing_in_the_end_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = RecordLog(tmp_path / "m.jsonl")
     put(log, 10)
@@ -88,14 +77,3 @@ def test_a_last_try_is_made_at_the_end(tmp_path: Path, caplog: pytest.LogCapture
     assert iterations(tmp_path / "m.jsonl") == [1, 2]
     assert len(messages(caplog)) == 1
     assert RecordLog(tmp_path / "m.jsonl").written == 2
-
-
-def test_a_folder_that_is_not_there_for_a_while(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "run"
-    log = RecordLog(folder / "m.jsonl")
-    put(log, 1, 2)
-    folder.mkdir()
-    put(log, 3)
-    log.close()
-    assert iterations(folder / "m.jsonl") == [1, 2, 3]
-    assert messages(caplog)[0].startswith("m.jsonl cannot be written: [Errno 2]")

@@ -11,15 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
-from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import Terminated, UserError
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.processes.failure import Ended
-from hydraloop.run_files.environment import versions
 from hydraloop.run_files.result import Best, Objective, Result, ResultFile, Status, describe, digest
 from hydraloop.sweeps.states import JobState, ended_from_result
 from hydraloop.tasks.task import Task
@@ -107,19 +104,6 @@ def test_the_file_of_an_earlier_attempt_is_not_read(tmp_path: Path) -> None:
     assert Result.read(tmp_path, earlier="0" * 8) == Result("finished")
 
 
-def test_without_a_known_direction_the_objective_is_the_first_metric(tmp_path: Path) -> None:
-    task = Task(torch.nn.Linear(3, 1), torch.nn.MSELoss(), {"margin": Scripted([0.5])})
-    make_engine(tmp_path, {}, task=task, val=batches(1), sanity_val_steps=0).train()
-    assert _read(tmp_path)["objective"] == {"metric": "margin", "rule": None, "value": 0.5, "iteration": 2}
-
-
-def test_versions_name_the_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metadata of PyPI's CUDA build has 2.13.0 where torch itself has 2.13.0+cu130."""
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cu130"))
-    assert versions()["torch"] == "2.13.0+cu130"
-    assert type(versions()["torch"]) is str  # what a checkpoint can hold
-
-
 MISTAKE = UserError("no such metric", key="hooks.mine.monitor", remedy="Try loss.")
 STOP = at("after_train_iter", lambda engine: engine.request_stop("early_stopping: loss stands still"))
 ENDS: dict[str, tuple[Hook, Status, str | None, str | None, int]] = {
@@ -148,35 +132,10 @@ def test_how_a_run_has_ended(how: str, tmp_path: Path) -> None:
     assert result["best"] is None
 
 
-def test_it_is_there_before_after_run_and_after_after_train(tmp_path: Path) -> None:
-    seen: list[tuple[bool, bool]] = []
-
-    def look(engine: Engine) -> None:
-        seen.append(((tmp_path / "result.json").exists(), engine.outcome.result is not None))
-
-    make_engine(tmp_path, {"a": at("after_train", look), "b": at("after_run", look)}).train()
-    assert seen == [(False, False), (True, True)]
-
-
 def test_a_result_that_cannot_be_written_does_not_hide_the_error_of_the_run(tmp_path: Path) -> None:
     engine = make_engine(tmp_path / "not there", {"failing": failing("after_train_iter")})
     with pytest.raises(RuntimeError, match="on purpose"):
         engine.train()
-
-
-def test_numbers_that_json_does_not_have_are_their_names(tmp_path: Path) -> None:
-    best = Best("loss", -math.inf, 3, "best.pth")
-    Result("finished", val_metrics={"loss": math.nan, "top": math.inf, "fine": 0.5}, best=best).write(tmp_path)
-    result = _read(tmp_path)
-    assert result["val_metrics"] == {"loss": "nan", "top": "inf", "fine": 0.5}
-    assert result["best"]["value"] == "-inf"
-    assert [path.name for path in tmp_path.iterdir()] == ["result.json"], "no unfinished file is left"
-
-
-def test_errors_are_described_in_one_string() -> None:
-    assert describe(ValueError("bad")) == "ValueError: bad"
-    assert describe(KeyboardInterrupt()) == "interrupted by Ctrl-C (SIGINT)"
-    assert describe(UserError("bad", key="a.b")) == "a.b: bad"
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])

@@ -108,18 +108,6 @@ def test_a_run_of_another_experiment_model_or_data_is_not_taken(changed: dict[st
     assert find(config(), None)[0] == mine
 
 
-def test_seed_and_batch_size_make_no_other_run() -> None:
-    mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(seed=5, data__loader__batch_size=8))
-    assert find(config(), None)[0] == mine
-
-
-def test_interpolations_count_by_what_they_resolve_to() -> None:
-    mine = make_run(
-        "2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=config(task__model__width="${data.size}", data__size=4)
-    )
-    assert find(config(), None)[0] == mine
-
-
 def test_what_only_a_job_can_resolve_counts_as_it_is_written() -> None:
     cfg = config(data__train__root="${hydra:runtime.cwd}/data")
     mine = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", cfg=cfg)
@@ -157,34 +145,9 @@ def test_a_run_directory_and_a_checkpoint_file() -> None:
     assert (found[0].resolve(), found[1]) == (run_dir.resolve(), first)
 
 
-@pytest.mark.parametrize("name", ["first", "2026-01-01/10-00-00-aaaaaa"])
-def test_the_folder_of_the_checkpoints_stands_for_its_run(name: str) -> None:
-    run_dir = make_run(name, "epoch_1.pth", "epoch_2.pth")
-    found = find(config(resume=str(run_dir / "checkpoints")), None)
-    assert (str(found[0]), str(found[1])) == (
-        str(run_dir.resolve()),
-        str(run_dir.resolve() / "checkpoints/epoch_2.pth"),
-    )
-
-
-def test_a_folder_of_checkpoints_without_a_run_is_one_message() -> None:
-    Path("alone/checkpoints").mkdir(parents=True)
-    with pytest.raises(UserError) as caught:
-        find(config(resume="alone/checkpoints"), None)
-    assert caught.value.key == "resume"
-    assert "alone/checkpoints has no checkpoint" in caught.value.problem
-
-
 def test_a_checkpoint_outside_of_any_run_starts_a_new_directory() -> None:
     torch.save({}, "alone.pth")
     assert find(config(resume="alone.pth"), None) == (None, Path("alone.pth"))
-
-
-def test_a_run_finds_its_checkpoints_elsewhere_but_they_do_not_name_it(tmp_path: Path) -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth", out_dir=tmp_path / "elsewhere")
-    checkpoint = tmp_path / "elsewhere" / "epoch_1.pth"
-    assert find(config(), None) == (run_dir, checkpoint)
-    assert find(config(resume=str(checkpoint)), None) == (None, checkpoint)
 
 
 def attempt(run_dir: Path, **changed: object) -> None:
@@ -194,32 +157,12 @@ def attempt(run_dir: Path, **changed: object) -> None:
     OmegaConf.save(config(**changed), folder / "config.yaml")
 
 
-def test_each_attempt_to_resume_has_a_folder_of_its_own() -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    for number in range(1, 12):
-        assert attempts.following(run_dir) == run_dir / ".hydra" / f"resume_{number}"
-        assert attempts.is_attempt(attempts.following(run_dir))
-        attempt(run_dir)
-    assert not attempts.is_attempt(run_dir / ".hydra")
-
-
 def test_an_attempt_with_another_model_changes_nothing_about_which_run_it_is() -> None:
     run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
     attempt(run_dir, task__model__width=32)
     assert find(config(), None)[0] == run_dir
     with pytest.raises(UserError, match="same experiment, model and data"):
         find(config(task__model__width=32), None)
-
-
-def test_checkpoints_are_also_where_a_resumed_run_has_put_them(tmp_path: Path) -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa", "epoch_1.pth")
-    elsewhere = tmp_path / "elsewhere"
-    run_directory.record_checkpoint_folder(run_dir, elsewhere)
-    found = find(config(), None)
-    assert found[1] == run_dir / "checkpoints" / "epoch_1.pth", "the attempt has written none"
-    elsewhere.mkdir()
-    torch.save({"format": 1}, elsewhere / "epoch_2.pth")
-    assert find(config(), None)[1] == elsewhere / "epoch_2.pth"
 
 
 def test_a_folder_that_only_the_job_could_name_is_recorded_and_moves_with_the_run() -> None:
@@ -240,13 +183,6 @@ def test_what_is_not_there(resume: str) -> None:
     with pytest.raises(UserError, match="neither a run directory nor a checkpoint file") as caught:
         find(config(resume=resume), None)
     assert caught.value.key == "resume"
-
-
-def test_a_run_without_a_checkpoint() -> None:
-    run_dir = make_run("2026-01-01/10-00-00-aaaaaa")
-    with pytest.raises(UserError, match="has no checkpoint in") as caught:
-        find(config(resume=str(run_dir)), None)
-    assert "a checkpoint file" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize("damaged", [["epoch_1.pth"], ["epoch_1.pth", "epoch_2.pth"]])
