@@ -159,15 +159,11 @@ def refuse_held(directory: Path, *, key: str) -> None:
 
 
 def run_of(path: Path) -> Path | None:
-    """Return the run directory of `resume=<path>`; None for a checkpoint that does not belong to a run.
-
-    The run of a checkpoint contains its folder. The folder itself stands for that run, too.
-    """
-    folder = path.resolve() if path.is_dir() else path.resolve().parent
-    is_folder_of_run = (folder.parent / RECORDS).exists()
-    if path.is_dir() and (holds_run(path) or not is_folder_of_run):
+    """Return the run directory of `resume=<path>`; None for a checkpoint that does not belong to a run."""
+    if path.is_dir():
         return path
-    return folder.parent if is_folder_of_run else None
+    run_dir = path.resolve().parent.parent
+    return run_dir if (run_dir / RECORDS).exists() else None
 
 
 def is_own(run_dir: Path) -> bool:

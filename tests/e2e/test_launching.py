@@ -349,20 +349,6 @@ def restarted(project: Project, launcher: str, *line: str) -> Done:
     return torchrun(project, "--nproc-per-node=2", "--max-restarts=1", "train.py", *line)
 
 
-@pytest.mark.nightly  # the next test is stronger
-@pytest.mark.parametrize("launcher", ["ours", "torchrun's"])
-def test_restarts_continue_from_the_newest_checkpoint(launcher: str, project: Project) -> None:
-    done = restarted(project, launcher, *restarting(project, at=EPOCH + 1))
-    assert done.code == 0, done.text
-    assert (project.path / "once").exists()
-    run = project.run
-    assert run.result["status"] == "finished"
-    assert run.result["progress"]["iteration"] == 2 * EPOCH
-    assert f"epoch_1.pth, iteration {EPOCH}" in run.log
-    assert run.checkpoints == ["epoch_1.pth", "epoch_2.pth"]
-    assert [record["epoch"] for record in run.records if record["mode"] == "val"][-1] == 2
-
-
 @pytest.mark.parametrize("launcher", [slow("ours"), nightly("torchrun's")])
 def test_restarts_of_a_resumed_run_ignore_checkpoints_from_before(launcher: str, project: Project) -> None:
     line = [*restarting(project, at=2 * EPOCH + 1), "engine.max_epochs=3"]
