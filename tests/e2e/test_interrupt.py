@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from tests.processes import PATIENCE, until
 HOOKS = '''
 from __future__ import annotations
 
-import ctypes
 import pathlib
 import time
 
@@ -66,18 +64,6 @@ class Waiting(Witness):
             time.sleep(60)
         except KeyboardInterrupt:
             self.note("after_run")
-
-
-class Stuck(Witness):
-    """Waits in native code, which no signal interrupts."""
-
-    def before_train_iter(self, engine, batch_idx, batch) -> None:
-        super().before_train_iter(engine, batch_idx, batch)
-        if engine.progress.iteration == 3:
-            mutex = ctypes.create_string_buffer(128)
-            lock = ctypes.CDLL(None).pthread_mutex_lock
-            lock(mutex)
-            lock(mutex)
 '''
 ENDLESS = ("experiment=spirals", "engine.max_epochs=1000000")
 CLOSED = ["after_train", "after_run"]
@@ -309,15 +295,3 @@ def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: P
     (folder,) = project.path.glob("multirun/*/*")
     log = folder.relative_to(project.path) / "0" / "job.log"
     assert output.endswith(f"error: 1 of 2 jobs failed: job 0 (optimizer.lr=-1); logs: {log}\n")
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stuck_in_native_code_ends(project: Project, begin: Start) -> None:
-    process = begin(*ENDLESS, *hooked(project, "Stuck"))
-    wait_for(process, lambda: "training" in noted(project))
-    time.sleep(1)  # until it is stuck
-    process.send_signal(signal.SIGTERM)
-    output = ended(process)
-    assert process.returncode == 143, output
-    assert "interrupted by SIGTERM" in output
-    assert (project.run.result["status"], project.run.result["error"]) == ("interrupted", "interrupted by SIGTERM")
