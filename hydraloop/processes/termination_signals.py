@@ -201,12 +201,27 @@ def leave(code: int) -> NoReturn:
         os._exit(code)  # also on a full disk
 
 
+# Forked processes (a loader's workers) do not inherit the handlers above. The signals are blocked during a fork:
+# otherwise, Python would discard a signal that the new process gets before its handlers are reset, and would report it
+# to this process too, as both share the wakeup file descriptor.
+_masks = threading.local()
+
+
+def _block() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *_SIGNALS))
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
 def _reset() -> None:
     for number in (signal.SIGINT, *_SIGNALS):
         if getattr(signal.getsignal(number), "__module__", None) == __name__:
             signal.signal(number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
+    _unblock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset)  # for a loader's workers
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_reset)

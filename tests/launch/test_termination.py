@@ -132,6 +132,25 @@ def test_a_signal_that_is_lost_in_a_finalizer_is_raised_again(number: int, start
     assert out == ("KeyboardInterrupt\n" if number == signal.SIGINT else "Terminated\n")
 
 
+@pytest.mark.slow  # some seconds, of a rare case
+def test_a_signal_that_the_user_handles_is_not_raised_again(start: Start) -> None:
+    process = start(
+        """
+        handler.stop()
+        handler = TerminationHandler(launched=False).start()
+        calls = []
+        signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
+        ready()
+        time.sleep(4)
+        print(len(calls), flush=True)
+        handler.stop()
+        """
+    )
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert out == "1\n"
+
+
 def test_a_rank_that_is_closing_is_not_interrupted_but_ends_after_the_grace_period(start: Start) -> None:
     process = start(
         """
@@ -209,6 +228,31 @@ def test_a_process_without_a_launcher_does_not_change_ctrl_c_and_ignored_signals
     )
     out, _ = process.communicate(timeout=30)
     assert out == "True 0\n"
+
+
+@pytest.mark.parametrize("begin", ["handler = TerminationHandler().start()", "body = terminable(); body.__enter__()"])
+def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, start: Start) -> None:
+    process = start(
+        f"""
+        from hydraloop.processes.termination_signals import terminable
+
+        handler.stop()
+        os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the handlers are reset
+        {begin}
+        child = os.fork()
+        if child == 0:
+            time.sleep(10)
+            os._exit(1)
+        os.kill(child, signal.SIGTERM)
+        ready()
+        print(os.waitpid(child, 0)[1], handler.received, flush=True)
+        time.sleep(60)
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{int(signal.SIGTERM)} 0\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) in (1, -signal.SIGTERM), "the parent still handles its own signals"
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, "by SIGTERM"), (signal.SIGHUP, "by SIGHUP")])
