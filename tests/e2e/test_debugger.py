@@ -70,19 +70,12 @@ def test_it_does_not_open_after_a_mistake_in_the_config(project: Project) -> Non
     assert (done.code, "Did you mean optimizer.lr" in done.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("line", "remedy"),
-    [
-        ("-m seed=1,2", "Leave -m out"),
-        ("distributed.nproc_per_node=2 engine.device=cpu", "Use distributed.nproc_per_node=1"),
-    ],
-)
-def test_a_sweep_and_several_processes_are_refused(project: Project, line: str, remedy: str) -> None:
+@pytest.mark.parametrize("line", ["-m seed=1,2", "distributed.nproc_per_node=2 engine.device=cpu"])
+def test_a_sweep_and_several_processes_are_refused(project: Project, line: str) -> None:
     before = project.files
     done = project.train("--pdb", *line.split())
     assert done.code == 2
     assert done.err.startswith("error: --pdb: the debugger stops one")
-    assert remedy in done.err
     assert project.files == before
 
 
