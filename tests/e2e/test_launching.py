@@ -198,7 +198,6 @@ def test_under_torchrun_rank_0_reports_the_error_of_another_rank(project: Projec
     done = torchrun(project, "--nproc-per-node=2", "train.py", *QUICK, TROUBLE, "+hooks.trouble.what=raise")
     assert done.code == 1
     assert done.err.count("error: rank 1: ValueError: raised by this rank") == 1
-    assert done.err.count("raise ValueError") == 1
     assert project.run.result["status"] == "failed"
     assert project.run.result["error"] == "rank 1: ValueError: raised by this rank"
 
