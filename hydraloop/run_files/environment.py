@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -58,12 +57,6 @@ def git_commit(folder: Path) -> str | None:
     """Return the commit of the repository around a folder; None outside a repository or without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     return None if commit is None else commit.strip()
-
-
-def git_remote(folder: Path) -> str | None:
-    """Return the address of the repository's remote `origin`, without a password; None if it has no address."""
-    address = _git(folder, "remote", "get-url", "origin")
-    return None if address is None else re.sub("//[^/]*@", "//", address.strip())
 
 
 def git_diff(folder: Path) -> str | None:

@@ -64,27 +64,16 @@ class WandbLoggerHookConf(_TrackerConf):
     """Sends metrics, config, objects and the result to Weights & Biases, or writes files to upload."""
 
     _target_: str = "hydraloop.hooks.WandbLoggerHook"
-    mode: str = "auto"
-    """`online`, `offline` (files in `<run_dir>/wandb/`, for `wandb sync`), `disabled` (nothing), or `auto`:
-    `WANDB_MODE`, else online if an API key is configured, else offline. A run stays online or offline as it began. It
-    never asks in the terminal: online without a key sends nothing and prints a warning with the fix."""
-    project: Optional[str] = None
-    """At most 128 characters, none of `/\\\\#?%:`. Null: `WANDB_PROJECT`, else `experiment_name`, so that comparable
-    runs are together."""
     init: Dict[str, Any] = field(default_factory=dict)
-    """Further arguments of `wandb.init`, such as `+hooks.wandb.init.entity=my_team`, `tags`, `notes`, `group`,
-    `job_type` and `name`. Without them, W&B's variables (`WANDB_ENTITY`, `WANDB_TAGS`, …) count. Otherwise `name` is
-    that of the run, and `group` that of the sweep. Secrets in them are masked."""
-    pictures: bool = True
-    """Whether to send pictures. True: they appear beside the charts. Use false if there are many."""
+    """Further arguments of `wandb.init`, such as `+hooks.wandb.init.project=digits`, `mode`, `entity`, `tags`, `notes`,
+    `group`, `job_type`, `name` and `settings` (`+hooks.wandb.init.settings.x_disable_stats=true`: no system metrics).
+    Without them, W&B's variables (`WANDB_PROJECT`, `WANDB_MODE`, …) count. Otherwise `project` is `experiment_name`,
+    `name` that of the run, and `group` that of the sweep. Secrets in them are masked."""
     log_code: bool = False
     """Whether to send `code.patch`, the uncommitted changes of the code. False: no code leaves the machine."""
     checkpoints: Optional[str] = None
     """Checkpoint files to send as artifacts of type model: `best` and `last` at the end of the run, or `all` as they
     are written. The best one has the alias `best`. Null: none, because they are large and W&B's storage is limited."""
-    system_metrics: bool = True
-    """Whether W&B measures the training process and its machine (CPU, memory, GPU). True: a separate process does it,
-    so training is not slower."""
     flush_timeout: float = 10.0
     """Seconds that sending the rest may take at the end of the run, from 0 to 86,400. 10, a short wait;
     `python -m hydraloop sync` sends what is left."""

@@ -39,7 +39,7 @@ AT_ONCE = 100
 """Records per iteration, when there are many."""
 LONGEST = 500
 """Most seconds for catching up."""
-TRACKERS = ("hooks=[mlflow,wandb,tensorboard]", "hooks.wandb.mode=offline")
+TRACKERS = ("hooks=[mlflow,wandb,tensorboard]", "+hooks.wandb.init.mode=offline")
 VARIANTS = {
     "the logger alone": ("TimedRecords", "10", "1"),
     "the logger and three trackers": ("TimedRecords", "10", "1", *TRACKERS),

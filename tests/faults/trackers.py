@@ -235,7 +235,7 @@ def wandb_no_network(training: Training) -> Iterator[None]:
     """W&B online, no network until after the run"""
     port = free_port()
     training.hooks = ("wandb",)
-    training.overrides = ["hooks.wandb.mode=online"]
+    training.overrides = ["+hooks.wandb.init.mode=online"]
     training.environment = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": KEY}
     yield
     yield
@@ -294,7 +294,7 @@ def training_killed(training: Training) -> Iterator[None]:
 
 
 def _offline(training: Training, *hooks: str) -> None:
-    training.hooks, training.overrides = hooks, ["hooks.wandb.mode=offline"]
+    training.hooks, training.overrides = hooks, ["+hooks.wandb.init.mode=offline"]
 
 
 def _server(training: Training) -> MLflowServer:

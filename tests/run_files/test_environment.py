@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from hydraloop.run_files.environment import git_commit, git_diff, git_remote, script
+from hydraloop.run_files.environment import git_commit, git_diff, script
 
 
 @pytest.fixture
@@ -72,14 +72,6 @@ def test_the_repositorys_own_config_names_no_program(key: str, repository: Path,
     git(repository, "config", key, str(program))
     assert "+new = 2" in str(git_diff(repository))
     assert not (tmp_path / "executed").exists()
-
-
-def test_the_remote_has_no_password(repository: Path) -> None:
-    assert git_remote(repository) is None
-    git(repository, "remote", "add", "origin", "https://user:password@example.com/org/code.git")
-    assert git_remote(repository) == "https://example.com/org/code.git"
-    git(repository, "remote", "set-url", "origin", "git@example.com:org/code.git")
-    assert git_remote(repository) == "git@example.com:org/code.git"
 
 
 @pytest.mark.parametrize(

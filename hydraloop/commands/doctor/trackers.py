@@ -50,9 +50,9 @@ def _mlflow(key: str, node: DictConfig) -> Finding:
 
 def _wandb(key: str, node: DictConfig) -> Finding:
     try:
-        mode = mode_of(node.mode, None)
+        mode = mode_of(node.init)
     except UnusableError as error:
-        return Finding("problem", str(error), f"{key}.mode", "Run `wandb login`, or use mode=offline.")
+        return Finding("problem", str(error), f"{key}.init", f"Run `wandb login`, or use +{key}.init.mode=offline.")
     if mode == "offline":
         return Finding("ok", "W&B is offline: files that `wandb sync` uploads")
     return _service("W&B", os.environ.get("WANDB_BASE_URL", _WANDB), key)

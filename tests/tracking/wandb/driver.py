@@ -7,6 +7,7 @@ line of JSON: states, troubles, the cursor, and after the action `read` the cont
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -28,8 +29,7 @@ from tests.tracking.runs import log_records, track
 from tests.tracking.wandb.file import records
 
 OPTIONS: dict[str, Any] = {
-    "mode": "offline", "project": None, "init": {},
-    "pictures": True, "checkpoints": None, "system_metrics": False, "flush_timeout": 2.0,
+    "init": {"mode": "offline"}, "log_code": False, "checkpoints": None, "flush_timeout": 2.0, "_measures": False,
 }  # fmt: skip
 _ENDINGS = {
     "finish": Finish("finished"), "fail": Finish("failed", "ValueError: no", 1), "killed": Finish("killed", None, 137),
@@ -48,12 +48,14 @@ class Driver:
         self.cursor = Cursor.load(run_dir, "wandb") or Cursor(WANDB)
         self.tracker = WandbTracker(given, run, self.cursor.memory)
         self.troubles: list[str | None] = []
+        self.warnings = _Warnings()
+        logging.getLogger("hydraloop").addHandler(self.warnings)
         self.states: list[str] = []
         self.found: dict[str, Any] = {}
         self.follower = Follower(self.tracker, self.cursor, run_dir, "wandb", self.troubles.append)
 
     def do(self, action: str) -> None:
-        """One of log=N, odd=JSON, drain, step, kill, notice, fill, free, die, send_and_die, close, read, a status."""
+        """Do log=N, odd=JSON, upload, drain, step, kill, notice, fill, free, die, send_and_die, close, read or end."""
         name, _, argument = action.partition("=")
         if name == "log":
             log_records(self.run_dir, int(argument), first=count(self.run_dir / FILENAME))
@@ -61,6 +63,8 @@ class Driver:
             log = RecordLog(self.run_dir / FILENAME)
             log.append(json.loads(argument))
             log.close()
+        elif name == "upload":  # `wandb sync` of the directory
+            Path(f"{next((self.run_dir / 'wandb').glob('offline-run-*/*.wandb'))}.synced").touch()
         elif name == "drain":
             self._until("caught up", None)
         elif name == "step":
@@ -106,6 +110,15 @@ class Driver:
         raise AssertionError(f"{state} is not reached: {self.states}, {self.troubles}")
 
 
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
 def cores() -> list[psutil.Process]:
     """W&B's own processes that this process has started and that run."""
     return [one for one, command in children().items() if Path(command[0]).name == "wandb-core"]
@@ -113,6 +126,17 @@ def cores() -> list[psutil.Process]:
 
 def _files(run_dir: Path) -> list[Path]:
     return sorted((run_dir / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def _nested(items: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for item in items:
+        *keys, last = item.nested_key or [item.key]
+        inner = found
+        for key in keys:
+            inner = inner.setdefault(key, {})
+        inner[last] = json.loads(item.value_json)
+    return found
 
 
 def _contents(file: Path) -> dict[str, Any]:
@@ -125,8 +149,7 @@ def _contents(file: Path) -> dict[str, Any]:
     for record in (parse(one) for one in records(file)):
         kind = record.WhichOneof("record_type")
         if kind == "history":
-            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-            rows.append({"step": record.history.step.num, **row})
+            rows.append({"step": record.history.step.num, **_nested(record.history.item)})
         elif kind == "run":
             found.update(id=record.run.run_id, group=record.run.run_group, name=record.run.display_name)
             found.update(sweep=record.run.sweep_id, commit=record.run.git.commit)
@@ -138,8 +161,7 @@ def _contents(file: Path) -> dict[str, Any]:
             )
             found["config"] = {item.key: json.loads(item.value_json) for item in record.run.config.update}
         elif kind == "summary":
-            update = record.summary.update
-            found["summary"].update({".".join(one.nested_key) or one.key: json.loads(one.value_json) for one in update})
+            found["summary"].update(_nested(record.summary.update))
         elif kind == "exit":
             found["exit"] = record.exit.exit_code
         elif kind == "files":
@@ -168,6 +190,7 @@ def main() -> None:
             {
                 "states": driver.states,
                 "troubles": driver.troubles,
+                "warnings": driver.warnings.texts,
                 "where": driver.tracker.where,
                 "sent": driver.cursor.sent,
                 "finished": driver.cursor.finished,

@@ -22,15 +22,11 @@ class Service:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.rewinds = False
-        """Whether it takes back rows. The real service does so only for some accounts."""
         self.rows: dict[str, dict[int, Any]] = {}
         self.exits: dict[str, int] = {}
         self.summaries: dict[str, dict[str, Any]] = {}
         self.artifacts: list[dict[str, Any]] = []
-        """Name, type and aliases of each artifact; `used_by` is the run whose input it is."""
-        self.asked: list[str] = []
-        """First words of the queries."""
+        """Name, type and aliases of each artifact."""
 
     def steps(self) -> dict[str, list[int]]:
         """Return the steps of each run's history."""
@@ -50,9 +46,6 @@ class Service:
                 self.exits[run] = body["exitcode"]
             return {}
         query, given = body.get("query", ""), body.get("variables") or {}
-        self.asked.append(query.split("(")[0].split("{")[0].strip())
-        if "rewindRun" in query:
-            return self._rewind(given["runName"], int(given["metricValue"]))
         if "upsertBucket" in query:
             bucket = {"id": "i", "name": given.get("name"), "config": "{}", "project": _WHERE, "historyLineCount": 0}
             return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
@@ -89,18 +82,7 @@ class Service:
             return {"createArtifactFiles": {"files": {"edges": [{"node": file} for file in files]}}}
         if "commitArtifact(" in query:
             return {"commitArtifact": {"artifact": {"id": given["artifactID"], "digest": "d"}}}
-        if "useArtifact(" in query:
-            self.artifacts[int(asked["artifactID"])]["used_by"] = asked["runName"]
-            return {"useArtifact": {"artifact": {"id": asked["artifactID"]}}}
         return {"project": None}
-
-    def _rewind(self, run: str, last: int) -> dict[str, Any]:
-        """Remove the rows after a step."""
-        if not self.rewinds:
-            return {"errors": [{"message": "rewind is not enabled"}], "data": None}
-        self.rows[run] = {place: row for place, row in self.rows[run].items() if row["_step"] <= last}
-        bucket = {"id": "i", "name": run, "config": "{}", "project": _WHERE, "historyLineCount": len(self.rows[run])}
-        return {"data": {"rewindRun": {"rewoundRun": bucket}}}
 
     def _bucket(self, run: str) -> dict[str, Any] | None:
         rows = self.rows.get(run)

@@ -1,4 +1,4 @@
-"""WandbTracker online, with a stand-in for the service (`wandb_service.py`)."""
+"""WandbTracker with a stand-in for the service: online, and uploaded by `wandb sync`."""
 
 from __future__ import annotations
 
@@ -18,110 +18,113 @@ from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tracking.tracker import WANDB
 from tests.tracking.runs import attempt, described_run, log_records, track
 from tests.tracking.wandb.driver import OPTIONS
-from tests.tracking.wandb.service import serving
-from tests.tracking.wandb.test_tracker import KEY, ROOT, append, drive, everything_below
+from tests.tracking.wandb.service import Service, serving
+from tests.tracking.wandb.test_tracker import KEY, append, drive, everything_below
 
 UID = "0123456789abcdef"
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_where_the_service_stands(tmp_path: Path) -> None:
-    """Killed, resumed, and resumed after a cut that W&B does not take back, which is reported once."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    with serving() as service:
-        env = {"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY}
-
-        def follow(*actions: str) -> str:
-            found = drive(run_dir, *actions, env=env, mode="auto", flush_timeout=30.0)
-            assert found["finished"]
-            return str(found["where"])
-
-        where = follow("log=5", "drain", "kill", "log=5", "drain", "fail")
-        assert service.steps() == {UID: list(range(10))}
-        assert service.exits == {UID: 1}
-        assert where == f"{service.url}/team/p/runs/{UID}"
-
-        described_run(run_dir, attempt(), attempt(1, 100))
-        follow("log=4", "drain", "finish")
-        assert service.steps() == {UID: list(range(14))}
-
-        cut_after(run_dir / FILENAME, iteration=80, last_validation=0)
-        described_run(run_dir, attempt(), attempt(1, 100), attempt(2, 80))
-        found = drive(run_dir, "log=3", "step", env=env, mode="auto", flush_timeout=30.0)
-        assert found["states"] == ["given up"]
-        assert "does not take back" in found["troubles"][0]
-        assert service.steps() == {UID: list(range(14))}
-        assert any("Rewind" in asked for asked in service.asked)
-    assert KEY not in everything_below(run_dir)
+def account(service: Service) -> dict[str, str]:
+    return {"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY}
 
 
-@pytest.mark.slow
-def test_rows_that_a_resume_replaces_are_taken_back(tmp_path: Path) -> None:
-    """If the service can rewind: each step is there once, with the value of the resumed run."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    with serving() as service:
-        service.rewinds = True
-        env = {"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY}
-        drive(run_dir, "log=14", "drain", "fail", env=env, mode="auto", flush_timeout=30.0)
-        cut_after(run_dir / FILENAME, iteration=80, last_validation=0)
-        described_run(run_dir, attempt(), attempt(1, 80, **{"optimizer.lr": 0.2}))
-        for index in range(8, 11):
-            append(run_dir, {"mode": "train", "epoch": 1, "iteration": 10 * (index + 1), "loss": 7.0}, time.time())
-        found = drive(run_dir, "drain", "finish", env=env, mode="auto", flush_timeout=30.0)
-        assert (found["troubles"], found["sent"], found["finished"]) == ([], 11, True)
-        assert service.steps() == {UID: list(range(11))}
-        assert [row["train/loss"] for row in service.rows[UID].values()][7:] == [1 / 80, 7.0, 7.0, 7.0]
-        assert service.exits == {UID: 0}
-
-        drive(run_dir, "log=2", "drain", "finish", env=env, mode="auto", flush_timeout=30.0)
-        assert service.steps() == {UID: list(range(13))}
-
-
-def sync(run_dir: Path, *arguments: str, env: dict[str, str]) -> str:
-    """What `python -m hydraloop sync` prints."""
+def command(run_dir: Path, *arguments: str, service: Service) -> str:
+    """What `python -m …` prints."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     done = subprocess.run(
-        [sys.executable, "-m", "hydraloop", "sync", *arguments, str(run_dir)],
-        env={**clean, "HOME": str(run_dir.parent / "home"), **env},
-        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120,
+        [sys.executable, "-m", *arguments],
+        env={**clean, "HOME": str(run_dir.parent / "home"), **account(service)},
+        cwd=run_dir.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+def upload(run_dir: Path, service: Service) -> None:
+    command(run_dir, "wandb", "sync", *map(str, (run_dir / "wandb").glob("offline-run-*")), service=service)
+
+
 @pytest.mark.slow
-def test_sync_of_a_run_that_was_never_opened_opens_the_one_that_training_continues(tmp_path: Path) -> None:
+def test_offline_each_step_is_uploaded_once(tmp_path: Path) -> None:
+    """The sender was killed, the run was killed and resumed; then it was uploaded, resumed and uploaded again."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    drive(run_dir, "log=20", "drain", "log=5", "send_and_die", dies=True)
+    cut_after(run_dir / FILENAME, iteration=100, last_validation=0)
+    described_run(run_dir, attempt(), attempt(1, 100))
+    found = drive(run_dir, "log=15", "drain", "finish", "read")
+    assert [[row["step"] for row in one["rows"]] for one in found["files"].values()] == [list(range(25))]
+    with serving() as service:
+        upload(run_dir, service)
+        assert service.steps() == {UID: list(range(25))}
+        assert [row["iteration"] for row in service.rows[UID].values()] == list(range(10, 251, 10))
+
+        described_run(run_dir, attempt(), attempt(1, 100), attempt(2, 250))
+        drive(run_dir, "log=5", "send_and_die", dies=True)
+        found = drive(run_dir, "log=5", "drain", "finish")
+        assert (found["warnings"], found["sent"]) == ([], 35)
+        cut_after(run_dir / FILENAME, iteration=200, last_validation=0)
+        described_run(run_dir, attempt(), attempt(1, 100), attempt(2, 250), attempt(3, 200))
+        found = drive(run_dir, "log=20", "drain", "finish", "read")
+        assert [[row["step"] for row in one["rows"]] for one in found["files"].values()] == [
+            list(range(25)), list(range(25, 40)),
+        ]  # fmt: skip
+        (warning,) = found["warnings"]
+        assert warning.startswith("W&B has lines 21 to 25 already")
+        upload(run_dir, service)
+        assert service.steps() == {UID: list(range(40))}
+
+
+@pytest.mark.slow
+def test_online_a_run_goes_on_where_the_service_stands(tmp_path: Path) -> None:
+    """Killed, resumed, and resumed after a cut of records that W&B has."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    with serving() as service:
+        found = drive(run_dir, "log=5", "drain", "kill", "log=5", "drain", "fail", env=account(service), mode=None)
+        assert service.steps() == {UID: list(range(10))}
+        assert service.exits == {UID: 1}
+        assert found["where"] == f"{service.url}/team/p/runs/{UID}"
+
+        cut_after(run_dir / FILENAME, iteration=80, last_validation=0)
+        described_run(run_dir, attempt(), attempt(1, 80))
+        found = drive(run_dir, "log=6", "drain", "finish", env=account(service), mode=None)
+        (warning,) = found["warnings"]
+        assert warning.startswith("W&B has lines 9 to 10 already")
+        assert (service.steps(), service.exits) == ({UID: list(range(14))}, {UID: 0})
+        assert (found["sent"], found["troubles"], found["finished"]) == (14, [], True)
+    assert KEY not in everything_below(run_dir)
+
+
+@pytest.mark.slow
+def test_what_did_not_arrive_is_sent_by_the_next_process(tmp_path: Path) -> None:
+    """A follower died online, and the service does not have all that it had accepted."""
+    run_dir = tmp_path / "run"
+    described_run(run_dir)
+    with serving() as service:
+        drive(run_dir, "log=50", "drain", "kill", "die", dies=True, env=account(service), mode=None)
+        assert len(service.steps().get(UID, [])) < 50
+        drive(run_dir, "log=5", "drain", "finish", env=account(service), mode=None)
+        assert service.steps() == {UID: list(range(55))}
+
+
+@pytest.mark.slow
+def test_everything_is_sent_again_to_a_new_run(tmp_path: Path) -> None:
+    """`sync` opens the run that training would continue; `sync --again` opens a new one, which `sync` leaves."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
     log_records(run_dir, 10)
-    track(run_dir, "wandb", WANDB, {**OPTIONS, "mode": "online"})
-    with serving() as service:
-        sync(run_dir, env={"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY})
-        assert service.steps() == {UID: list(range(10))}
-
-
-@pytest.mark.nightly
-def test_everything_is_sent_again_to_a_new_run(tmp_path: Path) -> None:
-    """`sync --again`, online and from offline to online: one new run each time, which `sync` then leaves as it is."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
     (run_dir / "result.json").write_text(json.dumps({"status": "finished"}))
-    offline = drive(run_dir, "log=10", "drain", "finish", "read")
+    track(run_dir, "wandb", WANDB, {**OPTIONS, "init": {}})
     with serving() as service:
-        env = {"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY}
-        said = sync(run_dir, "--again", "hooks.wandb.mode=online", env=env)
-        (first,) = service.steps()
-        assert said.endswith(f"10 sent, 10 of 10 records there, {service.url}/team/p/runs/{first}\n")
-        assert (service.rows[first][9]["train/loss"], service.exits[first]) == (1 / 100, 0)
-
-        sync(run_dir, "--again", env=env)
-        (second,) = service.steps().keys() - {first}
-        sync(run_dir, env=env)
-        assert service.steps() == {first: list(range(10)), second: list(range(10))}
-        assert UID not in (first, second)
-    assert drive(run_dir, "read")["files"] == offline["files"]
+        command(run_dir, "hydraloop", "sync", str(run_dir), service=service)
+        assert service.steps() == {UID: list(range(10))}
+        said = command(run_dir, "hydraloop", "sync", "--again", str(run_dir), service=service)
+        (new,) = service.steps().keys() - {UID}
+        assert said.endswith(f"10 sent, 10 of 10 records there, {service.url}/team/p/runs/{new}\n")
+        assert (service.rows[new][9]["train/loss"], service.exits[new]) == (1 / 100, 0)
+        command(run_dir, "hydraloop", "sync", str(run_dir), service=service)
+        assert service.steps() == {UID: list(range(10)), new: list(range(10))}
 
 
 @pytest.mark.slow
@@ -135,29 +138,15 @@ def test_what_the_page_shows(tmp_path: Path) -> None:
     with zipfile.ZipFile(checkpoint, "w") as file:
         file.writestr("data", "weights")
     best = {"metric": "a", "value": 0.9, "iteration": 1, "checkpoint": str(checkpoint)}
-    objective = {"metric": "a", "rule": "greater", "value": 0.9, "iteration": 1}
-    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best, "objective": objective}))
+    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best}))
     for index, value in enumerate([0.1, 0.9, 0.5]):
         append(run_dir, {"mode": "val", "epoch": 1, "iteration": index, "a": value}, began + 10 * index)
     with serving() as service:
-        env = {"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY}
-        env |= {"WANDB_DATA_DIR": str(tmp_path / "data"), "WANDB_CACHE_DIR": str(tmp_path / "cache")}
-        drive(run_dir, "drain", "finish", env=env, mode="auto", flush_timeout=30.0, checkpoints="best")
-    assert [(row["val/a"], row["_runtime"]) for row in service.rows[UID].values()] == [(0.1, 0), (0.9, 10), (0.5, 20)]
+        env = {**account(service), "WANDB_DATA_DIR": str(tmp_path / "data"), "WANDB_CACHE_DIR": str(tmp_path / "cache")}
+        drive(run_dir, "drain", "finish", env=env, mode=None, checkpoints="best")
+    rows = [(row["val/a"], round(row["_timestamp"] - began)) for row in service.rows[UID].values()]
+    assert rows == [(0.1, 0), (0.9, 10), (0.5, 20)]
     assert (service.summaries[UID]["val/a"], service.summaries[UID]["status"]) == (0.9, "finished")
-    assert sorted(service.artifacts, key=lambda one: one["type"]) == [  # only those of one name come in order
-        {"name": f"checkpoint-{UID}", "type": "model", "aliases": ["best", "best_a_iter_1", "latest"]},
+    assert service.artifacts == [
+        {"name": f"checkpoint-{UID}", "type": "model", "aliases": ["best", "best_a_iter_1", "latest"]}
     ]
-
-
-@pytest.mark.slow
-def test_what_did_not_arrive_is_sent_by_the_next_process(tmp_path: Path) -> None:
-    """A follower died online, and the service does not have all that it had accepted."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    with serving() as service:
-        env = {"WANDB_BASE_URL": service.url, "WANDB_API_KEY": KEY}
-        drive(run_dir, "log=50", "drain", "kill", "die", dies=True, env=env, mode="auto", flush_timeout=30.0)
-        assert len(service.steps().get(UID, [])) < 50
-        drive(run_dir, "log=5", "drain", "finish", env=env, mode="auto", flush_timeout=30.0)
-        assert service.steps() == {UID: list(range(55))}

@@ -12,19 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from hydraloop.run_files.record_cuts import cut_after
 from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.tracker import WANDB, Run, Sweep, UnusableError
-from hydraloop.tracking.wandb import Mode, mode_of
-from hydraloop.tracking.wandb_run import config_of, identity
+from hydraloop.tracking.tracker import WANDB, Run, Sweep
+from hydraloop.tracking.wandb import mode_of
+from hydraloop.tracking.wandb_run import config_of, names
 from tests.marks import nightly, slow
 from tests.small_disk import small_disk
-from tests.tracking.runs import attempt, described_run, log_records
-from tests.tracking.wandb.driver import OPTIONS
+from tests.tracking.runs import attempt, described_run
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "c0ffee00" * 5
@@ -32,11 +29,26 @@ KEY = "c0ffee00" * 5
 NOWHERE = "http://127.0.0.1:9"
 
 
-def drive(run_dir: Path, *actions: str, dies: bool = False, env: dict[str, str] | None = None, **options: Any) -> Any:
-    """A follower's process that performs actions, with a closed stdin and without the user's W&B settings."""
+def drive(
+    run_dir: Path,
+    *actions: str,
+    dies: bool = False,
+    env: dict[str, str] | None = None,
+    mode: str | None = "offline",
+    init: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """A follower's process that performs actions, with a closed stdin and without the user's W&B settings.
+
+    Args:
+        mode: of `wandb.init`. None: W&B decides.
+    """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     home = run_dir.parent / "home"
     home.mkdir(exist_ok=True)
+    options["init"] = {**({} if mode is None else {"mode": mode}), **(init or {})}
+    if mode is None:
+        options = {"flush_timeout": 30.0, **options}
     done = subprocess.run(
         [sys.executable, "-m", "tests.tracking.wandb.driver", str(run_dir), json.dumps(options), *actions],
         env={**clean, "HOME": str(home), **(env or {})},
@@ -53,37 +65,45 @@ def rows_of(found: Any) -> list[dict[str, Any]]:
 
 
 def test_each_record_is_a_row_and_the_end_is_told(tmp_path: Path) -> None:
-    """Steps are lines and the axis is the iteration; `result.json` and the config are there; no process remains.
+    """Steps are lines and the axis is the iteration. The run is described by its own command, host, commit and times.
 
-    `sync.py` changes nothing then.
+    `sync` changes nothing then.
     """
     run_dir = tmp_path / "run"
-    config = "optimizer: {lr: 0.1}\nbetas: [0.9, 0.99]\ntoken: '***'\n"
-    described_run(run_dir, replace(attempt(), config=config))
+    config = "optimizer: {lr: 0.1}\nbetas: [0.9, .nan]\ntoken: '***'\n"
+    command = {"command": "python train.py 'hooks=[wandb]' optimizer.lr=0.1", "host": "there", "git_commit": "c0ffee"}
+    began = time.time() - 86_400
+    described_run(run_dir, replace(attempt(), config=config, tags=command, began=began))
     best = {"metric": "accuracy", "value": 0.5, "iteration": 20, "checkpoint": "nowhere.pth"}
     (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best}))
+    for index in range(3):
+        append(run_dir, {"mode": "train", "epoch": 1, "iteration": 10 * index, "loss": 1.0}, began + 10 * index)
 
-    found = drive(run_dir, "log=3", "drain", "log=2", "drain", "fail", "close", "read")
+    found = drive(run_dir, "drain", "log=2", "drain", "fail", "read")
 
     (contents,) = found["files"].values()
-    assert [(row["step"], row["iteration"], row["epoch"]) for row in contents["rows"]] == [
-        (0, 10, 1), (1, 20, 1), (2, 30, 1), (3, 40, 1), (4, 50, 1),
+    rows = contents["rows"]
+    assert [(row["step"], row["iteration"], row["epoch"]) for row in rows] == [
+        (0, 0, 1), (1, 10, 1), (2, 20, 1), (3, 40, 1), (4, 50, 1),
     ]  # fmt: skip
-    assert [row["train/loss"] for row in contents["rows"]] == [1 / 10, 1 / 20, 1 / 30, 1 / 40, 1 / 50]
-    assert contents["metrics"] == {"iteration": "", "train/loss": "iteration", "epoch": "iteration"}
+    assert [row["train/loss"] for row in rows] == [1.0, 1.0, 1.0, 1 / 40, 1 / 50]
+    assert [row["_timestamp"] for row in rows[:3]] == pytest.approx([began, began + 10, began + 20], abs=0.01)
+    assert contents["metrics"] == {"iteration": "", "*": "iteration"}
     assert (contents["exit"], contents["summary"]["status"]) == (1, "failed")
     assert contents["summary"]["error"] == "ValueError: no"
     assert contents["summary"]["best"] == {"metric": "accuracy", "value": 0.5, "iteration": 20}
-    assert contents["summary"]["train/loss"] == 1 / 50
+    assert (contents["summary"]["train/loss"], contents["summary"]["val/accuracy"]) == (1 / 50, 0.5)
     assert "result.json" in contents["files"]
     shown = contents["config"]
-    assert (shown["optimizer"], shown["betas"], shown["token"]) == ({"lr": 0.1}, [0.9, 0.99], "***")
-    assert shown["hydraloop"]["command"] == "python train.py"
+    assert (shown["optimizer"], shown["betas"], shown["token"]) == ({"lr": 0.1}, [0.9, "NaN"], "***")
+    assert shown["hydraloop"]["command"] == command["command"]
+    about = {"program": "train.py", "args": ["hooks=[wandb]", "optimizer.lr=0.1"], "host": "there"}
+    assert (contents["environment"], contents["commit"]) == (about, "c0ffee")
     assert (contents["id"], contents["project"]) == ("0123456789abcdef", "digits")
     assert (contents["group"], contents["name"]) == ("", "a/run")
     assert "stats" not in contents
     assert found["where"] == f"wandb sync {run_dir / 'wandb' / next(iter(found['files']))}"
-    assert (found["sent"], found["finished"], found["states"][-1]) == (5, True, "0 cores")
+    assert (found["sent"], found["finished"]) == (5, True)
 
     again = drive(run_dir, "fail", "read", _sync=True)
     assert (again["files"], again["where"]) == (found["files"], found["where"])
@@ -94,12 +114,12 @@ def test_a_killed_core_loses_nothing(tmp_path: Path) -> None:
     """Killed between batches, and again before the end: one trouble each, and one complete file in the end."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
-    found = drive(run_dir, "log=500", "drain", "kill", "notice", "drain", "kill", "finish", "close", "read")
+    found = drive(run_dir, "log=500", "drain", "kill", "notice", "drain", "kill", "finish", "read")
     records = count(run_dir / FILENAME)
     assert [row["step"] for row in rows_of(found)] == list(range(records))
     assert len([trouble for trouble in found["troubles"] if trouble]) == 2
     assert found["troubles"][-1] is None
-    assert (found["sent"], found["finished"], found["states"][-1]) == (records, True, "0 cores")
+    assert (found["sent"], found["finished"]) == (records, True)
 
 
 @pytest.mark.slow
@@ -126,69 +146,29 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_one_file(tmp_path: Path) -> None:
-    """After a cut: records that were cut are gone, steps are there once, changed parameters name the attempt."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    drive(run_dir, "log=20", "drain", "killed")
-    cut_after(run_dir / FILENAME, iteration=100, last_validation=0)
-    described_run(run_dir, attempt(), attempt(1, 100, **{"optimizer.lr": 0.2}))
-
-    found = drive(run_dir, "log=15", "drain", "finish", "read")
-
-    (contents,) = found["files"].values()
-    assert [row["step"] for row in contents["rows"]] == list(range(25))
-    assert [row["iteration"] for row in contents["rows"]] == [10 * (index + 1) for index in range(25)]
-    assert (contents["exit"], contents["id"]) == (0, "0123456789abcdef")
-    assert contents["config"]["optimizer"] == {"lr": 0.1}
-    assert contents["config"]["resume_1/optimizer/lr"] == 0.2
-    assert "resume_1/seed" not in contents["config"]
-
-
-@pytest.mark.nightly
-def test_an_uploaded_file_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["killed", "finished"])
+def test_a_directory_that_is_synced_while_its_run_writes_is_an_error(tmp_path: Path, when: str) -> None:
     """`wandb sync` leaves a mark. W&B cannot continue the file; `sync --again` writes another one with its own id."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
-    first = drive(run_dir, "log=20", "drain", "finish", "read")
-    (folder,) = first["files"]
-    (run_dir / "wandb" / folder / "run-0123456789abcdef.wandb.synced").touch()
-    described_run(run_dir, attempt(), attempt(1, 200))
+    if when == "killed":
+        drive(run_dir, "log=20", "drain", "die", dies=True)
+        (folder,) = (run_dir / "wandb").glob("offline-run-*")
+        (folder / "run-0123456789abcdef.wandb.synced").touch()
+        found = drive(run_dir, "log=5", "step")
+        assert found["states"] == ["given up"]
+    else:
+        found = drive(run_dir, "log=25", "drain", "upload", "finish")
+        (folder,) = (run_dir / "wandb").glob("offline-run-*")
+    assert "uploaded by `wandb sync` before its end" in found["troubles"][-1]
+    assert "sync --again" in found["troubles"][-1]
 
-    found = drive(run_dir, "log=5", "step", "read")
-
-    assert (found["states"], found["sent"]) == (["given up"], 20)
-    assert "uploaded by `wandb sync`" in found["troubles"][0]
-    assert found["files"] == first["files"]
-
-    for _ in range(2):  # `sync --again` twice: a file that was not uploaded is replaced
+    for _ in range(2):  # `sync --again` twice: a directory that was not uploaded is replaced
         Cursor(WANDB, memory={"again": True}).save(run_dir, "wandb")
         again = drive(run_dir, "drain", "finish", "read", _sync=True)["files"]
-        (new,) = again.keys() - {folder}
+        (new,) = again.keys() - {folder.name}
         assert [row["step"] for row in again[new]["rows"]] == list(range(25))
-        assert again[new]["id"] != again[folder]["id"]
-
-
-@pytest.mark.slow
-def test_a_run_is_described_and_not_its_follower(tmp_path: Path) -> None:
-    """Command, program, host, commit, and the times of the records, also if they are sent a day later."""
-    run_dir = tmp_path / "run"
-    command = {"command": "python train.py 'hooks=[wandb]' optimizer.lr=0.1", "host": "there", "git_commit": "c0ffee"}
-    began = time.time() - 86_400
-    described_run(run_dir, replace(attempt(), tags=command, began=began))
-    for index in range(3):
-        append(run_dir, {"mode": "train", "epoch": 1, "iteration": index, "loss": 1.0}, began + 10 * index)
-
-    (contents,) = drive(run_dir, "drain", "finish", "read")["files"].values()
-
-    about = {"program": "train.py", "args": ["hooks=[wandb]", "optimizer.lr=0.1"], "host": "there"}
-    assert (contents["environment"], contents["commit"]) == (about, "c0ffee")
-    assert [row["_runtime"] for row in contents["rows"]] == [0.0, 10.0, 20.0]
-    assert [row["_timestamp"] for row in contents["rows"]] == pytest.approx([began, began + 10, began + 20], abs=0.01)
-    summary = contents["summary"]
-    assert (summary["_runtime"], summary["_wandb"], summary["_timestamp"]) == (
-        20.0, {"runtime": 20}, contents["rows"][-1]["_timestamp"],
-    )  # fmt: skip
+        assert again[new]["id"].startswith("0123456789abcdef-")
 
 
 def append(run_dir: Path, record: dict[str, Any], timestamp: float) -> None:
@@ -199,44 +179,29 @@ def append(run_dir: Path, record: dict[str, Any], timestamp: float) -> None:
 
 @pytest.mark.slow
 def test_odd_records_and_names(tmp_path: Path) -> None:
-    """NaN and infinity, odd names, texts, a record of another mode, surrogates, secrets, and no pictures."""
+    """NaN and infinity, odd names, texts, a record of another mode, and secrets."""
     run_dir = tmp_path / "run"
-    params: dict[str, Any] = {"caf\udce9": "x\udce9"}
-    described_run(run_dir, replace(attempt(), config=yaml.safe_dump(params)))
-    given: dict[str, Any] = {
-        "init": {
-            "notes": "password=hunter2hunter2",
-            "tags": ["token=zzzzzzzzzz", "t\udce9"],
-            "name": "n\udce9",
-        },
-        "pictures": False,
-    }
+    described_run(run_dir)
+    given = {"notes": "password=hunter2hunter2", "tags": ["token=zzzzzzzzzz"]}
     odd = {"mode": "val", "epoch": 2, "iteration": 7, 'a.b/c d"?': 1, "ü": 2, "note": "text"}
-    odd["objects"] = [{"kind": "image", "name": "predictions", "path": "a.png"}]
     nonfinite = {"mode": "train", "iteration": 7, "x": float("nan"), "y": float("-inf")}
-    said = {"note": "password=hunter2hunter2", "b\ud800": "t\ud800"}
-    records = [odd, nonfinite, {"mode": "train", "a\ud800": 1, **said}, {"mode": "mine", "v": 1}]
+    records = [odd, nonfinite, {"mode": "train", "note": "password=hunter2hunter2"}, {"mode": "mine", "v": 1}]
     actions = [f"odd={json.dumps(record)}" for record in records]
 
-    found = drive(run_dir, *actions, "drain", "finish", "read", **given)
+    found = drive(run_dir, *actions, "drain", "finish", "read", init=given)
 
     rows = rows_of(found)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert {name: rows[0][name] for name in ('val/a.b/c d"?', "val/ü", "val/note", "epoch")} == {
         'val/a.b/c d"?': 1, "val/ü": 2, "val/note": "text", "epoch": 2,
     }  # fmt: skip
-    assert not any("predictions" in name or "objects" in name for name in rows[0])
     assert rows[1]["train/x"] != rows[1]["train/x"]
     assert rows[1]["train/y"] == float("-inf")
-    assert {name: rows[2][name] for name in ("train/a?", "train/b?", "train/note")} == {
-        "train/a?": 1, "train/b?": "t?", "train/note": "password=***",
-    }  # fmt: skip
+    assert rows[2]["train/note"] == "password=***"
     assert (rows[3]["mine/v"], rows[3]["iteration"]) == (1, 7)
     assert (found["refused"], found["sent"]) == ([], 4)
     (contents,) = found["files"].values()
-    assert (contents["tags"], contents["name"]) == (["token=***", "t?"], "n?")
-    assert contents["notes"] == "password=***"
-    assert contents["config"]["caf?"] == "x?"
+    assert (contents["tags"], contents["notes"]) == (["token=***"], "password=***")
 
 
 @pytest.mark.slow  # some seconds, of a rare case
@@ -248,13 +213,13 @@ def test_objects_stand_at_their_step(tmp_path: Path) -> None:
     described_run(run_dir)
     Image.new("RGB", (4, 4)).save(run_dir / "a.png")
     (run_dir / "broken.png").write_bytes((run_dir / "a.png").read_bytes()[:40] + b"x" * 40)
-    (run_dir / "note.txt").write_text("a < b, token=abcdefgh12345678")
+    (run_dir / "note.txt").write_text("a < b")
     (run_dir / "table.json").write_text(json.dumps({"columns": ["a", "b"], "rows": [[1, "x"], ["2", None]]}))
     counted = {"min": 0.0, "bucket_limit": [1.0, 2.0], "bucket": [3, 4]}
     (run_dir / "counts.json").write_text(json.dumps({"weights/a": counted, "empty": {**counted, "bucket": []}}))
     (run_dir / "report.txt").write_text("report")
     objects = [
-        ("image", "x" * 300, "a.png"), ("text", "note", "note.txt"), ("table", "table", "table.json"),
+        ("image", "picture", "a.png"), ("text", "note", "note.txt"), ("table", "table", "table.json"),
         ("histogram", "weights", "counts.json"), ("artifact", "report", "report.txt"),
         ("image", "gone", "gone.png"), ("image", "broken", "broken.png"), ("table", "odd", "note.txt"),
     ]  # fmt: skip
@@ -262,12 +227,14 @@ def test_objects_stand_at_their_step(tmp_path: Path) -> None:
         record = {"mode": "val", "epoch": 1, "iteration": 5, "objects": [{"kind": kind, "name": name, "path": path}]}
         append(run_dir, record, time.time())
 
-    (contents,) = drive(run_dir, "drain", "finish", "read")["files"].values()
+    found = drive(run_dir, "drain", "finish", "read")
 
+    (contents,) = found["files"].values()
     rows = contents["rows"]
     assert [row["step"] for row in rows] == list(range(8))
-    (long,) = (name for name in rows[0] if name.startswith("val/xxx"))
-    assert [rows[n][name]["_type"] for n, name in enumerate([long, "val/note", "val/table"])] == [
+    (warning,) = found["warnings"]
+    assert warning.startswith("gone.png is not sent to W&B, as others like it will not be")
+    assert [rows[n][name]["_type"] for n, name in enumerate(["val/picture", "val/note", "val/table"])] == [
         "image-file", "html-file", "table-file",
     ]  # fmt: skip
     assert rows[3]["weights/a"] == {"_type": "histogram", "values": [3, 4], "bins": [0.0, 1.0, 2.0]}
@@ -277,9 +244,9 @@ def test_objects_stand_at_their_step(tmp_path: Path) -> None:
     (artifact,) = [one for one in contents["artifacts"] if one["type"] == "file"]
     assert artifact["name"] == "val_report-0123456789abcdef"
     (media,) = run_dir.glob("wandb/offline-run-*/files/media")
-    assert len([*media.glob("images/val/xxx*.png")]) == 1
+    assert len([*media.glob("images/val/picture*.png")]) == 1
     (page,) = media.glob("html/val/note_*.html")
-    assert "a &lt; b, token=***" in page.read_text()
+    assert "a &lt; b" in page.read_text()
 
 
 @pytest.mark.parametrize("which", [slow("all"), nightly("best"), nightly("last")])
@@ -303,10 +270,7 @@ def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
         "iteration": 1,
         "checkpoint": str(run_dir / "checkpoints/best_accuracy_iter_1.pth"),
     }
-    objective = {"metric": "a", "rule": "less", "value": 1.0, "iteration": 1}
-    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best, "objective": objective}))
-    for value in (3.0, 1.0, float("nan"), 2.0):
-        append(run_dir, {"mode": "val", "iteration": 1, "a": value}, time.time())
+    (run_dir / "result.json").write_text(json.dumps({"status": "finished", "best": best}))
     env = {"WANDB_DATA_DIR": str(tmp_path / "data"), "WANDB_CACHE_DIR": str(tmp_path / "cache")}
 
     found = drive(run_dir, "log=3", "drain", "finish", "read", env=env, checkpoints=which)
@@ -320,47 +284,33 @@ def test_checkpoints_are_artifacts(tmp_path: Path, which: str) -> None:
         "best": [best_again],
         "last": [newest],
     }[which]  # fmt: skip
-    assert len(contents["rows"]) == 7
-    assert contents["summary"]["val/a"] == 1.0
 
 
 def test_disabled_makes_nothing_and_says_so(tmp_path: Path) -> None:
-    """No file, no process, and no record counts as sent. The hook does not even start a follower."""
+    """No file, no process, and no record counts as sent."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
-    found = drive(run_dir, "log=3", "step", "close", mode="auto", env={"WANDB_MODE": "disabled"})
+    found = drive(run_dir, "log=3", "step", "close", mode=None, env={"WANDB_MODE": "disabled"})
     assert (found["sent"], found["states"], found["where"]) == (0, ["given up", "0 cores"], None)
-    assert found["troubles"] == ["W&B is disabled, by hooks.wandb.mode or WANDB_MODE"]
+    assert found["troubles"] == ["W&B is disabled, by hooks.wandb.init.mode or WANDB_MODE"]
     assert not (run_dir / "wandb").exists()
 
 
 @pytest.mark.slow
-def test_auto_without_a_key_is_offline_and_ignores_what_names_one_run(tmp_path: Path) -> None:
-    """Nothing is asked without any configuration. A run's id and folder in the environment are not used; names are."""
+def test_without_a_key_it_is_offline_and_takes_names_from_variables(tmp_path: Path) -> None:
+    """Nothing is asked without any configuration. A run's id and folder in the environment are not used."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
-    env = {"WANDB_RUN_ID": "of-all", "WANDB_RESUME": "must", "WANDB_DIR": str(tmp_path / "else"), "WANDB_SWEEP_ID": "s"}
+    env = {"WANDB_RUN_ID": "of-all", "WANDB_RESUME": "must", "WANDB_DIR": str(tmp_path / "else")}
     names = ("PROJECT", "RUN_GROUP", "JOB_TYPE", "TAGS", "NOTES", "NAME")
     env |= {f"WANDB_{name}": "others" for name in names}
-    found = drive(run_dir, "log=3", "drain", "finish", "read", mode="auto", env=env)
+    found = drive(run_dir, "log=3", "drain", "finish", "read", mode=None, env=env)
     (contents,) = found["files"].values()
     assert (contents["id"], len(contents["rows"])) == ("0123456789abcdef", 3)
     assert not (tmp_path / "else").exists()
     named = [contents[key] for key in ("project", "group", "job_type", "tags", "notes", "name")]
     assert named == ["others", "others", "others", ["others"], "others", "others"]
-
-
-@pytest.mark.parametrize(
-    ("option", "began", "expected"),
-    [("offline", None, "offline"), ("online", "offline", "offline"), ("offline", "online", None)],
-)
-def test_a_run_stays_online_or_offline(option: str, began: Mode | None, expected: str | None) -> None:
-    """As it began, whatever the option is now. A run that is online needs the service."""
-    if expected is None:
-        with pytest.raises(UnusableError, match="cannot continue offline"):
-            mode_of(option, began)
-    else:
-        assert mode_of(option, began) == expected
+    assert mode_of({"mode": "online"}, "offline") == "offline", "as it began"
 
 
 def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> None:
@@ -374,14 +324,13 @@ def test_online_without_a_key_is_given_up_with_one_message(tmp_path: Path) -> No
 
 @pytest.mark.slow  # some seconds, of a rare case
 def test_a_name_that_wandb_refuses_is_given_up_with_its_reason(tmp_path: Path) -> None:
-    """Once, and without a folder of the run. `sync` with another name sends it."""
+    """Once. `sync` with another name sends it."""
     run_dir = tmp_path / "run"
     described_run(run_dir)
-    found = drive(run_dir, "log=3", "step", "close", project="a/b")
+    found = drive(run_dir, "log=3", "step", "close", init={"project": "a/b"})
     assert found["states"] == ["given up", "0 cores"]
     assert "W&B refuses an option of hooks.wandb: Invalid project name" in found["troubles"][0]
-    assert not list((run_dir / "wandb").glob("*run-*"))
-    assert len(rows_of(drive(run_dir, "drain", "finish", "read", project="b", _sync=True))) == 3
+    assert len(rows_of(drive(run_dir, "drain", "finish", "read", init={"project": "b"}, _sync=True))) == 3
 
 
 @pytest.mark.parametrize("how", [slow("variable"), nightly("netrc")])
@@ -394,10 +343,9 @@ def test_auto_with_a_key_and_no_network_fails_in_bounded_time(tmp_path: Path, ho
     netrc.chmod(0o600)
     env = {"WANDB_API_KEY": KEY} if how == "variable" else {"NETRC": str(netrc)}
     found = drive(
-        run_dir, "log=3", "step", "close", mode="auto", flush_timeout=1.0, env={"WANDB_BASE_URL": NOWHERE, **env}
+        run_dir, "log=3", "step", "close", mode=None, flush_timeout=1.0, env={"WANDB_BASE_URL": NOWHERE, **env}
     )
     assert (found["states"], found["sent"]) == (["in trouble", "0 cores"], 0)
-    assert not list((run_dir / "wandb").glob("*run-*[0-9a-f]/"))
     assert KEY not in everything_below(run_dir)
 
 
@@ -407,7 +355,7 @@ def test_a_key_is_never_written(tmp_path: Path) -> None:
     described_run(run_dir)
     (run_dir / "result.json").write_text(json.dumps({"status": "failed", "error": f"no such key: {KEY}"}))
     env = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
-    drive(run_dir, "log=3", "drain", "finish", "read", mode="auto", system_metrics=True, env=env)
+    drive(run_dir, "log=3", "drain", "finish", "read", mode=None, _measures=True, env=env)
     (run_dir / "result.json").unlink()
     assert "loss" in everything_below(run_dir)
     assert KEY not in everything_below(run_dir)
@@ -434,16 +382,6 @@ def test_jobs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
     assert found == [("0" * 16, group, "optimizer.lr=0"), ("1" * 16, group, "optimizer.lr=1")]
 
 
-@pytest.mark.nightly
-def test_many_records_are_all_in_the_file(tmp_path: Path) -> None:
-    """20,000 rows, W&B's process killed in the middle of them."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    log_records(run_dir, 20_000)
-    found = drive(run_dir, *["step"] * 40, "kill", *["step"] * 30, "drain", "drain", "drain", "finish", "read")
-    assert [row["step"] for row in rows_of(found)] == list(range(20_000))
-
-
 def test_what_each_attempt_changed(tmp_path: Path) -> None:
     """Compared with the attempt before."""
     run = described_run(
@@ -456,13 +394,6 @@ def test_what_each_attempt_changed(tmp_path: Path) -> None:
     assert "resume_2/optimizer/lr" not in config
 
 
-def test_names_fit_w_and_b(tmp_path: Path) -> None:
-    """A project has no slash, and no name has more than 128 characters."""
-    run = Run(tmp_path, "u", "digits/a:b", "x" * 200, (attempt(),), Sweep(tmp_path, "s", "the sweep", 0))
-    found = identity(OPTIONS, run)
-    assert (found["project"], found["group"]) == ("digits-a-b", "the sweep")
-    assert len(found["name"]) == len(identity({**OPTIONS, "project": "g" * 200}, run)["project"]) == 128
-    given = identity(
-        {**OPTIONS, "project": "p", "init": {"group": "g", "name": "n", "tags": ["t"], "job_type": "j"}}, run
-    )
-    assert (given["project"], given["group"], given["name"], given["tags"]) == ("p", "g", "n", ["t"])
+def test_no_name_has_more_than_128_characters(tmp_path: Path) -> None:
+    run = Run(tmp_path, "u", "digits", "x" * 200, (attempt(),), Sweep(tmp_path, "s", "the sweep", 0))
+    assert names(run) == {"project": "digits", "group": "the sweep", "name": "x" * 128}
