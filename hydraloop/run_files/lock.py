@@ -73,37 +73,24 @@ class RunLock:
         Raises:
             UserError: another process has it, or the directory cannot be written to.
         """
-        found = self.try_acquire(self._patience)
-        if found is not None:
-            who = f"process {found.pid} on {found.host}, since {found.since}," if found.host else "another process"
-            end = f", or end it: kill {found.pid}" if found.is_here else ""
-            problem = f"{who} is training in {self._path.parent}"
-            raise UserError(problem, key=self._key, remedy=f"Wait until it has ended{end}.")
-        return self
-
-    def try_acquire(self, patience: float = 0.0) -> Holder | None:
-        """Acquire the lock, or return its holder.
-
-        Args:
-            patience: seconds to wait for the lock.
-
-        Raises:
-            UserError: the directory cannot be written to.
-        """
         from filelock import FileLock, Timeout  # 50 ms, which --help and --dry-run do without
 
         folder = self._path.parent
         self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=patience, poll_interval=_POLL)
+            self._lock.acquire(timeout=self._patience, poll_interval=_POLL)
         except Timeout:
-            return _hint(folder)
+            found = _hint(folder)
+            who = f"process {found.pid} on {found.host}, since {found.since}," if found.host else "another process"
+            end = f", or end it: kill {found.pid}" if found.is_here else ""
+            remedy = f"Wait until it has ended{end}."
+            raise UserError(f"{who} is training in {folder}", key=self._key, remedy=remedy) from None
         except OSError as error:
             remedy = "Name another directory, or free some space."
             raise UserError(f"{folder} cannot be locked: {error.strerror}", key=self._key, remedy=remedy) from error
         _write(folder, Holder(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")))
-        return None
+        return self
 
     def release(self) -> None:
         """Release the lock, if this process has it."""
