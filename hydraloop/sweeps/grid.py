@@ -16,9 +16,6 @@ from hydraloop.cli.arguments import parse
 from hydraloop.cli.compose import Composer
 from hydraloop.safety import hydra_versions
 
-_READY = 16
-"""Choices of groups for which `prepare` keeps configs. A config takes 0.25 MB."""
-
 
 class GridComposer:
     """Composes the jobs of a sweep. The composer has to be open, also in a forked process.
@@ -31,8 +28,6 @@ class GridComposer:
         self.composer = composer
         self._master = master
         self._bases: dict[tuple[str, ...], bytes] = {}
-        self._ready: dict[tuple[str, ...], list[DictConfig]] = {}
-        """Unpickled configs, each for one call of `compose`."""
         self._parse: Callable[[str], Override] = cache(lambda line: parse([line])[0])
         self._groups = frozenset(master.hydra.runtime.choices)
         self._by_hydra = bool(OmegaConf.select(master, "hydra.searchpath"))  # whose groups the composer does not know
@@ -47,10 +42,9 @@ class GridComposer:
             Exception: what Hydra raises.
         """
         groups, values = self._split(lines)
-        ready = self._ready.get(groups)
         # Pickle is five times as fast as a deep copy. The bytes stay in this process.
-        cfg: DictConfig = ready.pop() if ready else pickle.loads(self._base(groups))  # noqa: S301
-        self.apply(values, cfg)
+        cfg: DictConfig = pickle.loads(self._base(groups))  # noqa: S301
+        loading.ConfigLoaderImpl._apply_overrides_to_config(list(map(self._parse, values)), cfg)
         OmegaConf.copy_cache(from_config=self._master, to_config=cfg)  # `${now:}` as in the directory of the sweep
         overrides = [self._parse(line) for line in lines]
         cfg.hydra.overrides.task = [override.input_line for override in overrides]
@@ -63,19 +57,6 @@ class GridComposer:
             with open_dict(cfg):
                 cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
         return cfg
-
-    def prepare(self) -> None:
-        """Make the next two calls of `compose` faster for what was composed last, also in each fork of this process."""
-        for groups, base in [*self._bases.items()][-_READY:]:
-            self._ready[groups] = [pickle.loads(base), pickle.loads(base)]  # noqa: S301
-
-    def apply(self, lines: Sequence[str], cfg: DictConfig) -> None:
-        """Apply overrides that select no option of a group.
-
-        Raises:
-            Exception: what Hydra raises.
-        """
-        loading.ConfigLoaderImpl._apply_overrides_to_config([self._parse(line) for line in lines], cfg)
 
     def choices(self, lines: Sequence[str]) -> tuple[str, ...]:
         """Return the overrides that select options of config groups."""

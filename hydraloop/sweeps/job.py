@@ -68,8 +68,6 @@ class SweepJob(Worker):
         for name in _EVERY_JOB:
             import_module(name)
         environment.versions()  # is cached
-        if self._grid is not None:
-            self._grid.prepare()
         config = str(OmegaConf.to_container(self._draft.cfg, resolve=False))
         for target in re.findall(r"'_target_': '([\w.]+)'", config):
             module, _, name = target.rpartition(".")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from omegaconf import DictConfig
 
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import Remedy, UserError, leave_out
 from hydraloop.processes.checks import check_options
 from hydraloop.sweeps.axes import Lines
 
@@ -40,14 +40,8 @@ def check(jobs: Iterable[Lines], compose: Callable[[Lines], DictConfig]) -> list
 def _check_in_sweep(cfg: DictConfig) -> None:
     """Refuse options that only a single run may have."""
     if cfg.distributed.nnodes > 1:
-        raise UserError(
-            "each job of a sweep trains on one node",
-            key="distributed.nnodes",
-            remedy=Remedy("Leave it out.", leave_out=["distributed.nnodes"]),
-        )
+        key = "distributed.nnodes"
+        raise UserError("each job of a sweep trains on one node", key=key, remedy=leave_out(key))
     if cfg.resume is not None:
-        raise UserError(
-            "the jobs of a sweep would continue in one directory",
-            key="resume",
-            remedy=Remedy("Leave resume out. To start from weights, use load_from=<checkpoint>.", leave_out=["resume"]),
-        )
+        remedy = Remedy("Leave resume out. To start from weights, use load_from=<checkpoint>.", leave_out=["resume"])
+        raise UserError("the jobs of a sweep would continue in one directory", key="resume", remedy=remedy)

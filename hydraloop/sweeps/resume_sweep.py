@@ -45,30 +45,19 @@ def settle(description: Description, draft: SweepDraft) -> Settled:
         description: of a new sweep.
 
     Raises:
-        UserError: there is nothing to resume, it is another sweep, or it has a controller; or a new directory is in
-            use.
+        UserError: there is nothing to resume, it is another sweep, or it has a controller; or a new directory is used.
     """
     with hydra_config(draft.cfg):
         path = Path(draft.cfg.hydra.sweep.dir).absolute()
-    wanted, named = draft.options.resume, "hydra.sweep.dir" in draft.typed
+    wanted = draft.options.resume
+    if wanted == "auto" and not ("hydra.sweep.dir" in draft.typed or is_constant(draft.master.hydra.sweep)):
+        return _continued(_newest(description, draft), description, draft)
+    if wanted == "auto" and not (path / FILENAME).exists():
+        wanted = None
+        print(f"{path} had no sweep: a new one starts there", file=sys.stderr)
     if wanted is None:
         return _created(path, description, draft)
-    if wanted == "auto" and not (named or is_constant(draft.master.hydra.sweep)):
-        return _continued(_newest(description, draft), description, draft)
-    if wanted == "auto":
-        try:
-            settled = _created(path, description, draft)
-        except UserError:
-            if not (path / FILENAME).exists():
-                raise
-        else:
-            print(f"{path} had no sweep: a new one starts there", file=sys.stderr)
-            return settled
-    found = path if wanted == "auto" else Path(wanted)
-    if named and found.resolve() != path.resolve():
-        remedy = f"Leave hydra.sweep.dir out: {_KEY}={found}"
-        raise UserError(f"a resumed sweep continues in its directory, {found}", key="hydra.sweep.dir", remedy=remedy)
-    return _continued(found, description, draft)
+    return _continued(path if wanted == "auto" else Path(wanted), description, draft)
 
 
 def _created(path: Path, description: Description, draft: SweepDraft) -> Settled:
@@ -118,16 +107,16 @@ def _joined(directory: SweepDirectory, new: Description, draft: SweepDraft) -> t
 
 def _joined_jobs(directory: SweepDirectory, new: Jobs) -> tuple[Jobs, Mapping[int, Lines]]:
     old = directory.description.jobs
-    if (old.search is None) != (new.search is None):
-        kinds = ("a grid", "without sweep.trials") if old.search is None else ("a search", "with sweep.trials=50")
-        raise UserError(f"the sweep is {kinds[0]}", key=_KEY, remedy=f"Continue it {kinds[1]}, or leave {_KEY} out.")
     if old.search is not None and new.search is not None:
         new.search.check_same(old.search)
         trials = max(new.search.trials, directory.count // new.search.repeats)
         return Jobs.of_search(replace(new.search, trials=trials)), {}
+    if old.search is not None or new.search is not None:
+        kind = "a grid, without sweep.trials" if old.search is None else "a search, with sweep.trials"
+        raise UserError(f"the sweep is {kind}", key=_KEY, remedy=f"Continue it so, or leave {_KEY} out.")
     jobs, named = old.joined(new)
     if min(named) >= old.count:
-        first, other = (" ".join(lines) or "empty" for lines in (old.listed[0], new.masked().listed[0]))
+        first, other = (" ".join(lines) for lines in (old.listed[0], new.masked().listed[0]))
         problem = f"this command line has no job of the sweep, whose first job is {first}, not {other}"
         raise UserError(problem, key=_KEY, remedy=f"Give the same keys. To start a new sweep, leave {_KEY} out.")
     return jobs, named

@@ -80,12 +80,14 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
         retry_failed=draft.options.retry_failed,
         leaves_jobs=slurm.is_submitted(),
     )
-    with _shown_to_others(controller, sender, draft.master, name), watching(lines) as shown:
-        controller.watcher = _Followed(shown, sender, directory)
-        if controller.left:
-            controller.executor.wait_ready()
-        controller.run()
-    _tell_end(controller, writes_report=draft.options.report)
+    with _shown_to_others(controller, sender, draft.master, name):
+        with watching(lines) as shown:
+            controller.watcher = _Followed(shown, sender, directory)
+            if controller.left:
+                controller.executor.wait_ready()
+            controller.run()
+        print_end(controller)  # while it has the lock: `attach` follows it until then
+    _tell_end(directory.path, writes_report=draft.options.report and not controller.left)
     sys.exit(controller.code)
 
 
@@ -115,14 +117,12 @@ def _check(draft: SweepDraft) -> gpus.Shares:
     return shares
 
 
-def _tell_end(controller: Controller, *, writes_report: bool) -> None:
-    """Print the results, and write the report."""
-    path = controller.directory.path
-    print_end(controller)
+def _tell_end(path: Path, *, writes_report: bool) -> None:
+    """Answer in JSON, and write the report, where the sweep is not running any more."""
     if json_answers.asked():
         done = SweepDirectory.load(path)
         json_answers.write("results", results.for_programs(done, results.collect(done)))
-    if writes_report and not controller.left:
+    if writes_report:
         write_report(path)
 
 

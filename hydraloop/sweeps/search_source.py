@@ -166,5 +166,5 @@ class SearchSource(Source):
             found = Validations(self._directory.run_dir(job), self._history.metrics[0])
             self._validations[job.number, job.attempts] = found
         trial = self._history.trials[job.number]
-        space, history = self._search.space, self._history
-        return any(sampler.prunes(space, history, trial, found.values) for _ in found.read())
+        space, history, last = self._search.space, self._history, self._search.validations
+        return any(number != last and sampler.prunes(space, history, trial, found.values) for number, _ in found.read())

@@ -42,10 +42,9 @@ def select(typed: Sequence[Override], in_files: Sequence[Override], options: Dic
     is_search, defaults = options.trials is not None, OmegaConf.structured(SweepConf)
     for name in _OF_GRID if is_search else _OF_SEARCH:
         if options[name] != defaults[name]:
-            if is_search:
-                raise UserError("a search has no such option", key=f"sweep.{name}", remedy=leave_out(f"sweep.{name}"))
             remedy = Remedy("Add the number of trials: sweep.trials=50", add=["sweep.trials=50"])
-            raise UserError("only a search has this option", key=f"sweep.{name}", remedy=remedy)
+            kind, remedy = ("search", leave_out(f"sweep.{name}")) if is_search else ("grid", remedy)
+            raise UserError(f"a {kind} has no such option", key=f"sweep.{name}", remedy=remedy)
     if is_search:
         space = space_of(list(last.values()), str(options.average))
         if not space.dimensions:
@@ -98,14 +97,14 @@ def _zipped(axes: list[Axis], groups: Sequence[Any]) -> list[Axis]:
     """Return the axes with those of each group as one, in the place of the first of them."""
     for group in groups:
         if not OmegaConf.is_list(group):
-            works = f"sweep.zip=[[{','.join(map(str, groups))}]]"
-            raise UserError(f"{group} is not a list of keys", key="sweep.zip", remedy=f"Use '{works}'.")
+            works = "Write a list of lists: 'sweep.zip=[[optimizer.lr,seed]]'."
+            raise UserError(f"{group} is not a list of keys", key="sweep.zip", remedy=works)
         swept = [axis.keys[0] for axis in axes if len(axis.values) > 1 and len(axis.keys) == 1]
-        for key in map(str, group):
+        for key in group:
             if key not in swept:
                 problem = f"{key} is not swept, or is zipped already"
                 raise UserError(problem, key="sweep.zip", remedy=suggestion(key, swept))
-        zipped = [axis for axis in axes if axis.keys[0] in map(str, group)]
+        zipped = [axis for axis in axes if axis.keys[0] in group]
         if len({len(axis.values) for axis in zipped}) > 1:
             counts = ", ".join(f"{axis.keys[0]} has {len(axis.values)}" for axis in zipped)
             problem = f"zipped axes need equally many values: {counts}"

@@ -68,18 +68,13 @@ def read(folder: Path, *, key: str | None = None) -> Description:
         UserError: the directory holds no sweep.
     """
     try:
-        return _description(json.loads((folder / FILENAME).read_bytes()))
+        content = json.loads((folder / FILENAME).read_bytes())
+        lists = {name: tuple(content[name]) for name in ("command", "overrides")}
+        return Description(**{**content, **lists, "jobs": Jobs.from_json(content["jobs"])})
     except FileNotFoundError:
-        problem = "is not the directory of a sweep"
+        problem: str = "is not the directory of a sweep"
         remedy: str = missing_path(folder, "Name one, multirun/<date>/<sweep>.")
-    except OSError as error:
-        problem, remedy = f"cannot be read: {error.strerror}", "Name another sweep."
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         problem = f"has a damaged {FILENAME}"
         remedy = "Copy that file again, or start a new sweep. The results of its jobs are in their result.json."
     raise UserError(f"{folder} {problem}", key=key, remedy=remedy)
-
-
-def _description(content: Mapping[str, Any]) -> Description:
-    lists = {name: tuple(content[name]) for name in ("command", "overrides")}
-    return Description(**{**content, **lists, "jobs": Jobs.from_json(content["jobs"])})

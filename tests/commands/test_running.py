@@ -106,7 +106,7 @@ HOSTILE = "\x1b]52;c;Y3VybA==\x07\x1b[31mred\x1b[0m \x9b2J\u202e\r"
 VISIBLE = "\\x1b]52;c;Y3VybA==\\x07red \\x9b2J\\u202e"
 
 
-@pytest.mark.parametrize("words", ["status", "runs", "logs 1", "results", "results --json", "attach"])
+@pytest.mark.parametrize("words", ["status", "runs", "logs 1", "results", "results --json"])
 def test_escape_sequences_in_files_do_not_reach_the_terminal(
     words: str, sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,33 +214,24 @@ def test_a_second_stop_and_kill_leave_no_process(run: Path, flags: list[str]) ->
         assert "its process was killed" in first.communicate()[0]
 
 
-def test_attach_says_that_no_controller_is_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attach_prints_what_the_controller_does_and_that_none_is_running(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     made = written.sweep(tmp_path / "sweep", "seed=0,1", "hydra.sweep.dir=any-${now:%H}")
-    written.write(made, {0: written.finished(0.5)})
+    assert main(["attach", str(made.path)]) == 2
+    assert "was not detached" in capfd.readouterr().err
+    (made.path / "controller.log").write_text("job 0 started\n")
     assert main(["attach", str(made.path)]) == 0
     command = f"python train.py seed=0,1 sweep.resume={made.path}"
-    assert capsys.readouterr().out.endswith(f"No controller is running. Continue the sweep: {command}\n")
+    assert capfd.readouterr().out == f"job 0 started\nNo controller is running. Continue the sweep: {command}\n"
 
 
-def test_attach_without_a_terminal_prints_messages_only(sweep: SweepDirectory) -> None:
-    command = [sys.executable, "-m", "hydraloop", "attach", str(sweep.path)]
-    with (
-        RunLock(sweep.folder(3), key="sweep"),
-        subprocess.Popen(command, stdout=PIPE, text=True, env=environment_of_python()) as attached,
-    ):
-        assert attached.stdout is not None
-        line = attached.stdout.readline()
-        attached.kill()
-    assert line == "job 3 (optimizer.lr=1e-2 seed=0) started\n"
-
-
-def test_results_and_attach_print_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_print_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = written.sweep(tmp_path / "sweep", "seed=0,1")
     written.write(made, {0: written.finished(0.5), 1: written.finished(0.75)})
     assert main(["results", "--json", str(made.path)]) == 0
     assert json.loads(capsys.readouterr().out)["best"]["command"] == "python train.py -m seed=0,1"
     assert not (made.path / "results.json").exists()
-    for command in ("results", "attach"):
-        assert main([command, str(made.path)]) == 0
-        assert "best: mean accuracy 0.6250 over 2 of 2 jobs" in capsys.readouterr().out
+    assert main(["results", str(made.path)]) == 0
+    assert "best: mean accuracy 0.6250 over 2 of 2 jobs" in capsys.readouterr().out
     assert (made.path / "results.csv").exists()

@@ -491,7 +491,7 @@ def test_jobs_do_not_share_a_directory(project: Project) -> None:
     assert "hydra.sweep.subdir" in done.err
     assert "${hydra.job.num}" in done.err
     (sweep,) = project.path.glob("multirun/*/*")
-    assert "error: 1 of 2 jobs failed: job 1 (seed=2); logs: " in done.err
+    assert "error: 1 of 2 jobs failed: job 1 (seed=2)\n" in done.err
     assert Run(sweep / "same").result["status"] == "finished", "the first one's"
 
 

@@ -292,6 +292,4 @@ def test_a_sweep_names_the_jobs_that_failed_before_it_was_interrupted(project: P
     output = ended(process)
     assert process.returncode == 130, output
     assert "\nthe sweep was interrupted. Jobs that are not over: 1 of 2. Continue:\n" in output
-    (folder,) = project.path.glob("multirun/*/*")
-    log = folder.relative_to(project.path) / "0" / "job.log"
-    assert output.endswith(f"error: 1 of 2 jobs failed: job 0 (optimizer.lr=-1); logs: {log}\n")
+    assert output.endswith("error: 1 of 2 jobs failed: job 0 (optimizer.lr=-1)\n")

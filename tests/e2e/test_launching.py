@@ -185,7 +185,7 @@ def test_a_sweep_continues_after_each_kind_of_failure(project: Project) -> None:
     assert f"error: {mistaken}" in done.err
     trouble = "+hooks.trouble.what="
     failed = f"job 0 ({trouble}raise), job 1 ({trouble}kill), job 2 ({trouble}mistake)"
-    assert f"error: 2 of 4 jobs failed, 1 interrupted: {failed}; logs: " in done.err
+    assert f"error: 2 of 4 jobs failed, 1 interrupted: {failed}\n" in done.err
     for job in (raised, killed, mistake):
         assert job.log.count(job.result["error"].splitlines()[0]) == 1
     assert "about to fail" not in done.out

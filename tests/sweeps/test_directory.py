@@ -107,12 +107,6 @@ def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
         SweepDirectory.create(tmp_path / "file" / "sweep", DESCRIPTION)
 
 
-def test_a_job_without_a_file_is_queued(sweep: SweepDirectory) -> None:
-    running(sweep, 1)
-    assert [state.state for state in sweep.states()] == ["queued", "running", *["queued"] * 4]
-    assert sweep.state(4).overrides == ("optimizer.lr=1e-2", "seed=1")
-
-
 def test_the_folder_of_a_job(tmp_path: Path) -> None:
     sweep = SweepDirectory.create(tmp_path, DESCRIPTION)
     assert sweep.folder(3) == tmp_path / "3"
@@ -127,5 +121,6 @@ def test_a_damaged_state_is_recovered_from_the_result(sweep: SweepDirectory) -> 
     Result("finished", objective=Objective("loss", "less", 0.5, 5)).write(sweep.folder(1))
     assert sweep.state(0).state == "interrupted"
     assert sweep.state(0).reason == "its job.json was damaged"
+    assert (sweep.state(4).state, sweep.state(4).overrides) == ("queued", ("optimizer.lr=1e-2", "seed=1"))
     assert (sweep.state(1).state, sweep.state(1).value, sweep.state(1).attempts) == ("finished", 0.5, 1)
     assert sweep.state(1).overrides == ("optimizer.lr=1e-3", "seed=1")

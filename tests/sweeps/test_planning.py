@@ -36,24 +36,6 @@ def test_each_value_is_checked_once_not_each_combination() -> None:
     assert plan.subdir == "${hydra.job.num}"
 
 
-def test_a_single_run_has_no_plan() -> None:
-    with composer() as opened:
-        assert not isinstance(check_command(arguments.read(["seed=1"]), opened), planning.SweepDraft)
-
-
-def test_the_configs_of_two_sweeps_are_those_of_their_first_jobs() -> None:
-    with composer() as opened:
-        old, _ = planned("-m seed=1,2", opened)
-        wider, _ = planned("-m seed=0,1,2 sweep.max_workers=2", opened)
-        stored = old.configs(old.jobs)
-        assert stored[""]["seed"] == 1
-        assert stored[""]["hydra"]["job"]["env_set"] == {}
-        assert stored[""]["hydra"]["sweep"] == {"subdir": "${hydra.job.num}"}
-        assert "sweep" not in stored[""]
-        assert wider.configs(old.jobs.joined(wider.jobs)[0]) == stored
-        assert wider.configs(wider.jobs) != stored
-
-
 def test_the_compared_configs_are_one_for_each_choice_of_options() -> None:
     """Their number is the sum over the axes. A choice of the first job is in its config."""
     with composer() as opened:
@@ -72,25 +54,6 @@ def test_options_of_another_search_path_are_compared_too(tmp_path: Path) -> None
     with composer() as opened:
         plan, _ = planned(f"-m +more=a,b hydra.searchpath=[file://{tmp_path}]", opened)
         assert plan.configs(plan.jobs)["+more=b"] == {"engine.threads": 98}
-
-
-def test_a_file_of_jobs_has_one_compared_config_for_each_choice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "jobs.txt").write_text(
-        "".join(f"hooks=[{('ema', 'profiler')[n % 2]}] optimizer.lr={n}\n" for n in range(9))
-    )
-    with composer() as opened:
-        plan, _ = planned("-m sweep.jobs=jobs.txt seed=1,2 sweep.max_workers=2", opened)
-        assert list(plan.configs(plan.jobs)) == ["", "hooks=[profiler]"]
-
-
-def test_of_a_long_axis_the_first_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_checks, "MOST", 3)
-    with composer() as opened:
-        _, checked = planned("-m seed=9,8,50,x", opened)
-        assert [cfg.seed for cfg in checked] == [9, 8, 50]
 
 
 def test_an_axis_of_a_config_file_is_checked_too(tmp_path: Path) -> None:
@@ -129,9 +92,6 @@ def test_a_job_has_its_own_environment(experiments: Composer) -> None:
     ]
     assert plan.sets_variables(plan.configs(plan.jobs))
     assert plan.environment(Request(0, ("experiment=b", "seed=x"), "", "")) == {}  # the job reports the mistake
-
-
-def test_a_sweep_without_variables_is_forked(experiments: Composer) -> None:
     plan, _ = planned("-m experiment=a seed=4,5", experiments)
     assert not plan.sets_variables(plan.configs(plan.jobs))
 

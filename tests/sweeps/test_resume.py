@@ -159,12 +159,6 @@ def test_a_directory_without_a_sweep_is_refused(composer: Composer, tmp_path: Pa
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_two_directories_are_refused(composer: Composer) -> None:
-    start(composer, *LINES)
-    with pytest.raises(UserError, match=r"hydra\.sweep\.dir: a resumed sweep continues in its directory, new"):
-        start(composer, *LINES, "sweep.resume=new", path="other", named=True)
-
-
 def test_auto_finds_the_newest_with_this_config(composer: Composer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no sweep in multirun/ has this config"):
         start(composer, *LINES, "sweep.resume=auto")

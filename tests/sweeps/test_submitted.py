@@ -63,6 +63,7 @@ def test_no_process_stays_and_each_job_runs_once(project: Project, slurm: Slurm)
     assert "Slurm: your jobs in the queue: " in status, status
     again = project.train("-m", *SUBMITTED, *SHORT, "seed=0,1,2", "+api_key=hunter2", "sweep.resume=all")
     assert (again.code, "of Slurm runs this command already" in again.err) == (2, True), again.text
+    until(lambda: sweep.holder() is not None, "no controller begins", seconds=240)
     attached = slurm.run("srun", f"--chdir={project.path}", "--nodelist=n2", *hydraloop, "attach", "all")
     assert "all: 3 finished" in attached
     wait(sweep)

@@ -37,40 +37,36 @@ class Slots:
     """
 
     def __init__(self, gpus: Sequence[str], per_job: float) -> None:
-        if per_job <= 0 or (per_job > 1 and per_job % 1) or per_job > len(gpus):
-            exists = f"more than the GPUs of this sweep ({len(gpus)})"
-            problem = exists if per_job > len(gpus) else "neither a whole number nor a fraction of one GPU"
-            raise UserError(
-                f"{per_job:g} is {problem}", key="sweep.gpus_per_job", remedy=f"Use 0.5, 1 or at most {len(gpus)}."
-            )
-        self._jobs = dict.fromkeys(gpus, 0)
-        """The number of jobs on each GPU."""
-        self._taken: dict[int, tuple[str, ...]] = {}
-        self._each, self._sharing = max(1, int(per_job)), max(1, int(1 / per_job))
-        self.most = len(gpus) * self._sharing // self._each
+        if not 0 < per_job <= len(gpus) or (per_job > 1 and per_job % 1):
+            problem = f"{per_job:g} is neither a fraction of a GPU nor a number of the GPUs of this sweep ({len(gpus)})"
+            remedy = "Use 0.5, 1 or more. Without GPUs, leave it out, and use sweep.max_workers=2."
+            raise UserError(problem, key="sweep.gpus_per_job", remedy=remedy)
+        self._each = max(1, int(per_job))
+        self._free = [*gpus] * max(1, int(1 / per_job))
+        """A GPU is listed once for each further job that it may have."""
+        self._taken: dict[int, list[str]] = {}
+        self.most = len(self._free) // self._each
         """Jobs that can run at a time."""
 
     @property
     def are_free(self) -> bool:
         """Whether there are GPUs for another job."""
-        return len(self._free()) >= self._each
+        return len(self._free) >= self._each
 
     def take(self, number: int) -> tuple[str, ...] | None:
         """Return the GPUs for a job, those with the fewest jobs first; None if too few are free."""
         if not self.are_free:
             return None
-        self._taken[number] = tuple(self._free()[: self._each])
-        for gpu in self._taken[number]:
-            self._jobs[gpu] += 1
-        return self._taken[number]
-
-    def _free(self) -> list[str]:
-        return sorted((gpu for gpu, jobs in self._jobs.items() if jobs < self._sharing), key=self._jobs.__getitem__)
+        self._taken[number] = []
+        for _ in range(self._each):
+            gpu = max(self._free, key=self._free.count)
+            self._free.remove(gpu)
+            self._taken[number].append(gpu)
+        return tuple(self._taken[number])
 
     def give(self, number: int) -> None:
         """Take back the GPUs of a job that has ended, if it has any."""
-        for gpu in self._taken.pop(number, ()):
-            self._jobs[gpu] -= 1
+        self._free += self._taken.pop(number, [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +93,14 @@ def shares(options: Any, *, ranks: int = 1, device: str = "auto") -> Shares:
         UserError: there are not so many GPUs, or Slurm or Ray chooses them.
     """
     if options.executor != "pool":
-        for name, value, default in (("gpus", options.gpus, None), ("gpus_per_job", options.gpus_per_job, 1)):
-            if value != default:
-                scheduler, other = _OTHERS[options.executor]
-                wanted = options.gpus_per_job if scheduler == "Ray" else max(1, int(options.gpus_per_job))
-                remedy = f"Leave it out, and use {other}={wanted:g}."
-                raise UserError(f"{scheduler} chooses the GPUs of a job", key=f"sweep.{name}", remedy=remedy)
+        if options.gpus is not None or options.gpus_per_job != 1:
+            scheduler, other = _OTHERS[options.executor]
+            remedy = f"Use {other} instead of sweep.gpus and sweep.gpus_per_job."
+            raise UserError(f"{scheduler} chooses the GPUs of a job", key="sweep.gpus", remedy=remedy)
         return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else SUBMITTED))
     slots = _slots(options, ranks, device)
     workers = int(options.max_workers or (1 if slots is None else slots.most))
-    if slots is not None and workers > slots.most:
-        raise UserError(
-            f"{workers} jobs at a time need more GPUs: there are enough for {slots.most}",
-            key="sweep.max_workers",
-            remedy=f"Use {slots.most}, or let jobs share a GPU: sweep.gpus_per_job=0.5.",
-        )
+    workers = workers if slots is None else min(workers, slots.most)
     if workers == 1 or "OMP_NUM_THREADS" in os.environ:
         return Shares(workers, slots)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -137,19 +126,15 @@ def visible() -> list[str]:
 
 
 def _slots(options: Any, ranks: int, device: str) -> Slots | None:
-    uses_gpus = options.gpus is not None or device != "cpu"
-    gpus = visible() if uses_gpus else []
+    gpus = visible() if options.gpus is not None or device != "cpu" else []
     if options.gpus is not None:
         for number in options.gpus:
             if not 0 <= number < len(gpus):
-                raise _no_such_gpu(number, gpus)
+                problem = f"GPU {number} does not exist: {len(gpus)} found"
+                raise UserError(problem, key="sweep.gpus", remedy="Count from 0, as in cuda:0, or leave it out.")
         names = gpus if _VISIBLE in os.environ else list(map(str, range(len(gpus))))
         gpus = [names[number] for number in dict.fromkeys(options.gpus)]
-    if not gpus:
-        if options.gpus_per_job != 1:
-            problem = "no GPU was found" if uses_gpus else "the jobs use no GPU"
-            remedy = "Leave it out. To run two jobs at a time, use sweep.max_workers=2."
-            raise UserError(problem, key="sweep.gpus_per_job", remedy=remedy)
+    if not gpus and options.gpus_per_job == 1:
         return None
     slots = Slots(gpus, float(options.gpus_per_job))
     if ranks > max(1, options.gpus_per_job):
@@ -159,14 +144,3 @@ def _slots(options: Any, ranks: int, device: str) -> Slots | None:
             remedy=f"Use sweep.gpus_per_job={ranks}, or engine.device=cpu.",
         )
     return slots
-
-
-def _no_such_gpu(number: int, gpus: Sequence[str]) -> UserError:
-    hidden = os.environ.get(_VISIBLE)
-    found = f"{len(gpus)} found" + ("" if hidden is None else f", {_VISIBLE}={hidden}")
-    remedy = (
-        f"Use sweep.gpus=[{','.join(map(str, range(len(gpus))))}]."
-        if gpus
-        else "Leave sweep.gpus out: this machine has none."
-    )
-    return UserError(f"GPU {number} does not exist ({found})", key="sweep.gpus", remedy=remedy)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import shlex
-import time
 from contextlib import suppress
 
-from hydraloop.cli.error_reports import NAMED, failed_jobs
+from hydraloop.cli.error_reports import failed_jobs
 from hydraloop.engine.report.formats import clock
 from hydraloop.run_files.environment import shown
 from hydraloop.sweeps import states
@@ -44,8 +42,7 @@ class Lines:
             log.info("%s %s", name, reason if reason.startswith("interrupted") else f"interrupted: {reason}")
         else:
             value = "" if state.value is None else f": {state.metric} {state.value:.4g}"
-            self.progress.look()
-            left = self.progress.seconds_left(time.time())
+            left = self.progress.seconds_left()
             rest = "" if left is None else f"; about {clock(left)} left for all jobs"
             log.info("%s %s%s (%.0f s%s)", name, state.state, value, state.seconds, rest)
 
@@ -67,9 +64,6 @@ def print_end(controller: Controller) -> None:
         found = directory.states()
         left, command = sum(not state.is_over for state in found), directory.resume_command(found)
         log.info("the sweep %s. Jobs that are not over: %d of %d. Continue:\n  %s", why, left, count, command)
-    if failed := [state.number for state in controller.failed]:
-        numbers = ",".join(map(str, failed[:NAMED]))
-        folder = shlex.quote(shown(directory.folder(0).parent))
-        logs = f"{folder}/{f'{{{numbers}}}' if len(failed) > 1 else numbers}/{states.LOG}"
+    if failed := [directory.name(state.number) for state in controller.failed]:
         interrupted = sum(state.state == "interrupted" for state in controller.failed)
-        log.error("%s; logs: %s", failed_jobs([*map(directory.name, failed)], count, interrupted), logs)
+        log.error("%s", failed_jobs(failed, count, interrupted))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hydraloop.engine.report.formats import number
 from hydraloop.run_files.record_log import FILENAME, Record, read_end
@@ -34,52 +32,38 @@ class RunningJob:
 
     def look(self, directory: SweepDirectory, monitored: str | None) -> None:
         """Read what the job has written since the last look. Takes 0.1 ms."""
-        for record in self._new_records(directory.run_dir(self.state) / FILENAME):
-            self.iteration = record.iteration
-            if record.mode == "train":
-                self.loss = _shown(record, "loss")
-                self.until = self._end(record)
-            elif record.mode == "val":
-                first = next(iter(record.values), "")
-                self.metric = _shown(record, monitored if monitored in record.values else first)
-
-    def _end(self, record: Record) -> float | None:
-        """Return when the job ends by one of its records; None if that is of an earlier attempt, or has no estimate."""
-        left = record.values.get("eta")
-        is_of_attempt = record.timestamp >= (self.state.began or 0.0)
-        return record.timestamp + left if left is not None and is_of_attempt else None
-
-    def _new_records(self, log: Path) -> list[Record]:
-        """Return the records at the end of the log; empty if nothing was added since the last look."""
+        log = directory.run_dir(self.state) / FILENAME
         try:
             size = log.stat().st_size
             records = [] if size == self._size else read_end(log, _TAIL)
         except OSError:
-            return []
+            return
         self._size = size
-        return records
-
-    def seconds_left(self, now: float, usual: float | None) -> float | None:
-        """Return when the job ends, by its last record, or by what jobs usually take; None if that is not known."""
-        until = self.until
-        if until is None and usual is not None and self.state.began is not None:
-            until = self.state.began + usual
-        return None if until is None else max(0.0, until - now)
+        for record in records:
+            self.iteration = record.iteration
+            if record.mode == "train":
+                self.loss = _shown(record, "loss")
+                is_of_attempt = record.timestamp >= (self.state.began or 0.0)
+                self.until = (
+                    record.timestamp + record.values["eta"] if is_of_attempt and "eta" in record.values else None
+                )
+            elif record.mode == "val":
+                first = next(iter(record.values), "")
+                self.metric = _shown(record, monitored if monitored and monitored in record.values else first)
 
 
 @dataclass
 class Progress:
-    """The progress of a sweep. The cost of an event does not depend on the number of jobs."""
+    """The progress of a sweep."""
 
     directory: SweepDirectory
+    states: dict[int, State] = field(default_factory=dict)
+    """Of each job."""
     running: dict[int, RunningJob] = field(default_factory=dict)
-    counts: Counter[State] = field(default_factory=Counter)
     best: JobState | None = None
     """The best job of those that have ended."""
-    _states: dict[int, State] = field(default_factory=dict)
-    _seconds: float = 0.0
-    """Of all jobs that have finished."""
-    _finished: int = 0
+    _seconds: list[float] = field(default_factory=list)
+    """Of the jobs that have finished."""
 
     @classmethod
     def of(cls, directory: SweepDirectory, states: Iterable[JobState]) -> Progress:
@@ -91,29 +75,19 @@ class Progress:
 
     def started(self, state: JobState) -> None:
         """Note that a job runs."""
-        self._note(state.number, "running")
+        self.states[state.number] = "running"
         self.running[state.number] = RunningJob(state)
 
     def ended(self, state: JobState) -> None:
         """Note the state of a job that does not run, or not here."""
-        self._note(state.number, state.state)
+        self.states[state.number] = state.state
         self.running.pop(state.number, None)
         if state.state in ("finished", "stopped"):
-            self._finished += 1
-            self._seconds += state.seconds
-            if _is_better(state, self.best):
+            self._seconds.append(state.seconds)
+            best, place = self.best or state, rank(state.value, state.rule)
+            is_better = place < rank(best.value, best.rule) or self.best is None
+            if place != LAST and state.metric == best.metric and is_better:
                 self.best = state
-
-    def _note(self, job: int, now: State) -> None:
-        if job in self._states:
-            self.counts[self._states[job]] -= 1
-        self._states[job] = now
-        self.counts[now] += 1
-
-    @property
-    def usual(self) -> float | None:
-        """The mean time of a job in seconds; None if none has finished."""
-        return self._seconds / self._finished if self._finished else None
 
     def look(self) -> None:
         """Read what the running jobs have written."""
@@ -121,28 +95,14 @@ class Progress:
         for job in self.running.values():
             job.look(self.directory, monitored)
 
-    def seconds_left(self, now: float) -> float | None:
-        """Estimate the time until all jobs have ended; None if nothing is known yet, or nothing runs."""
-        usual = self.usual
-        left = [job.seconds_left(now, usual) for job in self.running.values()]
-        known = [seconds for seconds in left if seconds is not None]
-        if not known:
+    def seconds_left(self) -> float | None:
+        """Estimate the time until all jobs have ended; None if none has finished yet, or nothing runs."""
+        if not self._seconds or not self.running:
             return None
-        if usual is None:  # no job has finished: one takes what it has taken, and what is left
-            spent = [now - job.state.began for job in self.running.values() if job.until and job.state.began]
-            usual = (sum(known) + sum(spent)) / len(known)
-        todo = (self.counts["queued"] + self.counts["interrupted"] + len(left) - len(known)) * usual
-        return max(*known, (sum(known) + todo) / len(left))
+        left = sum(state in ("queued", "running", "interrupted") for state in self.states.values())
+        return left * sum(self._seconds) / len(self._seconds) / len(self.running)
 
 
-def _is_better(state: JobState, best: JobState | None) -> bool:
-    if rank(state.value, state.rule) == LAST:
-        return False
-    if best is None:
-        return True
-    return state.metric == best.metric and rank(state.value, state.rule) < rank(best.value, state.rule)
-
-
-def _shown(record: Record, name: str | None) -> str:
+def _shown(record: Record, name: str) -> str:
     """Return a value as `loss 0.1234`; empty without the value."""
     return f"{name} {number(record.values[name])}" if name in record.values else ""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.report.formats import brief, duration, number
 from hydraloop.errors import printable
 from hydraloop.run_files.environment import shown
-from hydraloop.safety.secrets import MASK
 from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.results import Group, Results
 from hydraloop.sweeps.report.search_results import SearchResults
@@ -29,14 +28,7 @@ _WIDE = 1000
 """Columns of an output that is no terminal, so that no text is cut."""
 _CUT = ("checkpoint", "error", "progress")
 """Columns that are cut first in a narrow terminal."""
-_STYLES = {
-    "failed": "red",
-    "interrupted": "yellow",
-    "running": "cyan",
-    "queued": "dim",
-    "paused": "dim",
-    "pruned": "dim",
-}
+_STYLES = {"failed": "red", "interrupted": "yellow", "running": "cyan"}
 
 
 def show(directory: SweepDirectory) -> None:
@@ -61,8 +53,6 @@ def show(directory: SweepDirectory) -> None:
         console.print(averages_table(found))
     if found.search is not None and found.search.pareto:
         console.print(pareto_table(found, found.search))
-        where = shown(directory.path / results.JSON)
-        console.print(f"trials: {len(found.search.pareto):,}; the command of each is in {where}", soft_wrap=True)
     if found.best is not None:
         console.print(best_lines(directory, found), soft_wrap=True)
     if found.search is not None and found.search.importance is not None:
@@ -86,7 +76,8 @@ def new_console() -> Console:
 
 def jobs_table(found: Results, most: int = _MOST) -> Table:
     """Return a table of `most` jobs, the best first."""
-    short, others = short_keys(found.keys), _other_objectives(found)
+    short = short_keys(found.keys)
+    others = [] if found.search is None else list(found.search.objectives)[1:]
     columns = ("status", found.metric or "value", *others, "step", "time", "checkpoint", "error")
     table = new_table("job", *short.values(), *columns)
     for row in found.rows[:most]:
@@ -148,11 +139,6 @@ def line(text: str) -> Text:
     return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 
-def _other_objectives(found: Results) -> list[str]:
-    """Return the objectives of a search after the first one, which is the metric of all results."""
-    return [] if found.search is None else list(found.search.objectives)[1:]
-
-
 def best_lines(directory: SweepDirectory, found: Results) -> str:
     """Return the best job or average, and the command that runs it again."""
     command, best = results.rerun_command(directory, *found.best_jobs), found.best
@@ -163,7 +149,4 @@ def best_lines(directory: SweepDirectory, found: Results) -> str:
     else:
         assert best is not None
         text = f"job {best.job}, {best.metric} {number(best.value)}"
-    lines = [f"best: {text}; it runs again with", f"  {command}"]
-    if MASK in command:
-        lines.append(f"  {MASK} is a secret: write its value.")
-    return "\n".join(lines)
+    return f"best: {text}; it runs again with\n  {command}"

@@ -31,8 +31,6 @@ class Point:
 class SearchResults:
     """What only a search has."""
 
-    trials: int
-    """`sweep.trials`."""
     repeats: int
     """Jobs of a trial: trial 2 has the jobs `2 * repeats` to `3 * repeats - 1`."""
     objectives: dict[str, Rule]
@@ -52,7 +50,6 @@ def collect(directory: SweepDirectory, search: Search) -> SearchResults:
     full = [one for one in history.trials if one.state == "complete"]
     found = [pair for one in history.trials for pair in one.results.items()]
     return SearchResults(
-        trials=search.trials,
         repeats=search.repeats,
         objectives=objectives,
         values={job: dict(zip(objectives, values, strict=True)) for job, values in found} if objectives else {},

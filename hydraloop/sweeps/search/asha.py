@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from hydraloop.sweeps.search.history import History, Trial, rank
+from hydraloop.sweeps.search.history import History, Trial
 from hydraloop.sweeps.search.search import Rule
 
 ETA = 3
@@ -66,4 +66,6 @@ def next_trial(history: History, *, is_last: bool) -> Trial | None:
         return trials[found[1]]
     if not is_last or any(one.state == "complete" for one in trials):
         return None
-    return min(paused, key=lambda one: (-len(one.curve), rank((one.curve[len(one.curve)],), history.rules), one.number))
+    highest = max(len(one.curve) for one in paused)
+    values = {one.number: one.curve[highest] for one in paused if len(one.curve) == highest}
+    return trials[next(iter(_best(values, 1, history.rules[0])), min(values))]

@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 
 TrialState = Literal["running", "paused", "complete", "failed", "pruned"]
 """`running`: asked for, and not over. `failed`: an error, NaN, or out of memory."""
-_STATES: dict[str, TrialState] = {
-    "finished": "complete",
-    "stopped": "complete",
-    "paused": "paused",
-    "pruned": "pruned",
-    "failed": "failed",
-}
 _BATCH = 1000
 """Records that are read at once."""
 
@@ -43,7 +36,6 @@ class Measured:
     rules: tuple[Rule, ...] = ()
     curve: dict[int, float] = field(default_factory=dict)
     """With `sweep.prune`: the monitored metric by validation, from 1. With `sweep.promote`: by rung, from 1."""
-    problem: UserError | None = None
 
 
 @dataclass(slots=True)
@@ -106,10 +98,13 @@ class HistoryReader:
             jobs = [self._job(job, running) for job in range(number * repeats, (number + 1) * repeats)]
             for one in jobs:
                 if one.metrics and not history.metrics:
-                    history.metrics, history.rules = one.metrics, one.rules
-                if one.metrics and one.metrics != history.metrics:
-                    one.problem = _other_metric(one, history.metrics[0])
-                history.problem = history.problem or one.problem
+                    objectives = self._search.objectives
+                    history.metrics = tuple(objectives) or one.metrics
+                    history.rules = tuple(objectives.values()) or one.rules
+                if one.metrics and one.metrics != history.metrics and history.problem is None:
+                    problem = f"job {one.job.number} has {', '.join(one.metrics)}, and not {', '.join(history.metrics)}"
+                    remedy = "Start a search that names a metric of all jobs: 'sweep.objectives={loss: min}'."
+                    history.problem = UserError(problem, key="sweep.objectives", remedy=remedy)
             history.trials.append(_trial(number, jobs))
         return history
 
@@ -129,7 +124,7 @@ def _trial(number: int, jobs: list[Measured]) -> Trial:
     """Return a trial with its jobs. Without a `job.json` that has its values, it has failed."""
     trial = Trial(number, {}, state="failed", curve=jobs[0].curve, jobs=[one.job for one in jobs])
     known = next((one.job for one in jobs if one.job.params is not None), None)
-    if known is not None and known.params is not None and not any(one.problem for one in jobs):
+    if known is not None and known.params is not None:
         found = {one.state for one in jobs}
         order: tuple[TrialState, ...] = ("failed", "pruned", "running", "paused", "complete")
         trial.params, trial.notes = known.params, known.notes
@@ -140,22 +135,23 @@ def _trial(number: int, jobs: list[Measured]) -> Trial:
 
 def measure(job: JobState, run_dir: Path, search: Search) -> Measured:
     """Return what a job has reached, by its files."""
-    found = Measured(job, _STATES.get(job.state, "running"), curve=_rungs(job))
+    state: TrialState = "complete" if job.state in ("finished", "stopped") else "running"
+    if job.state == "paused" or job.state == "pruned" or job.state == "failed":
+        state = job.state
+    found = Measured(job, state, curve=_rungs(job))
     if found.state in ("running", "failed"):
         return found
     if job.value is None or not math.isfinite(job.value) or job.metric is None:
         found.state = found.state if found.state in ("paused", "pruned") else "failed"
     elif search.objectives:
-        names, known = tuple(search.objectives), _measured(job, run_dir)
-        for name in names:
-            if name not in known:
-                problem, remedy = f"no record of job {job.number} has {name}", f"Use one of these: {', '.join(known)}."
-                found.problem = UserError(problem, key="sweep.objectives", remedy=remedy)
-                return found
-        found.values, found.metrics = tuple(known[name] for name in names), names
-        found.rules = tuple(search.objectives.values())
-        if not all(map(math.isfinite, found.values)):
-            found.state, found.values = "failed", None
+        known = _measured(job, run_dir)
+        values = tuple(known.get(name, math.nan) for name in search.objectives)
+        if all(map(math.isfinite, values)):
+            found.values, found.metrics = values, tuple(search.objectives)
+        elif search.objectives.keys() <= known.keys():
+            found.state = "failed"
+        else:
+            found.metrics = tuple(known)
     else:
         rule = job.rule or ("greater" if by_keys(job.metric) else "less")
         found.values, found.metrics, found.rules = (job.value,), (job.metric,), (rule,)
@@ -203,17 +199,3 @@ class Validations:
                     yield len(self.values), record.values[self._metric]
             if len(records) < _BATCH:
                 return
-
-
-def _other_metric(one: Measured, earlier: str) -> UserError:
-    metric = one.metrics[0]
-    problem = f"job {one.job.number} monitors {metric}, and earlier results are values of {earlier}"
-    remedy = f"Start a search that names a metric of all jobs: 'sweep.objectives={{{metric}: max}}'."
-    return UserError(problem, key="sweep.objectives", remedy=remedy)
-
-
-def rank(values: tuple[float, ...] | None, rules: tuple[Rule, ...]) -> float:
-    """Return the first objective for sorting, the best first; infinity for NaN and for none."""
-    if values is None or not math.isfinite(values[0]):
-        return math.inf
-    return -values[0] if rules[0] == "greater" else values[0]

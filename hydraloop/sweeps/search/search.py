@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
+from math import ceil
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -36,6 +37,8 @@ class Search:
     """Validations until the first rung."""
     objectives: Mapping[str, Rule] = field(default_factory=dict)
     """Empty: what each run monitors."""
+    validations: int | None = None
+    """With `sweep.prune`: of a whole run. A job is not pruned after its last one."""
 
     @property
     def repeats(self) -> int:
@@ -96,6 +99,10 @@ def search_of(space: Space, options: DictConfig, configs: Sequence[DictConfig]) 
             raise UserError("a search compares validations, and a job has none", key="sweep.trials", remedy=remedy)
         if cfg.engine.pause_after is not None:
             raise UserError("a search does not continue such a job", key="engine.pause_after", remedy="Leave it out.")
+    lengths = {_validations(cfg.engine) if options.prune else None for cfg in configs}
+    if len(lengths) > 1 or 0 in lengths:
+        problem, remedy = "the validations of a run are not known, or differ between jobs", leave_out("sweep.prune")
+        raise UserError(problem, key="sweep.prune", remedy=remedy)
     sampler = OmegaConf.to_container(options.sampler, resolve=True) if OmegaConf.is_dict(options.sampler) else None
     return Search(
         space,
@@ -106,4 +113,13 @@ def search_of(space: Space, options: DictConfig, configs: Sequence[DictConfig]) 
         options.promote,
         options.rung,
         objectives,
+        lengths.pop(),
     )
+
+
+def _validations(engine: DictConfig) -> int:
+    """Return the validations of a run; 0 if their number depends on the data."""
+    length = engine.max_epochs if engine.max_iters is None else engine.max_iters
+    if engine.val_by_epoch != (engine.max_iters is None):
+        return 0
+    return ceil(max(0, int(length) - max(0, int(engine.val_begin) - 1)) / int(engine.val_interval))

@@ -80,18 +80,16 @@ class Space:
 
         The other dimensions have their first value. A condition of the dimension is met.
         """
-        yield self._completed({})
+        given: list[Params] = [{}]
         for one in self.dimensions:
             needed = {key: allowed[0] for key, allowed in one.only.items()}
-            for value in one.ends():
-                yield self._completed({**needed, one.key: value})
-
-    def _completed(self, given: Params) -> dict[str, Value]:
-        values: dict[str, Value] = {}
-        for one in self.dimensions:
-            if one.is_active(values):
-                values[one.key] = given.get(one.key, one.ends()[0])
-        return values
+            given += [{**needed, one.key: value} for value in one.ends()]
+        for params in given:
+            values: dict[str, Value] = {}
+            for one in self.dimensions:
+                if one.is_active(values):
+                    values[one.key] = params.get(one.key, one.ends()[0])
+            yield values
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Space:

@@ -54,21 +54,17 @@ def test_jobs_share_gpus_or_use_several() -> None:
 
 @pytest.mark.parametrize("per_job", [0, -1, 1.5, 3])
 def test_an_impossible_share_is_refused(per_job: float) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"sweep\.gpus_per_job"):
         Slots(["0", "1"], per_job)
-    assert caught.value.key == "sweep.gpus_per_job"
 
 
 @pytest.mark.parametrize(
     ("variable", "found"),
     [
         (None, ["GPU-aa", "GPU-ab", "GPU-cc", "GPU-dd"]),
-        ("2,0", ["2", "0"]),
         ("", []),
-        ("1,-1,2", ["1"]),
-        ("1, 4, 2", ["1"]),
-        ("GPU-ab,GPU-c", ["GPU-ab", "GPU-c"]),
-        ("MIG-1/2", ["MIG-1/2"]),
+        ("2, 1, 4, 0", ["2", "1"]),
+        ("GPU-ab,MIG-1/2", ["GPU-ab", "MIG-1/2"]),
     ],
 )
 def test_the_variable_for_visible_gpus_counts(
@@ -90,7 +86,7 @@ def test_without_a_driver_there_are_no_gpus(
         (tmp_path / "nvidia-smi").chmod(0o755)
     assert visible() == []
     assert divided() == Shares(1)
-    with pytest.raises(UserError, match=r"sweep\.gpus_per_job: no GPU was found\n"):
+    with pytest.raises(UserError, match=r"sweep\.gpus_per_job: 2 is .* of this sweep \(0\)"):
         divided(gpus_per_job=2)
 
 
@@ -98,6 +94,7 @@ def test_one_job_for_each_gpu_and_equal_threads(machine: list[str], monkeypatch:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
     found = divided()
     assert (found.workers, found.threads) == (4, 4)
+    assert divided(max_workers=5).workers == 4
     found = divided(gpus=[1, 3], max_workers=1)
     assert (found.workers, found.threads) == (1, None)
     assert found.slots is not None
@@ -119,21 +116,19 @@ def test_the_numbers_of_gpus_are_those_of_torch(machine: list[str], monkeypatch:
     found = divided(gpus=[1])
     assert found.slots is not None
     assert found.slots.take(0) == ("1",)
-    with pytest.raises(UserError, match=r"GPU 2 does not exist \(2 found, CUDA_VISIBLE_DEVICES=3,1\)\n.*=\[0,1\]"):
+    with pytest.raises(UserError, match=r"GPU 2 does not exist: 2 found"):
         divided(gpus=[2])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpus": [0, 4]}, r"sweep.gpus: GPU 4 does not exist \(4 found\)"),
+        ({"gpus": [0, 4]}, "sweep.gpus: GPU 4 does not exist: 4 found"),
         ({"gpus": [-1]}, "sweep.gpus: GPU -1 does not exist"),
-        ({"gpus_per_job": 5}, "sweep.gpus_per_job: 5 is more than the GPUs of this sweep"),
         ({"ranks": 2}, r"distributed.nproc_per_node: the 2 ranks of a job need 2 GPUs, and it has 1\n"),
-        ({"max_workers": 5}, "sweep.max_workers: 5 jobs at a time need more GPUs: there are enough for 4"),
         ({"executor": "submitit", "gpus": [0]}, "sweep.gpus: Slurm chooses"),
-        ({"executor": "submitit", "gpus_per_job": 2}, "sweep.gpus_per_job: Slurm chooses"),
-        ({"device": "cpu", "gpus_per_job": 2}, "sweep.gpus_per_job: the jobs use no GPU\n"),
+        ({"executor": "ray", "gpus_per_job": 2}, "sweep.gpus: Ray chooses"),
+        ({"device": "cpu", "gpus_per_job": 2}, "sweep.gpus_per_job: 2 is"),
     ],
 )
 def test_what_the_machine_does_not_have_is_refused(machine: list[str], options: dict[str, Any], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,12 @@ def test_a_job_shows_its_last_records(directory: SweepDirectory) -> None:
     progress = Progress.of(directory, directory.states())
     job = progress.running[0]
     progress.look()
-    assert (job.iteration, job.loss, job.metric, job.seconds_left(110.0, None)) == (0, "", "", None)
+    assert (job.iteration, job.loss, job.metric, job.until) == (0, "", "", None)
     val = {"mode": "val", "epoch": 1, "iteration": 100, "accuracy": None, "nonfinite": {"accuracy": "nan"}}
     train = {"mode": "train", "epoch": 2, "iteration": 110, "eta": 30.0, "loss": 0.5, "timestamp": 120.0}
     log(directory, 0, val, train)
     progress.look()
-    assert (job.iteration, job.loss, job.metric, job.seconds_left(130.0, None)) == (
-        110,
-        "loss 0.5000",
-        "accuracy nan",
-        20,
-    )
+    assert (job.iteration, job.loss, job.metric, job.until) == (110, "loss 0.5000", "accuracy nan", 150.0)
     log(directory, 0, {**train, "iteration": 120}, end="")
     progress.look()
     assert job.iteration == 110, "the line is not complete"
@@ -58,29 +54,26 @@ def test_records_of_an_earlier_attempt_tell_no_end(directory: SweepDirectory) ->
     progress = Progress.of(directory, directory.states())
     progress.look()
     assert progress.running[0].iteration == 90
-    assert progress.seconds_left(110.0) is None
+    assert progress.running[0].until is None
 
 
 def test_the_end_of_all_jobs_is_estimated(directory: SweepDirectory) -> None:
-    log(directory, 0, {"mode": "train", "epoch": 1, "iteration": 90, "eta": 30.0, "loss": 0.5, "timestamp": 110.0})
     progress = Progress.of(directory, directory.states())
-    progress.look()
-    assert progress.seconds_left(110.0) == 30 + 5 * 40, "a job takes 40 s"
-    write(directory, {1: {"state": "running", "began": 110.0}})
-    progress.started(directory.state(1))
-    progress.look()
-    assert progress.seconds_left(110.0) == (30 + 40 + 4 * 40) / 2
+    assert progress.seconds_left() is None, "no job has finished"
+    for number in (1, 2):
+        progress.started(directory.state(number))
     write(directory, {1: finished(0.5, seconds=20.0)})
     progress.ended(directory.state(1))
-    assert progress.seconds_left(110.0) == 30 + 4 * 20
-    write(directory, {0: finished(0.6, seconds=20.0)})
-    progress.ended(directory.state(0))
-    assert progress.seconds_left(110.0) is None, "nothing runs"
+    assert progress.seconds_left() == 5 * 20 / 2
+    for number in (0, 2):
+        write(directory, {number: finished(0.6, seconds=20.0)})
+        progress.ended(directory.state(number))
+    assert progress.seconds_left() is None, "nothing runs"
 
 
 def test_jobs_are_counted_once_and_the_best_is_kept(directory: SweepDirectory) -> None:
     progress = Progress.of(directory, directory.states())
-    assert +progress.counts == {"running": 1, "queued": 5}
+    assert +Counter(progress.states.values()) == {"running": 1, "queued": 5}
     told = (0, finished(math.nan)), (1, finished(0.7)), (2, finished(0.6)), (3, finished(0.9, metric="other"))
     for number, state in (*told, (4, {"state": "failed", "error": "x", "value": 1.0})):
         progress.started(directory.state(number))
@@ -88,6 +81,6 @@ def test_jobs_are_counted_once_and_the_best_is_kept(directory: SweepDirectory) -
         progress.ended(directory.state(number))
     assert progress.best is not None
     assert progress.best.number == 1
-    assert +progress.counts == {"finished": 4, "failed": 1, "queued": 1}
+    assert +Counter(progress.states.values()) == {"finished": 4, "failed": 1, "queued": 1}
     progress.started(directory.state(4))
-    assert +progress.counts == {"finished": 4, "running": 1, "queued": 1}
+    assert +Counter(progress.states.values()) == {"finished": 4, "running": 1, "queued": 1}

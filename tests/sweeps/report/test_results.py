@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from hydraloop.cli import arguments
+from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps.report import results, results_table
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -25,7 +26,7 @@ from tests.sweeps.written import finished, sweep, write
 @pytest.fixture
 def directory(tmp_path: Path) -> SweepDirectory:
     """Two lrs, two seeds and a constant: job 2 is the luckiest; job 1 has failed, job 3 diverged."""
-    made = sweep(tmp_path / "sweep", "optimizer.lr=1e-3,1e-2", "seed=0,1", "engine.max_epochs=3", "sweep.max_workers=2")
+    made = sweep(tmp_path / "sweep", "optimizer.lr=1e-3,1e-2", "seed=0,1", "engine.max_epochs=3")
     told = {
         0: finished(0.9),
         1: finished(0.99, state="failed", error="ValueError: [red] is bad :smile:\nmore", checkpoint=None),
@@ -37,7 +38,7 @@ def directory(tmp_path: Path) -> SweepDirectory:
 
 
 def as_json(directory: SweepDirectory) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(results.as_json(directory, results.collect(directory)))
+    content: dict[str, Any] = plain(results.for_programs(directory, results.collect(directory)))
     return content
 
 
@@ -130,17 +131,6 @@ def test_a_job_that_diverges_before_its_first_validation_does_not_name_the_metri
     assert (content["metric"], content["best"]["job"]) == ("accuracy", 1)
 
 
-def test_jobs_are_averaged_over_their_seeds(tmp_path: Path) -> None:
-    made = sweep(tmp_path / "sweep", "seed=0,1,2,3,4", "a=0,1,2")
-    noise = (0.0, 0.01, -0.01, 0.02, -0.02)
-    write(made, {3 * s + a: finished((0.9, 0.905, 0.5)[a] + noise[s]) for s in range(5) for a in range(3)})
-    content = as_json(made)
-    assert [group["swept"] for group in content["groups"]] == [{"a": "1"}, {"a": "0"}, {"a": "2"}]
-    assert content["groups"][0]["jobs"] == [1, 4, 7, 10, 13]
-    assert content["groups"][0]["mean"] == pytest.approx(0.905)
-    assert content["groups"][0]["deviation"] == pytest.approx(math.sqrt(0.001 / 4))
-
-
 @pytest.mark.parametrize(("key", "option"), [("seed", ""), ("fold", " sweep.average=fold")])
 def test_over_seeds_or_folds_the_best_average_is_the_best_and_not_the_luckiest_job(
     key: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -154,7 +144,7 @@ def test_over_seeds_or_folds_the_best_average_is_the_best_and_not_the_luckiest_j
     assert content["groups"][0]["swept"] == {"a": "2"}, "the average of a single job"
     command = f"python train.py -m {key}=0,1,2 a=1{option}"
     assert (content["best"]["swept"], content["best"]["command"]) == ({"a": "1"}, command)
-    assert content["best"]["mean"] == pytest.approx(0.85)
+    assert (content["best"]["mean"], content["best"]["deviation"]) == pytest.approx((0.85, 0.05))
     results_table.show(made)
     printed = capsys.readouterr().out.splitlines()
     assert printed[-2:] == ["best: a=1, mean accuracy 0.8500 over 3 of 3 jobs; it runs again with", f"  {command}"]
@@ -171,25 +161,18 @@ def test_a_job_that_has_failed_with_nan_is_not_left_out_of_its_average(tmp_path:
     assert as_json(made)["best"] is None
 
 
-def test_mean_and_deviation() -> None:
-    assert results.mean_and_deviation([1.0, 2.0, 4.0]) == pytest.approx((7 / 3, math.sqrt(7 / 3)))
-    assert results.mean_and_deviation([1.0]) == (1.0, None)
-    for value in (math.nan, math.inf):
-        assert all(map(math.isnan, map(float, results.mean_and_deviation([1.0, value]))))  # type: ignore[arg-type]
-
-
 def test_the_command_has_custom_flags_and_no_option_of_the_sweep(tmp_path: Path) -> None:
     remember_overrides(["+logger.api_key=abcdefgh12345678"])
     hydra = ("hydra.searchpath=[file://other]", "hydra.sweep.dir=x", "hydra/job_logging=none")
     axes = (
         "hooks=[],[ema]",
-        "detach=true",
-        "sweep.max_workers=2",
         "~default_hooks.logger=",
         "+logger.api_key=abcdefgh12345678",
     )
     command = ("python", "my train.py", "--multirun", "--config-name=other")
-    made = sweep(tmp_path / "sweep", *axes, overrides=(*axes, *hydra), command=command)
+    made = sweep(
+        tmp_path / "sweep", *axes, overrides=(*axes, *hydra, "detach=true", "sweep.max_workers=2"), command=command
+    )
     text = results.rerun_command(made, 1)
     assert "abcdefgh" not in text
     assert shlex.split(text.replace("***", "x")) == [

@@ -10,21 +10,6 @@ from hydraloop.sweeps.search.search import Rule
 NAN = math.nan
 
 
-def test_the_highest_rung_and_its_best_trial_come_first() -> None:
-    results = [{0: 5.0, 1: 3.0, 2: 4.0, 3: 1.0, 4: 2.0, 5: 6.0}, {3: 1.0, 4: 0.5, 1: 2.0}]
-    assert promotion(results, [{3, 4, 1}, set()], "less") == (1, 4)
-    assert promotion(results, [{3, 4, 1}, set()], "greater") == (1, 1)
-    assert promotion(results, [{3, 4, 1}, {1}], "greater") == (0, 5)  # the best 6 // 3 are 5 and 0
-    assert promotion(results, [{3, 4, 1, 5}, {1}], "greater") == (0, 0)
-    assert promotion(results, [{3, 4, 1, 5, 0}, {1}], "greater") is None
-
-
-def test_equal_values_are_ordered_by_trial_and_nan_is_not_promoted() -> None:
-    assert promotion([{2: 1.0, 0: NAN, 1: 1.0}], [()], "greater") == (0, 1)
-    assert promotion([{2: NAN, 0: NAN, 1: math.inf}], [()], "less") == (0, 1)
-    assert promotion([{2: NAN, 0: NAN, 1: NAN}], [()], "less") is None
-
-
 VALUES: list[Callable[[random.Random, int], float]] = [
     lambda drawn, event: drawn.gauss(0, 1),
     lambda drawn, event: float(drawn.randrange(3)),

@@ -108,13 +108,6 @@ def test_a_failed_trial_is_not_repeated_by_the_sampler(tmp_path: Path) -> None:
     assert states[20:].count("failed") < 14
 
 
-def test_each_trial_runs_with_all_seeds(tmp_path: Path) -> None:
-    search = Search(tmp_path, (LR, "seed=0,1,2"), {"trials": 4})
-    search.run()
-    assert {number for number, _ in search.started} == set(range(12))
-    assert ends(search) == {"finished": 12}
-
-
 def test_enqueued_trials_are_first_and_the_sampler_completes_them(tmp_path: Path) -> None:
     options = {"trials": 3, "enqueue": [{"optimizer.lr": 1e-3, "hooks": ["ema"]}, {"hooks": "[]"}]}
     search = Search(tmp_path, (LR, "hooks=[],[ema]"), options)
@@ -153,7 +146,7 @@ def test_an_objective_that_no_record_has_ends_the_search(tmp_path: Path) -> None
     search = Search(tmp_path, options={"trials": 6, "objectives": {"los": "min"}})
     loop = search.run()
     assert loop.problem is not None
-    assert (loop.problem.key, loop.problem.problem) == ("sweep.objectives", "no record of job 0 has los")
+    assert (loop.problem.key, loop.problem.problem) == ("sweep.objectives", "job 0 has loss, time, and not los")
     assert ends(search)["running"] == 0
 
 
