@@ -1,4 +1,4 @@
-"""Conditions of `runs` and `sweep.until`: `best > 0.99 or hours > 2`, which Python evaluates once they are checked."""
+"""Conditions of `runs`: `accuracy > 0.9 and "ema" in hooks`, which Python evaluates once they are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions of `runs` and `sweep.until`."""
+"""Conditions of `runs`."""
 
 from __future__ import annotations
 

@@ -52,11 +52,6 @@ class SweepDraft(Draft):
     """`engine.device`; `cpu` only if it is that of all jobs."""
 
     @property
-    def swept(self) -> list[str]:
-        """The keys that are swept."""
-        return [key.partition("@")[0] for key in self.jobs.swept]
-
-    @property
     def options(self) -> DictConfig:
         """The options `sweep.*`."""
         return self.master.sweep  # type: ignore[no-any-return]

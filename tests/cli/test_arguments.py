@@ -116,7 +116,7 @@ def test_with_a_sweep_a_comma_sweeps(line: str, capsys: pytest.CaptureFixture[st
     with composer() as opened:
         checked = check_command(arguments.read(line.split()), opened)
     assert isinstance(checked, planning.SweepDraft)
-    assert checked.swept[0] == "hooks"
+    assert checked.jobs.swept[0] == "hooks"
     assert "read as a list" not in capsys.readouterr().err
 
 

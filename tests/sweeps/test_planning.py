@@ -31,7 +31,7 @@ def test_each_value_is_checked_once_not_each_combination() -> None:
     with composer() as opened:
         plan, checked = planned("-m seed=1,2,3 engine.max_epochs=4,5,6 sweep.max_workers=2", opened)
     assert [(cfg.seed, cfg.engine.max_epochs) for cfg in checked] == [(1, 4), (2, 4), (3, 4), (1, 5), (1, 6)]
-    assert plan.swept == ["seed", "engine.max_epochs"]
+    assert plan.jobs.swept == ("seed", "engine.max_epochs")
     assert (plan.cfg.seed, plan.jobs.count, plan.options.max_workers) == (1, 9, 2)
     assert plan.subdir == "${hydra.job.num}"
 
