@@ -103,7 +103,7 @@ def test_a_directory_without_a_sweep_is_refused(sweep: SweepDirectory) -> None:
 
 def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written: Not a directory"):
+    with pytest.raises(UserError, match="cannot be locked: Not a directory"):
         SweepDirectory.create(tmp_path / "file" / "sweep", DESCRIPTION)
 
 
