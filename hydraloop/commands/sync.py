@@ -22,10 +22,9 @@ from hydraloop.errors import printable
 from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import run_description
-from hydraloop.tracking.cursor import run_dirs
-from hydraloop.tracking.following import follow
+from hydraloop.tracking.cursor import Cursor, run_dirs
 from hydraloop.tracking.masked_output import log_to_stderr
-from hydraloop.tracking.sending import How, Once, send
+from hydraloop.tracking.sending import How, Once, follow, send
 
 _REST = How()
 _OPTION = re.compile(r"(?:default_)?hooks\.(\w+)\.(\w+)=(.*)", re.DOTALL)
@@ -69,16 +68,15 @@ def send_all(directories: Sequence[Path], how: How = _REST) -> int:
 
 def _send(run_dir: Path, name: str, how: How) -> bool:
     """Send the rest of one run, and how it ended, to one tracker. Prints the outcome. Returns whether all is there."""
-    sent = send(run_dir, name, how, Once())
-    cursor, problem = sent.cursor, sent.problem
-    there, where = (0, None) if cursor is None else (cursor.sent, cursor.where)
-    text = f"{os.path.relpath(run_dir)}  {name}: {max(0, there - (sent.before or 0)):,} sent, "
-    text += f"{there:,} of {count(run_dir / FILENAME):,} records there"
-    if cursor is not None and cursor.left_out:
-        text += f", {cursor.left_out:,} left out by interval"
+    before = None if how.again else Cursor.load(run_dir, name)
+    problem = send(run_dir, name, how, Once())
+    cursor = Cursor.load(run_dir, name) or Cursor("")
+    sent = max(0, cursor.sent - (0 if before is None else before.sent))
+    text = f"{os.path.relpath(run_dir)}  {name}: {sent:,} sent, "
+    text += f"{cursor.sent:,} of {count(run_dir / FILENAME):,} records there"
     if problem is not None:
         text += f"; not all: {problem}"
-    elif where is not None:
-        text += f", {where}"
+    elif cursor.where is not None:
+        text += f", {cursor.where}"
     print(printable(mask_text(text)), flush=True)
     return problem is None

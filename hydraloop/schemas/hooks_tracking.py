@@ -42,7 +42,7 @@ class MLflowLoggerHookConf(_TrackerConf):
     log_code: bool = False
     """Whether to store `code.patch`, the uncommitted changes of the code. False: no code leaves the machine."""
     flush_timeout: float = 10.0
-    """Seconds that sending the rest may take at the end of the run, from 0 to 86,400. 10: a working server needs less,
+    """Seconds that sending the rest may take at the end of the run, at least 0. 10: a working server needs less,
     and a broken one should not delay the exit. `python -m hydraloop sync` sends what is left."""
 
 
@@ -55,7 +55,7 @@ class TensorBoardLoggerHookConf(_TrackerConf):
     """Iterations between two histograms of each weight and gradient, at least 1. Null: none. Each costs a host sync and
     a copy to the host for each tensor, and about 2 kB per parameter in a file."""
     flush_timeout: float = 10.0
-    """Seconds that writing the rest may take at the end of the run, from 0 to 86,400. 10, as for the other trackers; a
+    """Seconds that writing the rest may take at the end of the run, at least 0. 10, as for the other trackers; a
     file needs far less."""
 
 
@@ -75,7 +75,7 @@ class WandbLoggerHookConf(_TrackerConf):
     """Checkpoint files to send as artifacts of type model: `best` and `last` at the end of the run, or `all` as they
     are written. The best one has the alias `best`. Null: none, because they are large and W&B's storage is limited."""
     flush_timeout: float = 10.0
-    """Seconds that sending the rest may take at the end of the run, from 0 to 86,400. 10, a short wait;
+    """Seconds that sending the rest may take at the end of the run, at least 0. 10, a short wait;
     `python -m hydraloop sync` sends what is left."""
 
 

@@ -40,7 +40,7 @@ from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.report_process import check_installed, write_report
-from hydraloop.tracking.sweep_sender import SweepSender
+from hydraloop.tracking.sender import SweepSender
 
 
 def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:

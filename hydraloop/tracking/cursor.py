@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.run_files import atomic
 from hydraloop.run_files.environment import shown
+from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.tracking.tracker import FOLDER
 
 if TYPE_CHECKING:
@@ -29,26 +30,18 @@ class Cursor:
 
     kind: str
     """Dotted path of the tracker."""
-    offset: int = 0
-    """Bytes of the log that are processed."""
     index: int = 0
     """Lines of the log that are processed."""
     refused: list[int] = field(default_factory=list)
     """Lines that the service has refused."""
-    left_out: int = 0
-    """Number of lines that `interval` has left out."""
     cuts: int = 0
     """Number of cuts of the log that the service knows of."""
     attempt: int = -1
     """Number of the last attempt that the service knows of; -1: none."""
-    finished: bool = False
-    """Whether the service has all records of that attempt and knows how it ended."""
     complete: bool = False
-    """Whether the service also has all files of that attempt."""
+    """Whether the service has all records and files of that attempt, and knows how it ended."""
     where: str | None = None
     """Where a person finds the run: an address or a command."""
-    about: int = -1
-    """Number of the attempt that `trouble` and `remarks` are about."""
     trouble: str | None = None
     """What does not work now; None if everything works."""
     remarks: list[str] = field(default_factory=list)
@@ -58,8 +51,8 @@ class Cursor:
 
     @property
     def sent(self) -> int:
-        """Number of records that the service has."""
-        return self.index - len(self.refused) - self.left_out
+        """Number of records that were sent, or left out by `interval`."""
+        return self.index - len(self.refused)
 
     def save(self, run_dir: Path, name: str) -> None:
         """Write the cursor atomically."""
@@ -76,6 +69,14 @@ class Cursor:
         except (ValueError, TypeError, AttributeError) as error:
             log.warning("%s cannot be read (%s): all records count as not sent", path, error)
             return None
+
+
+def is_complete(run_dir: Path, name: str, attempt: int) -> bool:
+    """Return whether a tracker has everything that a run has after the attempt of a number."""
+    cursor = Cursor.load(run_dir, name)
+    if cursor is None or not cursor.complete or cursor.attempt != attempt:
+        return False
+    return cursor.index >= count(run_dir / FILENAME)
 
 
 def sync_command(folder: Path, kinds: Iterable[str], *flags: str) -> str:

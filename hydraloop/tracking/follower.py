@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Literal
 
 from hydraloop.engine.interval import Every
 from hydraloop.run_files import record_cuts
-from hydraloop.run_files.record_log import FILENAME, Position, Reader, Record, read_all
+from hydraloop.run_files.record_log import FILENAME, Position, Reader, Record
 from hydraloop.tracking.cursor import Cursor, sync_command
 from hydraloop.tracking.own_files import own
 from hydraloop.tracking.tracker import BusyError, Finish, GoneError, LostError, RefusedError, Tracker, UnusableError
@@ -24,13 +23,16 @@ BATCH = 200
 _PAUSES = (1.0, 30.0)
 """Shortest and longest pause in seconds between two tries. Doubled up to 30 s, so a restarted server is found soon."""
 _BUSY_PAUSES = (0.1, 5.0)
-"""The same if the service is there but refuses (`BusyError`), unless it says how long to wait."""
+"""The same if the service is there but refuses (`BusyError`)."""
 _LAST_PAUSE = 1.0
 """Longest pause in seconds after the run has ended, when little time is left."""
 _FILES = 1.0
 """Seconds for files before the next look for records, and between two such times."""
 _PATIENCE = 3.0
 """Seconds for which a busy service may refuse before it is reported as a problem."""
+
+_LONGEST = 150
+"""Most characters of an error, and of what caused it."""
 
 State = Literal["following", "caught up", "in trouble", "cut", "done", "given up"]
 """`cut`: a resume has cut the log. The run is opened again when that attempt is described."""
@@ -49,21 +51,17 @@ class Follower:
         self._tracker, self._cursor, self._run_dir, self._name = tracker, cursor, run_dir, name
         self._told = told
         self._is_due = Every(tracker.options.get("interval", 1)).due
-        self._reader = Reader(run_dir / FILENAME, Position(cursor.offset, cursor.index))
+        self._reader = Reader(run_dir / FILENAME, Position())
         self._batch = BATCH
-        self._opened = self._rewound = self._in_trouble = False
-        self._lost = -1
-        """Index of the first record that the service has lost; -1 when it has everything again."""
-        self._lost_again = False
-        """Whether it has lost the same records twice: then their arrival does not end the trouble."""
+        self._opened = self._rewound = self._finished = self._in_trouble = False
+        self._lost = False
+        """Whether the service has lost records, and does not have everything again."""
         self.failures = 0
         """Errors in a row, without a record or file that arrived between them."""
         self.is_busy = False
         """Whether the last of them was a `BusyError`."""
         self._failing_since = 0.0
         self._next_try = self._files_due = 0.0
-        self._asked = False
-        """Whether the service has said how long to wait."""
         self._saved = repr(cursor.memory)
 
     def wait(self, *, ending: bool) -> float:
@@ -71,7 +69,7 @@ class Follower:
         if self.failures == 0:
             return 1.0
         left = max(0.0, self._next_try - monotonic())
-        return min(left, _LAST_PAUSE) if ending and not self._asked else left
+        return min(left, _LAST_PAUSE) if ending else left
 
     def step(self, finish: Finish | None) -> State:
         """Do the next thing: open the run, send a batch, report how the run ended, or send files.
@@ -79,10 +77,10 @@ class Follower:
         Args:
             finish: how the run ended; None while it is running.
         """
-        if self.failures and (finish is None or self._asked) and monotonic() < self._next_try:
+        if self.failures and finish is None and monotonic() < self._next_try:
             return "in trouble"
         try:
-            state = self._step(finish)
+            state = self._next(finish)
         except _CutError:
             return "cut"
         except UnusableError as error:
@@ -91,17 +89,20 @@ class Follower:
             return "given up"
         except Exception as error:
             log.debug("to be repeated", exc_info=error)
+            if isinstance(error, LostError):
+                self._go_back(error.index)
+                self._finished = self._cursor.complete = False
+                if not self._lost:
+                    self._lost = True
+                    return "following"
             self._pause(error)
             if not self._in_trouble and (not self.is_busy or self.failing >= _PATIENCE):
                 self._in_trouble = True
                 self._told(described(error))
             return "in trouble"
         if state != "following":
-            self._lost, self._lost_again = -1, False
-        if self._lost_again:
-            return state
-        self.failures = 0
-        if self._in_trouble:
+            self._lost, self.failures = False, 0
+        if self._in_trouble and self.failures == 0:
             self._in_trouble = False
             self._told(None)
         return state
@@ -115,25 +116,11 @@ class Follower:
         """Count an error and decide when the next try is."""
         self.is_busy = isinstance(error, BusyError)
         shortest, longest = _BUSY_PAUSES if self.is_busy else _PAUSES
-        asked = error.retry_after if isinstance(error, BusyError) else None
-        pause = min(shortest * 2 ** min(self.failures, 16), longest) if asked is None else asked
-        self._asked = asked is not None
+        pause = min(shortest * 2 ** min(self.failures, 16), longest)
         if self.failures == 0:
             self._failing_since = monotonic()
         self._next_try = monotonic() + pause
         self.failures += 1
-
-    def _step(self, finish: Finish | None) -> State:
-        try:
-            return self._next(finish)
-        except LostError as error:
-            self._go_back(error.index)
-            self._cursor.finished = self._cursor.complete = False
-            self._save()
-            self._lost_again, self._lost = self._lost_again or error.index <= self._lost, error.index
-            if self._lost_again:  # sending again does not help: paused and counted, like other errors
-                raise
-            return "following"
 
     def _next(self, finish: Finish | None) -> State:
         if not self._opened:
@@ -142,7 +129,7 @@ class Follower:
         records, after = self._reader.read(self._batch)
         self._check_log()  # a cut is listed before the log is truncated
         if records:
-            self._cursor.finished = self._cursor.complete = False
+            self._finished = self._cursor.complete = False
             wanted = [record for record in records if self._wants(record)]
             try:
                 if wanted:
@@ -152,19 +139,18 @@ class Follower:
                     self._batch = len(records) // 2
                     return "following"
                 self._refuse(wanted[0], error)
-            self._cursor.left_out += len(records) - len(wanted)
             self._batch = min(2 * self._batch, BATCH)
             self._reader.position = after
-            self._cursor.offset, self._cursor.index = after.offset, after.index
+            self._cursor.index = after.index
             self._arrived()
             if finish is None and monotonic() >= self._files_due:  # records may arrive faster than they are sent
                 self._send_files()
             return "following"
         if finish is not None and self._cursor.index < finish.records:
             return "caught up"  # a file server does not show the last lines yet
-        if finish is not None and not self._cursor.finished:
+        if finish is not None and not self._finished and not self._cursor.complete:
             self._tracker.finish(finish)
-            self._cursor.finished = True
+            self._finished = True
             self._arrived()
         if self._send_files():
             return "following"
@@ -194,9 +180,9 @@ class Follower:
         return False
 
     def _arrived(self) -> None:
-        """Store that the service has more than before."""
+        """Store that the service has more than before. Lost records that arrive again do not end a trouble."""
         self._save()
-        if not self._lost_again:
+        if not self._lost:
             self.failures = 0
 
     def _open(self) -> None:
@@ -211,14 +197,13 @@ class Follower:
             pass
         if not self._rewound:
             index = record_cuts.still_there(path, cursor.index, cursor.cuts)
-            if index < cursor.index:
-                self._go_back(self._tracker.rewound(index))
+            self._go_back(self._tracker.rewound(index) if index < cursor.index else index)
             cursor.cuts = len(record_cuts.cuts(path))
             self._rewound = True
         if cursor.attempt != number:
-            cursor.finished = cursor.complete = False
+            cursor.complete = False
         self._tracker.open()
-        cursor.attempt, cursor.where = number, self._tracker.where
+        cursor.attempt = number
         self._save()
         self._opened = True
 
@@ -226,18 +211,14 @@ class Follower:
         """Check that the log is the one that was opened: reading from the middle of another file returns garbage."""
         path = self._run_dir / FILENAME
         with suppress(FileNotFoundError):  # a run without records yet, or one that was moved
-            if len(record_cuts.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._cursor.offset:
+            if len(record_cuts.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._reader.position.offset:
                 raise _CutError
 
     def _go_back(self, index: int) -> None:
-        """Set the cursor back to line `index`."""
-        place = self._reader.find(index)
-        self._reader.position = place
-        self._cursor.offset, self._cursor.index = place.offset, place.index
+        """Continue at line `index`."""
+        self._reader.position = self._reader.find(index)
+        self._cursor.index = index
         self._cursor.refused = [line for line in self._cursor.refused if line < index]
-        if self._cursor.left_out:
-            before = islice(read_all(self._run_dir / FILENAME), index)
-            self._cursor.left_out = sum(not self._wants(record) for record in before)
 
     def _refuse(self, record: Record, error: RefusedError) -> None:
         level = logging.INFO if self._cursor.refused else logging.WARNING  # one warning a run
@@ -257,9 +238,10 @@ class _CutError(Exception):
 def described(error: BaseException) -> str:
     """Describe an error in one line, with the operating system's error that caused it: `Connection refused`."""
     *_, cause = causes(error)
-    if not isinstance(cause, OSError) or reason(error) in str(error):
-        return _line(error, 300)
-    return f"{_line(error, 120)} ({_line(cause, 150)})"
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(cause, OSError) and reason(error) not in text:
+        text = f"{text[:_LONGEST]} ({type(cause).__name__}: {cause})"
+    return " ".join(text.split())[: 2 * _LONGEST]
 
 
 def reason(error: BaseException) -> str:
@@ -274,8 +256,3 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     while found is not None:
         yield found
         found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-
-
-def _line(error: BaseException, longest: int) -> str:
-    text = " ".join(str(error).split()) or repr(error)
-    return f"{type(error).__name__}: {text[:longest]}{'…' if len(text) > longest else ''}"

@@ -20,14 +20,12 @@ from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, path_of, sync_command
 from hydraloop.tracking.sender import Sender
-from hydraloop.tracking.tracker import Finish
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
-_DAY = 86_400
 _OPENING = 30.0
 """Least seconds to wait for a service that must be available: importing its library alone may take ten."""
 _CONTINUES = "; training continues, the records stay in the run directory"
@@ -62,13 +60,13 @@ class TrackerHook(Hook):
     a sweep have no senders: the controller has one.
 
     Args:
-        flush_timeout: seconds to send the rest after the run has ended, from 0 to 86,400 (a day).
+        flush_timeout: seconds to send the rest after the run has ended, at least 0.
         options: the subclass's options, as plain JSON.
         interval: the records of every `interval`-th iteration are sent, at least 1. The records of evaluations and
             those that announce objects (pictures, histograms) are always sent.
 
     Raises:
-        UserError: `flush_timeout` is negative or longer than a day, or `interval` is below 1.
+        UserError: `flush_timeout` is negative, or `interval` is below 1.
     """
 
     kind: ClassVar[str]
@@ -81,17 +79,18 @@ class TrackerHook(Hook):
     rank_zero_only = True
 
     def __init__(self, *, flush_timeout: float, options: Mapping[str, Any], interval: int = 1) -> None:
-        if not 0 <= flush_timeout <= _DAY:
-            problem = f"{flush_timeout} is negative" if flush_timeout < 0 else f"{flush_timeout} is longer than a day"
-            raise UserError(problem, key="flush_timeout", remedy=f"Use seconds, 0 or more, up to {_DAY}.")
-        self._flush_timeout = flush_timeout
+        check_at_least(0, flush_timeout=flush_timeout)
         check_at_least(1, interval=interval)
+        self._flush_timeout = flush_timeout
         self._options = {**options, "flush_timeout": flush_timeout, "interval": interval}
+        self._begin_run()
+
+    def _begin_run(self) -> None:
         self._is_used = self._logged = self._warned = False
         self._trouble: str | None = None
-        self._heard = 0
-        """Number of remarks in the cursor that were logged."""
-        self._seen = 0
+        self._heard: set[str] = set()
+        """Remarks in the cursor that were logged."""
+        self._looked = 0
         """Modification time of the cursor that was read last."""
         self._not_installed: UserError | None = None
 
@@ -109,10 +108,11 @@ class TrackerHook(Hook):
                 remedy="Keep the logger, or remove this hook.",
             )
         engine.messages.provide("sending", lambda: None)
-        self._is_used, self._logged, self._warned = True, False, False
-        self._trouble, self._heard, self._seen, self._not_installed = None, 0, 0, None
-        if not self._is_installed():
-            self._not_installed = not_installed(self.library or "", key=self.key)
+        self._begin_run()
+        self._is_used, self._looked = True, _changed(engine.run_dir, self.name)  # it is about an earlier attempt
+        found = None if self.library is None else find_spec(self.library)
+        if self.library is not None and (found is None or found.origin is None):  # not only a folder of this name
+            self._not_installed = not_installed(self.library, key=self.key)
             if engine.calls.on_error(self.name) == "raise":
                 raise self._not_installed
             self._trouble = f"{self._not_installed.problem}: {self._not_installed.remedy}"
@@ -166,7 +166,7 @@ class TrackerHook(Hook):
             return
         if sending.sender is not None:
             try:
-                sending.sender.finish(**asdict(_ending(engine, is_new=sending.is_new)))
+                sending.sender.finish(sending.seconds, **_ending(engine, is_new=sending.is_new))
                 sending.sender.wait(sending.seconds)
             except KeyboardInterrupt:  # result.json is written already
                 log.warning("interrupted: not waiting for the trackers to send the rest")
@@ -229,18 +229,16 @@ class TrackerHook(Hook):
                 self._trouble, self._warned = sending.sender.problem, False
                 self._warn(engine, self._trouble)
                 return
-        try:
-            seen = path_of(engine.run_dir, self.name).stat().st_mtime_ns
-        except OSError:  # no cursor yet
+        seen = _changed(engine.run_dir, self.name)
+        if seen == self._looked:
             return
-        if seen == self._seen:
+        self._looked, cursor = seen, Cursor.load(engine.run_dir, self.name)
+        if cursor is None:
             return
-        self._seen, cursor = seen, Cursor.load(engine.run_dir, self.name)
-        if cursor is None or cursor.about != sending.attempt:
-            return
-        for remark in cursor.remarks[self._heard :]:
-            log.warning("%s: %s", self.name, mask_text(remark))
-        self._heard = len(cursor.remarks)
+        for remark in cursor.remarks:
+            if remark not in self._heard:
+                self._heard.add(remark)
+                log.warning("%s: %s", self.name, mask_text(remark))
         if cursor.trouble is not None and cursor.trouble != self._trouble:
             self._warn(engine, cursor.trouble)
         self._trouble = cursor.trouble
@@ -251,38 +249,35 @@ class TrackerHook(Hook):
         suffix = "" if engine.calls.on_error(self.name) == "raise" else _CONTINUES
         log.log(level, "%s: %s%s", self.name, mask_text(text), suffix)
 
-    def _is_installed(self) -> bool:
-        if self.library is None:
-            return True
-        found = find_spec(self.library)
-        return found is not None and found.origin is not None  # not only a folder of this name
-
     def _summary(self, run_dir: Path, sending: _Sending) -> str:
-        cursor, total = Cursor.load(run_dir, self.name), count(run_dir / FILENAME)
-        text = f"{0 if cursor is None else cursor.sent:,} of {total:,} records sent"
-        if cursor is not None and cursor.refused:
+        cursor, total = Cursor.load(run_dir, self.name) or Cursor(""), count(run_dir / FILENAME)
+        text = f"{cursor.sent:,} of {total:,} records sent"
+        if self._options["interval"] > 1:
+            text += f", without those that interval={self._options['interval']} leaves out"
+        if cursor.refused:
             text += f", {len(cursor.refused):,} refused"
-        if cursor is not None and cursor.left_out:
-            text += f", {cursor.left_out:,} left out by interval"
-        if cursor is not None and cursor.finished and cursor.index == total and cursor.attempt == sending.attempt:
-            if cursor.complete:
-                return f"{text}, {cursor.where}" if cursor.where else text
-            text += ", but not all files"
+        if cursor.complete and cursor.index == total and cursor.attempt == sending.attempt:
+            return f"{text}, {cursor.where}" if cursor.where else text
         text += "" if self._trouble is None else f" ({mask_text(self._trouble)})"
         if sending.sender is None:
             return f"{text}; the sweep sends the rest"
         return f"{text}; {sync_command(run_dir, [self.kind])} sends the rest"
 
 
-def _ending(engine: Engine, *, is_new: bool) -> Finish:
-    """Return how the run ended. A separate validation or test leaves that as it was."""
-    if engine.outcome.result is not None:
-        return run_description.finish_of(engine.outcome.result.status, engine.outcome.result.error)
-    run = run_description.read(engine.run_dir)
-    before = None if run is None else run_description.ending(engine.run_dir, run.attempt)
-    if before is not None and (before.status != "killed" or not is_new):
-        return before
-    error = engine.error
-    return run_description.finish_of(
-        "finished" if error is None else "failed", None if error is None else describe(error)
-    )
+def _changed(run_dir: Path, name: str) -> int:
+    """Return when a cursor was written, in nanoseconds; 0 if it does not exist."""
+    try:
+        return path_of(run_dir, name).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _ending(engine: Engine, *, is_new: bool) -> dict[str, Any]:
+    """Return how the run ended. A separate validation or test leaves that as it was, in its directory."""
+    result, error = engine.outcome.result, engine.error
+    if result is not None:
+        return asdict(run_description.finish_of(result.status, result.error))
+    if not is_new:
+        return {}
+    status = "finished" if error is None else "failed"
+    return asdict(run_description.finish_of(status, None if error is None else describe(error)))

@@ -28,6 +28,7 @@ from hydraloop.run_files.config_yaml import plain
 from hydraloop.run_files.environment import command, git_commit, versions
 from hydraloop.run_files.integrity import shards_of
 from hydraloop.run_files.result import Result, digest
+from hydraloop.run_files.run_directory import SWEEP_FILE
 from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_command, mask_text, masked
 from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep, valid_utf8
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RUN, _ATTEMPT = "run.json", "attempt_{}.json"
-SWEEP_FILE = "sweep.json"
-"""In the directory of a sweep."""
 EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
 
 
@@ -265,10 +264,6 @@ def _attempt(engine: Engine, run_dir: Path, number: int, trackers: Mapping[str, 
     config = masked(yaml.safe_load(engine.settings.metadata.get("config") or "{}"))
     for key in ("sweep", "detach"):  # how jobs are run, which does not change what they compute
         config.pop(key, None)
-    samples = {}
-    for name, loader in engine.loaders.by_key().items():
-        with suppress(AttributeError, TypeError, NotImplementedError):  # a stream has no size
-            samples[name] = len(cast(Any, loader).dataset)
     return Attempt(
         number=number,
         iteration=engine.progress.iteration,
@@ -280,7 +275,6 @@ def _attempt(engine: Engine, run_dir: Path, number: int, trackers: Mapping[str, 
         trackers=dict(trackers),
         earlier_result=digest(run_dir),
         patch=None if patch is None else str(patch.relative_to(run_dir)),
-        samples=samples,
     )
 
 

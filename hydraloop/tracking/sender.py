@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,17 +22,21 @@ from typing import IO, Any
 from hydraloop.run_files.environment import shown
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secret_names import secret_names
-from hydraloop.safety.secrets import mask_text
+from hydraloop.safety.secrets import mask_text, masked
+from hydraloop.tracking import run_description
+from hydraloop.tracking.cursor import is_complete, run_dirs, sync_command
 from hydraloop.tracking.tracker import FOLDER
 
 log = logging.getLogger(__name__)
 
-LEFT, HANGS = 3, 4
-"""Exit codes of a sender: something was not sent in time, or a call has not returned in time."""
+HANGS = 4
+"""Exit code of a sender of which a call has not returned in time."""
 MARGIN = 1.0
 """Seconds after `flush_timeout` at which a sender ends, whatever hangs."""
 _STARTS = 4
 """Most starts of a sender that dies, for example because memory or the disk was short."""
+_NAMED = 5
+"""Incomplete runs that are named. More do not fit on a screen."""
 _ROOT = Path(__file__).resolve().parents[2]
 """Folder that hydraloop is imported from."""
 
@@ -62,16 +67,14 @@ class Sender:
         self._jobs: dict[str, None] = {}
         """Directories of the jobs that run, in order."""
         self._end: Mapping[str, Any] | None = None
-        self._unwritten = b""
         self._starts = 0
-        self._is_over = False
         self.problem: str | None = None
         """Why the process has ended early for the last time; None if it has not."""
 
     @property
     def is_started(self) -> bool:
         """Whether the process was started."""
-        return self._process is not None
+        return self._starts > 0
 
     def start(self) -> None:
         """Start the process. Its output is appended to `<folder>/tracking/sync.log`.
@@ -86,30 +89,29 @@ class Sender:
         with path.open("ab") as output:
             arguments = ("sync", "--follow", str(self._folder))
             self._process = spawn("hydraloop", *arguments, stdin=subprocess.PIPE, stdout=output, stderr=output)
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        self._unwritten = b""
-        self._tell(self._first, *({"begun": job} for job in self._jobs), *([] if self._end is None else [self._end]))
+        pipe = self._process.stdin
+        assert pipe is not None
+        with suppress(OSError):  # it has ended
+            pipe.write(_lines(self._first, *({"begun": job} for job in self._jobs)))
+            pipe.flush()
+        os.set_blocking(pipe.fileno(), False)
+        if self._end is not None:
+            self._tell(self._end)
 
     def job_begins(self, run_dir: Path) -> None:
         """Let the process follow the run of a job."""
         self._jobs[str(run_dir.absolute())] = None
-        if self.is_started:
-            self._tell({"begun": str(run_dir.absolute())})
+        self._tell({"begun": str(run_dir.absolute())})
 
     def job_ends(self, run_dir: Path) -> None:
         """Tell the process that the job does not run any more."""
         self._jobs.pop(str(run_dir.absolute()), None)
-        if self.is_started:
-            self._tell({"ended": str(run_dir.absolute())})
+        self._tell({"ended": str(run_dir.absolute())})
 
     def check(self) -> None:
         """Start the process again if it has died. After three times, it is given up."""
-        if self._process is None or self.problem is not None or self._is_over:
-            return
-        self._write()
-        code = self._process.poll()
-        if code is None or code in (0, LEFT, HANGS):
+        code = None if self._process is None else self._process.poll()
+        if code is None or code in (0, HANGS) or self.problem is not None:
             return
         problem = self._why(code)
         if self._starts < _STARTS:
@@ -121,61 +123,56 @@ class Sender:
                 f"the sender of the records {problem} again and is given up, see {shown(log_of(self._folder))}"
             )
 
-    def finish(self, **finish: Any) -> None:
-        """Tell the process how the run has ended, or that the sweep has. Later calls have no effect."""
+    def finish(self, flush_timeout: float, **finish: Any) -> None:
+        """Tell the process that the run or sweep has ended. Later calls have no effect.
+
+        Args:
+            flush_timeout: seconds to send the rest.
+            finish: how the run has ended, if its directory does not say so.
+        """
         if self._end is None:
-            self._end = {"end": finish}
-            if self.is_started:
-                self._tell(self._end)
+            self._end = {"end": flush_timeout, "finish": finish}
+            self._tell(self._end)
 
     def wait(self, seconds: float) -> None:
         """Wait until the process has ended, and kill it after `seconds`."""
         until = monotonic() + seconds + 2 * MARGIN  # it reads the message of the end a little later
+        is_late = False
         while self.is_alive:
             self.check()
-            assert self._process is not None
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
+            time.sleep(0.02)
             if monotonic() >= until:
                 self.kill()
-                self.problem = f"no answer within {seconds:g} s after the end"
+                is_late = True
         self._close()
-        if self._process is not None and self._process.poll() == HANGS:
+        if is_late or (self._process is not None and self._process.poll() == HANGS):
             self.problem = f"no answer within {seconds:g} s after the end"
 
     @property
     def is_alive(self) -> bool:
         """Whether the process runs, or is to be started again."""
-        if self._process is None or self.problem is not None or self._is_over:
-            return False
-        return self._process.poll() not in (0, LEFT, HANGS)
+        return self._process is not None and self.problem is None and self._process.poll() not in (0, HANGS)
 
     def kill(self) -> None:
         """Kill the process and all that it has started (its session)."""
         if self._process is not None and self._process.poll() is None:
-            self._is_over = True
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):  # a process that waits for a broken disk cannot be killed
                 self._process.wait(5.0)
         self._close()
+        self._process = None
 
     def _close(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
 
-    def _tell(self, *messages: Mapping[str, Any]) -> None:
-        self._unwritten += b"".join(json.dumps(message).encode() + b"\n" for message in messages)
-        self._write()
-
-    def _write(self) -> None:
-        """Write what the pipe takes: the process may hang."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with suppress(OSError, ValueError):  # the pipe is full or closed, or the process has ended
-            while self._unwritten:
-                self._unwritten = self._unwritten[os.write(self._process.stdin.fileno(), self._unwritten) :]
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        """Write a message, unless the pipe is full: then the process hangs."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError, ValueError):  # also if the pipe is closed, or the process has ended
+                os.write(self._process.stdin.fileno(), _lines(message))
 
     def _why(self, code: int) -> str:
         """Say why the process has ended: the signal, or the last line of its log."""
@@ -184,6 +181,79 @@ class Sender:
         lines = log_of(self._folder).read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
         return mask_text(f"has ended with exit code {code}" + (f" ({last.strip()[:300]})" if last else ""))
+
+
+class SweepSender:
+    """Starts a sender when a job has a tracker, and ends it.
+
+    Args:
+        folder: of the sweep.
+        hooks: the options of the hooks of a job, by name. They may contain secrets.
+    """
+
+    def __init__(self, folder: Path, hooks: Mapping[str, Any] = {}) -> None:
+        self._folder = folder.absolute()
+        found = {name: dict(options) for name, options in hooks.items() if isinstance(options, Mapping)}
+        hidden = {
+            name: {key: value for key, value in options.items() if value != masked({name: options})[name][key]}
+            for name, options in found.items()
+        }
+        self._sender = Sender(self._folder, hidden)
+        self._jobs: set[Path] = set()
+        """Directories of jobs that run, before the sender was started."""
+
+    def job_begins(self, run_dir: Path) -> None:
+        """Follow the run of a job."""
+        self._jobs.add(run_dir)
+        self._sender.job_begins(run_dir)
+
+    def job_ends(self, run_dir: Path) -> None:
+        """Note that a job does not run any more."""
+        self.check()
+        self._jobs.discard(run_dir)
+        self._sender.job_ends(run_dir)
+
+    def check(self) -> None:
+        """Start the sender if a job has a tracker, or if it has died. Called several times a second."""
+        if self._sender.is_started:
+            self._sender.check()
+        elif any(run_description.is_described(run_dir, 0) for run_dir in self._jobs):
+            self._sender.start()
+
+    def end(self) -> None:
+        """Wait until everything is sent, at most the longest `flush_timeout`. Called after the last job."""
+        incomplete, seconds = self._incomplete()
+        if not self._sender.is_started:
+            if not incomplete:
+                return
+            self._sender.start()  # for jobs that have saved after the end of an earlier controller
+        self._sender.finish(seconds)
+        try:
+            self._sender.wait(seconds)
+        except KeyboardInterrupt:
+            log.warning("interrupted: not waiting for the trackers to send the rest")
+            self._sender.kill()
+        incomplete, _ = self._incomplete()
+        for (name, kind), runs in incomplete.items():
+            named = ", ".join(runs[:_NAMED]) + (f" and {len(runs) - _NAMED} others" if len(runs) > _NAMED else "")
+            command = sync_command(self._folder, [kind])
+            log.warning("%s: not everything is sent in %s; %s sends the rest", name, mask_text(named), command)
+
+    def _incomplete(self) -> tuple[dict[tuple[str, str], list[str]], float]:
+        """Return the runs that are not complete, by name and kind of the tracker, and the longest `flush_timeout`."""
+        found: dict[tuple[str, str], list[str]] = {}
+        longest = 0.0
+        for run_dir in run_dirs(self._folder):
+            number, trackers = run_description.trackers_of(run_dir)
+            for name, tracker in trackers.items():
+                if not is_complete(run_dir, name, number):
+                    found.setdefault((name, tracker["kind"]), []).append(str(run_dir.relative_to(self._folder)))
+                    longest = max(longest, float(tracker["options"]["flush_timeout"]))
+        return found, longest
+
+
+def _lines(*messages: Mapping[str, Any]) -> bytes:
+    return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
 
 
 def log_of(folder: Path) -> Path:

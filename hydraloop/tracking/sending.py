@@ -1,30 +1,48 @@
-"""Sends a run to one tracker, for `sync` and for senders. Each record is sent once: sending resumes at the cursor."""
+"""Sends runs to trackers: once, as `sync` does, or until the owner of this process ends (`sync --follow`).
+
+Each record is sent once: sending resumes at the cursor. `sync --follow` serves each tracker of a run by a thread, so
+that a call that hangs delays no other. `sender.py` starts that process. Imports no torch.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import psutil
 from filelock import Timeout
 
-from hydraloop.errors import not_installed
 from hydraloop.run_files import lock
-from hydraloop.run_files.record_log import FILENAME, count
+from hydraloop.run_files.output import write_utf8
+from hydraloop.run_files.run_directory import SWEEP_FILE
+from hydraloop.run_files.uncollected import uncollected
 from hydraloop.safety.secret_names import name_secrets
 from hydraloop.safety.secrets import MASK, remember
 from hydraloop.tracking import run_description
-from hydraloop.tracking.cursor import Cursor, lock_of
+from hydraloop.tracking.cursor import Cursor, is_complete, lock_of, run_dirs
 from hydraloop.tracking.follower import Follower, described
+from hydraloop.tracking.masked_output import log_to_stderr
+from hydraloop.tracking.sender import HANGS, MARGIN
 from hydraloop.tracking.tracker import OWN, Finish, Run, Tracker, load_tracker
 
 log = logging.getLogger(__name__)
 
+_NICE = 5
+"""Lower priority than training, because importing libraries takes seconds of CPU time. Not lower still: at the end of
+the run, training waits for this process."""
+_LOOK = 0.5
+"""Seconds between two looks at the owner and at the jobs of a sweep."""
+_LOCK = 86_400.0
+"""Seconds to wait for another sender of the same run: it is ended with its owner."""
 SYNC = "_sync"
 """Option that `sync` adds to a tracker's: it may take longer than `flush_timeout`."""
 MEASURES = "_measures"
@@ -49,17 +67,6 @@ class How:
     """Folders that may contain trackers."""
     trusted: Sequence[str] = ()
     """Packages that may contain trackers."""
-
-
-@dataclass(slots=True)
-class Sent:
-    """What was sent to a tracker."""
-
-    cursor: Cursor | None = None
-    before: int | None = None
-    """Number of records that the service had before; None if it is not known."""
-    problem: str | None = None
-    """Why it is not everything."""
 
 
 class Once:
@@ -91,63 +98,42 @@ class Once:
         time.sleep(min(seconds, _BUSY))
 
 
-def send(run_dir: Path, name: str, how: How, until: Once) -> Sent:
-    """Send a run, and how it ended, to one tracker. Does not raise."""
-    sent = Sent()
+def send(run_dir: Path, name: str, how: How, until: Once) -> str | None:
+    """Send a run, and how it ended, to one tracker. Does not raise. Returns why it is not everything, else None."""
     try:
         with lock_of(run_dir, name).acquire(timeout=until.lock_timeout):
-            while not _send_attempt(run_dir, name, how, until, sent):
-                how = How(options=how.options, hidden=how.hidden, folders=how.folders, trusted=how.trusted)
+            return _send(run_dir, name, how, until)
     except Timeout:
-        sent.problem = "the run is still sending its records"
+        return "the run is still sending its records"
     except Exception as error:
         log.debug("cannot be sent", exc_info=error)
-        sent.problem = described(error)
-        if sent.cursor is not None:
-            _tell(run_dir, name, sent.cursor, sent.problem)
-    return sent
+        problem = described(error)
+        _tell(run_dir, name, Cursor.load(run_dir, name) or Cursor(""), problem)
+        return problem
 
 
-def is_complete(run_dir: Path, name: str, attempt: int) -> bool:
-    """Return whether a tracker has everything that a run has after the attempt of a number."""
-    cursor = Cursor.load(run_dir, name)
-    if cursor is None or not cursor.complete or cursor.attempt != attempt:
-        return False
-    return cursor.index >= count(run_dir / FILENAME)
-
-
-def _send_attempt(run_dir: Path, name: str, how: How, until: Once, sent: Sent) -> bool:
-    """Send a run up to its last attempt that is described now. Returns whether no other one was described since."""
+def _send(run_dir: Path, name: str, how: How, until: Once) -> str | None:
     run = run_description.read(run_dir)
     if run is None or name not in run.trackers:
         raise ValueError("its description in tracking/ is missing")
     name_secrets(run_description.names_of_secrets(run_dir))
-    stored = run.trackers[name]
-    kind = stored["kind"]
+    kind = run.trackers[name]["kind"]
+    options, tracker_class = _options(name, kind, run.trackers[name]["options"], how), _loaded(kind, how)
     cursor = Cursor.load(run_dir, name)
-    if cursor is not None and cursor.kind != kind:
-        log.warning("the tracker was %s and is %s now: all records are sent again", cursor.kind, kind)
-        cursor = None
-    cursor = sent.cursor = cursor or Cursor(kind)
-    cursor.trouble = None
-    if cursor.about != run.attempt.number:
-        cursor.about, cursor.remarks = run.attempt.number, []
-    options = _options(name, kind, stored["options"], how)
-    tracker_class = _loaded(kind, how)
-    if how.again:
-        cursor = sent.cursor = Cursor(kind, memory={"again": True})
-    sent.before = cursor.sent if sent.before is None else sent.before
-    with suppress(OSError):  # the follower's own saves report a full disk
-        cursor.save(run_dir, name)
+    if how.again or cursor is None or cursor.kind != kind:
+        cursor = Cursor(kind, memory={"again": True} if how.again else {})
+    cursor.trouble, cursor.remarks = None, []
     remarks = _Remarks(cursor)
     logging.getLogger("hydraloop").addHandler(remarks)
     tracker = tracker_class({**options, **until.added}, run, cursor.memory)
     try:
-        sent.problem = _drain(tracker, cursor, name, until)
+        problem = _drain(tracker, cursor, name, until)
     finally:
         logging.getLogger("hydraloop").removeHandler(remarks)
         tracker.close()
-    return not run_description.is_described(run_dir, run.attempt.number + 1)
+    if not run_description.is_described(run_dir, run.attempt.number + 1):
+        return problem
+    return _send(run_dir, name, replace(how, again=False), until)  # a resumed run
 
 
 def _options(name: str, kind: str, stored: Mapping[str, Any], how: How) -> dict[str, Any]:
@@ -173,16 +159,11 @@ def _loaded(kind: str, how: How) -> type[Tracker]:
     """Return the class of a tracker.
 
     Raises:
-        ValueError: the class is not permitted, or its library is not installed.
+        ValueError: the class is not permitted.
         Exception: raised while it is imported.
     """
     try:
         return load_tracker(kind, folders=how.folders, packages=how.trusted)
-    except ModuleNotFoundError as error:
-        if error.name not in OWN:
-            raise
-        mistake = not_installed(error.name)
-        raise ValueError(f"{mistake.problem}: {mistake.remedy}") from None
     except ValueError as error:
         package = kind.partition(".")[0]
         remedy = "start the command in the project's folder" if package in how.trusted else f"add --trusted {package}"
@@ -225,3 +206,176 @@ class _Remarks(logging.Handler):
         """Add the message of a record."""
         if record.thread == self._thread:
             self._cursor.remarks.append(record.getMessage())
+
+
+# `sync --follow`. ----------------------------------------------------------------------------------------------------
+
+
+class _Owner:
+    """The process that has started this one, and what it says.
+
+    Its end is its end as the parent of this process: a worker of a loader may hold the pipe open.
+    """
+
+    def __init__(self, said: IO[bytes], pid: int) -> None:
+        self._pid = pid
+        self._changed = threading.Condition()
+        self._over: float | None = None
+        self.finish: Finish | None = None
+        """How the run has ended, if that is not in its directory."""
+        self.flush_timeout = 0.0
+        """Seconds to send the rest, if the owner has said so."""
+        self.jobs: dict[Path, bool] = {}
+        """Directories of jobs that were begun, and whether the job runs."""
+        threading.Thread(target=self._listen, args=[said], daemon=True).start()
+
+    @property
+    def seconds_over(self) -> float:
+        """Seconds since the run or sweep, or its owner, has ended; -1 if it has not."""
+        with self._changed:
+            if self._over is None and os.getppid() != self._pid:
+                self._over = time.monotonic()
+            return -1.0 if self._over is None else time.monotonic() - self._over
+
+    def wait(self, seconds: float) -> None:
+        """Wait, at most until the owner says something."""
+        with self._changed:
+            self._changed.wait(min(seconds, _LOOK))
+
+    def _listen(self, said: IO[bytes]) -> None:
+        for line in said:
+            message = json.loads(line)
+            with self._changed:
+                if "end" in message:
+                    self.flush_timeout, self._over = message["end"], time.monotonic()
+                    self.finish = Finish(**message["finish"]) if message["finish"] else None
+                else:
+                    ((what, job),) = message.items()
+                    self.jobs[Path(job)] = what == "begun"
+                self._changed.notify_all()
+
+
+class _Following(Once):
+    """Sends until a run has ended, and then for `flush_timeout` after the end of the owner at most."""
+
+    lock_timeout = _LOCK
+
+    def __init__(self, owner: _Owner, flush_timeout: float, *, is_job: bool) -> None:
+        self._owner, self._flush_timeout, self._is_job = owner, flush_timeout, is_job
+        self.added = {SYNC: False, MEASURES: not is_job}
+
+    def finish(self, run: Run) -> Finish | None:
+        if self._owner.finish is not None:
+            return self._owner.finish
+        if not self._is_job and self._owner.seconds_over < 0:
+            return None
+        return super().finish(run)
+
+    def problem(self, follower: Follower, state: str) -> str | None:
+        return "its time is over" if self._owner.seconds_over >= self._flush_timeout else None
+
+    def wait(self, seconds: float) -> None:
+        self._owner.wait(seconds)
+
+
+class _Threads:
+    """The threads that send."""
+
+    def __init__(self, how: How, owner: _Owner, *, is_sweep: bool) -> None:
+        self._how, self._owner, self._is_sweep = how, owner, is_sweep
+        self._threads: dict[tuple[Path, str], threading.Thread] = {}
+        self._tried: set[tuple[Path, str, int]] = set()
+        self._flush_timeout = 0.0
+
+    def look(self, run_dir: Path) -> bool:
+        """Start a thread for each tracker of a run that lacks something. Returns whether one sends."""
+        number, trackers = run_description.trackers_of(run_dir)
+        due = [name for name in trackers if not ((run_dir, name, number) in self._tried or self._sends(run_dir, name))]
+        if self._is_sweep:
+            due = [name for name in due if not is_complete(run_dir, name, number)]
+        else:  # without those of which the library is not installed
+            due = [name for name in due if name in self._how.hidden]
+        for name in due if not self._threads else ():  # no thread sends: importing a library changes the process
+            with suppress(Exception), uncollected():  # the thread reports what fails
+                load_tracker(trackers[name]["kind"], folders=self._how.folders, packages=self._how.trusted).preload()
+        for name in due:
+            self._tried.add((run_dir, name, number))
+            flush_timeout = trackers[name]["options"]["flush_timeout"]
+            self._flush_timeout = max(self._flush_timeout, flush_timeout)
+            until = _Following(self._owner, flush_timeout, is_job=self._is_sweep)
+            thread = threading.Thread(target=send, args=[run_dir, name, self._how, until], daemon=True)
+            self._threads[run_dir, name] = thread
+            thread.start()
+        return any(self._sends(run_dir, name) for name in trackers)
+
+    def _sends(self, run_dir: Path, name: str) -> bool:
+        thread = self._threads.get((run_dir, name))
+        return thread is not None and thread.is_alive()
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether one of them sends."""
+        return any(thread.is_alive() for thread in self._threads.values())
+
+    @property
+    def are_late(self) -> bool:
+        """Whether the time to send the rest is over, and a little more."""
+        return self._owner.seconds_over >= max(self._flush_timeout, self._owner.flush_timeout) + MARGIN
+
+
+def follow(folder: Path) -> None:
+    """Send a run or the jobs of a sweep, and exit."""
+    os.nice(_NICE)
+    write_utf8()
+    log_to_stderr()
+    said = sys.stdin.buffer
+    first = json.loads(said.readline() or "{}")
+    code = 0
+    if first:
+        name_secrets(first["secrets"])
+        remember(first["options"])
+        how = How(hidden=first["options"], folders=first["folders"], trusted=first["packages"])
+        is_sweep = (folder / SWEEP_FILE).exists()
+        owner = _Owner(said, first["owner"])
+        code = _follow_sweep(folder, how, owner) if is_sweep else _follow_run(folder, how, owner)
+    with suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):  # wandb-core, which may hang
+            with suppress(psutil.Error):
+                process.kill()
+    os._exit(code)
+
+
+def _follow_run(run_dir: Path, how: How, owner: _Owner) -> int:
+    threads = _Threads(how, owner, is_sweep=False)
+    threads.look(run_dir)
+    while threads.are_alive:
+        owner.wait(_LOOK / 5)
+        if threads.are_late:
+            return HANGS
+    return 0
+
+
+def _follow_sweep(sweep: Path, how: How, owner: _Owner) -> int:
+    """Send the jobs that run, and at the beginning what is left of the others: jobs save after a killed controller."""
+    threads = _Threads(how, owner, is_sweep=True)
+    rest = threading.Thread(target=_send_rest, args=[sweep, how, owner], daemon=True)
+    rest.start()
+    while not threads.are_late:
+        is_over = owner.seconds_over >= 0
+        for job, runs in list(owner.jobs.items()):
+            if not threads.look(job) and not runs:
+                owner.jobs.pop(job, None)
+        if is_over and not (threads.are_alive or rest.is_alive()):
+            return 0
+        owner.wait(_LOOK)
+    return HANGS
+
+
+def _send_rest(sweep: Path, how: How, owner: _Owner) -> None:
+    """Send what is left of jobs that do not run."""
+    for run_dir in run_dirs(sweep):
+        number, trackers = run_description.trackers_of(run_dir)
+        if run_dir not in owner.jobs and lock.holder(run_dir) is None:
+            for name in trackers:
+                if not is_complete(run_dir, name, number):
+                    send(run_dir, name, how, Once())

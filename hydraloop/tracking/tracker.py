@@ -50,8 +50,6 @@ class Attempt:
     """Digest of the `result.json` that existed when the attempt began."""
     patch: str | None = None
     """Path of `code.patch`, relative to the run directory; None if all code was committed."""
-    samples: dict[str, int] = field(default_factory=dict)
-    """Sizes of the data sets `train`, `val` and `test`, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +118,7 @@ class UnusableError(Exception):
 
 
 class BusyError(Exception):
-    """The service is there but refuses now (status 429, 500, 502, 503 or 504). The sender repeats the call soon.
-
-    Args:
-        text: what the service answered.
-        retry_after: seconds to wait before the call is repeated, as the service asks; None if it does not say.
-    """
-
-    def __init__(self, text: str, retry_after: float | None = None) -> None:
-        super().__init__(text)
-        self.retry_after = retry_after
+    """The service is there but refuses now (status 429, 500, 502, 503 or 504). The sender repeats the call soon."""
 
 
 class GoneError(UnusableError):

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hydraloop.commands import sync
 from hydraloop.commands.dispatch import run as command
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import Result
 from hydraloop.safety.secrets import masked, name_secrets
-from hydraloop.tracking import run_description, sending
+from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, sync_command
 from tests.marks import nightly, slow
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records, track
@@ -43,21 +42,9 @@ def test_a_broken_file_is_one_runs_trouble(
     for name in "bc":
         cursor = Cursor.load(tmp_path / name, "tensorboard")
         assert cursor is not None
-        assert (cursor.sent, cursor.finished) == (3, True)
+        assert (cursor.sent, cursor.complete) == (3, True)
     assert code == 1
     assert "not all: " in shown.splitlines()[0]
-
-
-def test_sync_leaves_out_what_the_interval_does_and_an_option_changes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = _run(tmp_path / "a", options={"interval": 20})  # records at 10, 20 and 30
-    Result("finished").write(run_dir)
-    assert sync.send_all([tmp_path]) == 0
-    assert "tensorboard: 1 sent, 1 of 3 records there, 2 left out by interval" in capsys.readouterr().out
-    assert sync.send_all([tmp_path], sync.How(again=True, options={"tensorboard": {"interval": 15}})) == 0
-    events = EventAccumulator(str(run_dir / "tensorboard")).Reload().Scalars("train/loss")
-    assert [event.step for event in events] == [30]
 
 
 def test_whether_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,12 +69,12 @@ def test_lines_that_a_file_server_does_not_show_yet_are_waited_for(
     assert "3 of 3 records there; not all: " in capsys.readouterr().out
     cursor = Cursor.load(run_dir, "tensorboard")
     assert cursor is not None
-    assert not cursor.finished
+    assert not cursor.complete
     log_records(run_dir, 2, first=3)
     assert sync.send_all([tmp_path]) == 0
     cursor = Cursor.load(run_dir, "tensorboard")
     assert cursor is not None
-    assert (cursor.sent, cursor.finished) == (5, True)
+    assert (cursor.sent, cursor.complete) == (5, True)
 
 
 def test_what_is_typed_masks_all_it_says(tmp_path: Path) -> None:
@@ -142,19 +129,6 @@ def test_no_class_is_taken_from_the_working_directory(tmp_path: Path, inside: st
     assert subprocess.run([*command, str(run_dir)], cwd=here, check=False).returncode == 0
 
 
-def test_a_service_that_asks_to_wait_for_an_hour_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sending, "_BUSY", 0.5)
-    service = Service(lambda number: (503, {"Retry-After": "3600"}))
-    run_dir = _run(tmp_path / "a")
-    with service.up():
-        track(run_dir, "tensorboard", "tests.tracking.service.Posting", {"port": service.port})
-        assert sync.send_all([run_dir], sync.How(trusted=["tests"])) == 1
-    assert service.requests == 1
-    assert "not all: the service asks to try later" in capsys.readouterr().out
-
-
 def test_a_custom_tracker_gets_no_masked_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     service, run_dir = Service(), _run(tmp_path / "a")
     options = masked({"port": 0, "urls": ["http://h/x?sig=abc"], "token": "x"})
@@ -172,20 +146,6 @@ def test_a_custom_tracker_gets_no_masked_option(tmp_path: Path, capsys: pytest.C
     assert not any("t0psecret" in path.read_text() for path in (run_dir / "tracking").iterdir())
 
 
-def test_a_missing_library_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _run(tmp_path / "a")
-    monkeypatch.delitem(sys.modules, "hydraloop.tracking.tensorboard")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "site-packages" not in entry])
-    monkeypatch.setattr(sys, "path_importer_cache", {})
-    assert command(["sync", str(tmp_path)]) == 1
-    printed = capsys.readouterr().out
-    assert "not all: ValueError: the package tensorboard is not installed: pip install tensorboard\n" in printed
-
-
 def test_again_with_an_option_sends_to_that_tracker_only(tmp_path: Path) -> None:
     run_dir = _run(tmp_path / "a")
     Result("finished").write(run_dir)
@@ -197,16 +157,6 @@ def test_again_with_an_option_sends_to_that_tracker_only(tmp_path: Path) -> None
     other = Cursor.load(run_dir, "other")
     assert other is not None
     assert other.sent == 3
-
-
-def test_again_replaces_files(tmp_path: Path) -> None:
-    """TensorBoard's event files are written again."""
-    run_dir = _run(tmp_path / "a")
-    Result("finished").write(run_dir)
-    for again in (False, True):
-        assert sync.send_all([tmp_path], sync.How(again=again)) == 0
-        read = EventAccumulator(str(run_dir / "tensorboard")).Reload()
-        assert [point.step for point in read.Scalars("train/loss")] == [10, 20, 30]
 
 
 def test_the_printed_command_trusts_the_package_of_a_custom_tracker() -> None:

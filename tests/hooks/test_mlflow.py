@@ -61,7 +61,7 @@ def test_the_run_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     options: dict[str, Any] = {"tags": {"n": 1, "mlflow.runName": "first"}, "flush_timeout": 60.0}
     cursor, summary = run(folder / "run", **options)
     assert summary.startswith("4 of 4 records sent, mlflow ui, http://localhost:5000/#/experiments/")
-    assert cursor.finished
+    assert cursor.complete
     found = client().get_run(cursor.memory["run_id"])
     assert (found.info.run_name, found.info.status) == ("first", "FINISHED")
     assert client().get_experiment(found.info.experiment_id).name == "mine"
@@ -79,7 +79,7 @@ def test_sync_uses_the_server_of_the_run_and_not_of_the_environment(
     cursor, summary = run(folder / "run", flush_timeout=10.0)  # the sender imports MLflow and tries once
     assert summary.startswith("0 of 4 records sent")
     assert "; python -m hydraloop sync" in summary
-    assert not cursor.finished
+    assert not cursor.complete
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert command(["sync", str(folder / "run")]) == 1, "not sent to the database in this folder"
     assert "0 of 4 records there; not all: " in (said := capsys.readouterr().out)

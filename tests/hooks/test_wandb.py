@@ -77,7 +77,7 @@ def test_a_run_is_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     _engine(tmp_path, WandbLoggerHook(init=init, flush_timeout=60.0)).train()
     cursor = Cursor.load(tmp_path, "wandb")
     assert cursor is not None
-    assert (cursor.sent, cursor.finished) == (10, True)
+    assert (cursor.sent, cursor.complete) == (10, True)
     assert str(cursor.where).startswith(f"wandb sync {tmp_path}/wandb/offline-run-")
     assert _steps(tmp_path) == str(list(range(10)))
     files = [*(tmp_path / "wandb").rglob("*"), *(tmp_path / "tracking").rglob("*")]  # `code.patch` has this test

@@ -104,8 +104,7 @@ class Posting(Tracker):
         finally:
             connection.close()
         if answer.status != 200:
-            wait = answer.getheader("Retry-After")
-            raise BusyError(f"status {answer.status}", None if wait is None else float(wait))
+            raise BusyError(f"status {answer.status}")
 
 
 class SilentForOne(Posting):

@@ -62,11 +62,6 @@ def sync(project: Project, *arguments: str, folder: Path | None = None) -> subpr
     )  # fmt: skip
 
 
-def test_the_webhook_has_thirty_lines() -> None:
-    (block,) = (block for block in blocks(PAGE) if block.file == "my_project/webhook.py")
-    assert len([line for line in block.text.splitlines()[1:] if line.strip()]) <= 30
-
-
 @pytest.mark.slow
 def test_an_outage_in_the_middle_of_a_run_loses_and_repeats_nothing(project: Project) -> None:
     project.write("my_project/slow.py", SLOW)
@@ -147,26 +142,3 @@ def test_sync_sends_the_rest_also_to_another_address_and_everything_again(projec
     assert events(moved) == ["begin", "records", "end"]
     for one in (service, moved):
         assert [record["id"] for record in records(one)] == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_a_tracker_in_another_directory_is_not_found(project: Project, tmp_path: Path) -> None:
-    _recorded(project, url="http://127.0.0.1:9")
-    other = tmp_path / "elsewhere"
-    other.mkdir()
-    done = sync(project, str(project.path / "outputs"), folder=other)
-    assert done.returncode == 1
-    assert f"the tracker {KIND!r} cannot be loaded" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_class_that_came_with_a_run_is_not_imported(project: Project) -> None:
-    kinds = ["outputs.run.theirs.Evil", "train.Evil", "os.system", "hydraloop.app.main", "my_project.webhook.json"]
-    run_dir = _recorded(project)
-    (run_dir / "theirs.py").write_text("raise SystemExit('imported')")
-    for number, kind in enumerate(kinds):
-        track(run_dir, ("webhook", *map("hook_{}".format, range(1, 9)))[number], kind)
-    done = sync(project, "outputs")
-    assert done.returncode == 1
-    assert done.stdout.count("not all: ValueError: ") == len(kinds), done.stdout
-    assert "imported" not in done.stdout + done.stderr

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run_files.processes import is_alive, started
 from hydraloop.run_files.result import Result
 from hydraloop.tracking import run_description
 from hydraloop.tracking.run_description import experiment_name, run_of
@@ -31,14 +30,6 @@ def test_a_process_killed_while_it_describes_leaves_nothing_half(tmp_path: Path,
     assert run_description.read(tmp_path) is None
     described_run(tmp_path)
     assert run_description.read(tmp_path) is not None
-
-
-def test_the_run_is_written_last(tmp_path: Path) -> None:
-    (tmp_path / "tracking" / "run.json").mkdir(parents=True)
-    with pytest.raises(OSError, match=r"run\.json"):
-        described_run(tmp_path)
-    names = sorted(path.name for path in (tmp_path / "tracking").iterdir())
-    assert names == ["attempt_0.json", "run.json"], "and no unfinished file is left"
 
 
 def _ending(run_dir: Path) -> str:
@@ -66,16 +57,6 @@ def test_how_an_attempt_ended_whatever_the_clock_says(tmp_path: Path) -> None:
     assert _ending(tmp_path / "second") == "killed"
     Result("failed", seconds=2.0).write(run_dir)
     assert _ending(run_dir) == "failed"
-
-
-def test_a_process_is_known_by_when_it_started() -> None:
-    own = started(os.getpid())
-    assert is_alive(os.getpid(), own)
-    assert own is not None
-    assert not is_alive(os.getpid(), own - 60), "the number is another one's now"
-    assert not is_alive(os.getpid(), None)
-    assert started(2**22 + 1) is None
-    assert not is_alive(2**22 + 1, own)
 
 
 def test_names_hold_no_secret(tmp_path: Path) -> None:

@@ -7,22 +7,21 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import psutil
 import pytest
 
 from hydraloop.commands.dispatch import run as command
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
-from hydraloop.hooks import MLflowLoggerHook, TensorBoardLoggerHook, WandbLoggerHook
+from hydraloop.hooks import TensorBoardLoggerHook
 from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.run_files.result import Result
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, lock_of
-from hydraloop.tracking.hook import TrackerError, TrackerHook, _ending
-from hydraloop.tracking.sender import Sender
+from hydraloop.tracking.hook import TrackerError, _ending
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, make_engine
 from tests.tracking.training import NAME, followers, training, until
@@ -39,7 +38,7 @@ def test_everything_is_there_when_the_run_has_ended(tmp_path: Path) -> None:
     engine.train()
     cursor = _cursor(tmp_path)
     assert cursor.sent == cursor.index == count(tmp_path / FILENAME) == 13
-    assert cursor.finished
+    assert cursor.complete
     assert engine.messages.read("tracked")[NAME].startswith("13 of 13 records sent, tensorboard --logdir ")
     assert followers(tmp_path) == []
 
@@ -49,37 +48,6 @@ def test_without_records_there_is_nothing_to_send(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"default_hooks\.logger") as raised:
         engine.train()
     assert raised.value.key == f"hooks.{NAME}"
-
-
-@pytest.mark.parametrize("kind", [MLflowLoggerHook, TensorBoardLoggerHook, WandbLoggerHook])
-def test_every_tracker_gives_the_follower_its_interval(kind: type[TrackerHook]) -> None:
-    """Followers and `sync` read it there; `tests/tracking/follower` has what they do with it."""
-    hook: Any = kind(interval=7)  # type: ignore[call-arg]
-    assert hook._options["interval"] == 7
-
-
-@pytest.mark.parametrize(
-    ("seconds", "why"), [(-1, "negative"), (float("inf"), "longer than a day"), (86_401, "longer than a day")]
-)
-def test_a_time_that_is_none_is_refused(seconds: float, why: str) -> None:
-    with pytest.raises(UserError, match=why) as raised:
-        TensorBoardLoggerHook(flush_timeout=seconds)
-    assert raised.value.key == "flush_timeout"
-    TensorBoardLoggerHook(flush_timeout=86_400)
-
-
-def test_a_follower_that_is_killed_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def kill(engine: Engine) -> None:
-        until(lambda: _is_opened(tmp_path, 3))
-        (follower,) = followers(tmp_path)
-        follower.send_signal(signal.SIGKILL)
-        until(lambda: follower.status() == psutil.STATUS_ZOMBIE)
-
-    engine = training(tmp_path, more={"kill": at("after_train_iter", kill, nth=6)})
-    with caplog.at_level(logging.WARNING, "hydraloop"):
-        engine.train()
-    assert caplog.messages == ["the sender of the records was killed by SIGKILL, and is started again"]
-    assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (13, True)
 
 
 def _train_and_wait(run_dir: Path, port: int) -> None:
@@ -108,7 +76,7 @@ def test_a_run_that_is_killed_is_closed_as_killed_with_all_its_records(tmp_path:
             assert connection.recv(1) == b"."
             process.kill()
             process.join()
-    until(lambda: (cursor := Cursor.load(tmp_path, NAME)) is not None and cursor.finished)
+    until(lambda: (cursor := Cursor.load(tmp_path, NAME)) is not None and cursor.complete)
     with lock_of(tmp_path, NAME).acquire(timeout=20):
         assert _cursor(tmp_path).sent == count(tmp_path / FILENAME) == 3
     run = run_description.read(tmp_path)
@@ -123,13 +91,13 @@ def test_what_is_left_is_sent_by_sync_exactly_once(tmp_path: Path, capsys: pytes
     told = engine.messages.read("tracked")[NAME]
     cursor = Cursor.load(run_dir, NAME)
     before = 0 if cursor is None else cursor.sent
-    if cursor is None or before < 13 or not cursor.finished:
+    if cursor is None or before < 13 or not cursor.complete:
         assert told.startswith(f"{before} of 13 records sent")
         assert "; python " in told
         assert str(run_dir) in told
     assert command(["sync", str(tmp_path)]) == 0
     assert f"{NAME}: {13 - before} sent, 13 of 13 records there" in capsys.readouterr().out
-    assert _cursor(run_dir).finished
+    assert _cursor(run_dir).complete
     assert command(["sync", str(run_dir)]) == 0
     assert f"{NAME}: 0 sent, 13 of 13 records there" in capsys.readouterr().out
 
@@ -212,7 +180,7 @@ def test_a_tracker_may_be_switched_off(tmp_path: Path, caplog: pytest.LogCapture
 def test_a_validation_on_its_own_is_followed(tmp_path: Path) -> None:
     engine = training(tmp_path)
     engine.validate()
-    assert (_cursor(tmp_path).sent, _cursor(tmp_path).finished) == (1, True)
+    assert (_cursor(tmp_path).sent, _cursor(tmp_path).complete) == (1, True)
     engine.test()
     assert _cursor(tmp_path).sent == 2
     run = run_description.read(tmp_path)
@@ -274,13 +242,7 @@ def test_ctrl_c_ends_the_waiting_and_nothing_else(tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.slow
-def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[dict[str, Any]] = []
-    finish = Sender.finish
-    monkeypatch.setattr(Sender, "finish", lambda sender, **how: (told.append(how), finish(sender, **how)))
-
+def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(tmp_path: Path) -> None:
     def fail(engine: Engine) -> None:
         raise RuntimeError("it broke")
 
@@ -288,12 +250,11 @@ def test_a_validation_leaves_a_runs_attempts_and_its_end_as_they_were(
         training(tmp_path, more={"fail": at("after_train_iter", fail, nth=3)}).train()
     again = training(tmp_path)
     again.validate()
-    failed = {"status": "failed", "error": "RuntimeError: it broke", "exit_code": 1}
-    assert [{**how, "records": 0} for how in told] == [{**failed, "records": 0}] * 2
+    assert again.messages.read("sending").sender._end["finish"] == {}, "the directory says how the run ended"
     run = run_description.read(tmp_path)
     assert run is not None
     assert len(run.attempts) == 1
-    assert _cursor(tmp_path).sent == count(tmp_path / FILENAME) == 3
+    assert (_cursor(tmp_path).sent, _cursor(tmp_path).complete) == (3, True)
     again.train()
     run = run_description.read(tmp_path)
     assert run is not None
@@ -305,18 +266,7 @@ def test_the_end_is_the_results(tmp_path: Path) -> None:
     engine = training(tmp_path)
     engine.outcome.error = ConnectionError("the others are gone")
     engine.outcome.result = Result("failed", error="rank 1: out of memory")
-    assert _ending(engine, is_new=True) == Finish("failed", "rank 1: out of memory", 1)
-
-
-def test_a_record_before_training_describes_nothing(tmp_path: Path) -> None:
-    def early(engine: Engine) -> None:
-        engine.log_record({"mode": "train", "epoch": 0, "iteration": 0, "early": 1.0})
-        assert run_description.read(tmp_path) is None
-
-    engine = training(tmp_path, more={"early": at("before_run", early)})
-    early(engine)
-    engine.train()
-    assert _cursor(tmp_path).sent == 15
+    assert _ending(engine, is_new=True) == asdict(Finish("failed", "rank 1: out of memory", 1))
 
 
 def test_a_run_that_cannot_be_described_at_its_begin_is_sent_at_its_end(
@@ -360,10 +310,3 @@ def test_a_missing_library_ends_a_run_that_needs_it(tmp_path: Path) -> None:
         engine.train()
     assert raised.value.remedy == "pip install not_there"
     assert engine.progress.iteration == 0
-
-
-def test_a_folder_named_like_a_library_is_not_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "not_there").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match="not installed"):
-        training(tmp_path / "run", tracker=Uninstalled, on_error="raise").train()

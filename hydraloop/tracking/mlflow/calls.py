@@ -14,8 +14,8 @@ from hydraloop.tracking.follower import causes, reason
 from hydraloop.tracking.tracker import BusyError, GoneError, RefusedError, UnusableError
 
 DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",  # seconds, also to store a large file; MLflow's 120 would hide a dead server
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the sender itself retries
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # seconds; MLflow's 120 would hide a dead server
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # at once: a picture takes several requests. The sender retries the call
     "MLFLOW_DISABLE_TELEMETRY": "true",  # the process would wait for it when it exits
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }

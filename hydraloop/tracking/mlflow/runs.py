@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.run_files.atomic import file_name
 from hydraloop.run_files.record_log import FILENAME, Record, read_all
+from hydraloop.run_files.run_directory import SWEEP_FILE
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import lock_of
 from hydraloop.tracking.mlflow.address import sqlite_path
-from hydraloop.tracking.run_description import SWEEP_FILE
 from hydraloop.tracking.tracker import Run, Sweep
 
 if TYPE_CHECKING:

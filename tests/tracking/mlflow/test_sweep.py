@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from mlflow.entities import Run as MLflowRun
 
+from hydraloop.run_files.run_directory import SWEEP_FILE
 from hydraloop.tracking.mlflow.runs import ensure_parent
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
-from hydraloop.tracking.run_description import SWEEP_FILE
 from hydraloop.tracking.tracker import Ending, Finish, Run, Sweep
 from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, folder, found, opened
 

@@ -338,16 +338,6 @@ def test_another_address_than_before_gets_everything(
     assert str(moved.where).startswith(f"mlflow ui --backend-store-uri sqlite:///{folder}/new/mlflow.db, http://")
 
 
-@pytest.mark.parametrize(
-    ("before", "now"), [("http://127.0.0.1:9", "http://127.0.0.1:9/"), ("http://127.0.0.1:9/", "http://127.0.0.1:9")]
-)
-def test_a_slash_at_the_end_is_not_another_address(before: str, now: str, folder: Path) -> None:
-    memory = {"tracking_uri": before, "run_id": "1"}
-    with pytest.raises(ConnectionError, match="cannot reach"):
-        MLflowTracker({"tracking_uri": now}, run_in(folder / "run"), memory).open()
-    assert memory["run_id"] == "1"
-
-
 def test_a_password_is_not_stored_and_not_a_part_of_the_address(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     memory = {"tracking_uri": "http://127.0.0.1:8", "run_id": "1"}
     moved = MLflowTracker({"tracking_uri": "http://me:hunter2hunter2@127.0.0.1:9"}, run_in(folder / "run"), memory)

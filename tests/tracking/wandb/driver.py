@@ -193,7 +193,7 @@ def main() -> None:
                 "warnings": driver.warnings.texts,
                 "where": driver.tracker.where,
                 "sent": driver.cursor.sent,
-                "finished": driver.cursor.finished,
+                "finished": driver.cursor.complete,
                 "refused": driver.cursor.refused,
                 "files": driver.found,
             }
