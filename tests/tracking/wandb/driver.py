@@ -89,7 +89,8 @@ class Driver:
         elif name == "free":
             (self.run_dir.parent / "filler").unlink()
         elif name == "send_and_die":
-            reader = Reader(self.run_dir / FILENAME, Position(self.cursor.offset, self.cursor.index))
+            reader = Reader(self.run_dir / FILENAME, Position())
+            reader.position = reader.find(self.cursor.index)
             self.tracker.send(reader.read(1 << 30)[0])
             os._exit(9)
         elif name == "die":
