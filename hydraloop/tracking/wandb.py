@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 
 from hydraloop.run_files.record_log import Record
+from hydraloop.tracking.cursor import sync_command
 from hydraloop.tracking.own_files import own_folder
-from hydraloop.tracking.tracker import Finish, GoneError, LostError, Tracker, UnusableError
+from hydraloop.tracking.tracker import WANDB, Finish, GoneError, LostError, Tracker, UnusableError
 
 os.environ.update(WANDB_ERROR_REPORTING="false", WANDB_SILENT="true")
 os.environ.pop("WANDB_SERVICE", None)  # the `wandb-core` of a training process that uses W&B itself
@@ -38,7 +39,16 @@ class _Core:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.number = 0
-        """How many of them have been killed."""
+        """How many of them have been ended."""
+        self.users: set[int] = set()
+        """Ids of the trackers that have a live run."""
+
+    def leave(self, user: int) -> None:
+        """End it after the last run, so that all files are complete."""
+        with self.lock:
+            self.users.discard(user)
+            if not self.users:
+                self._end()
 
     def kill(self, number: int) -> None:
         """Kill the one of a number, which may hang or would continue to upload."""
@@ -50,9 +60,13 @@ class _Core:
                     if child.name() == "wandb-core":
                         child.kill()
                         child.wait(timeout=5)
-            with suppress(Exception, SystemExit):  # teardown exits with wandb-core's exit code
-                wandb.teardown()
-            self.number += 1
+            self._end()
+
+    def _end(self) -> None:
+        with suppress(Exception, SystemExit):  # teardown exits with wandb-core's exit code
+            wandb.teardown()
+        self.number += 1
+        self.users.clear()
 
 
 _CORE = _Core()
@@ -118,6 +132,7 @@ class WandbTracker(Tracker):
             size = live.file.stat().st_size
             live.finish(finish, memory["checkpoints"])
             self._live = None
+            _CORE.leave(id(self))
             if memory["mode"] == "offline" and not _grows(live.file, size):  # `wandb-core` raises no error
                 raise OSError(f"W&B could not write {live.file.name}, which is written again: was the disk full?")
             if _is_synced(live.file.parent):
@@ -167,6 +182,7 @@ class WandbTracker(Tracker):
         with _CORE.lock:
             self._core = _CORE.number
             self._live = LiveRun(self.options, self.run, memory["id"], memory["mode"])
+            _CORE.users.add(id(self))
         there = synced if memory["mode"] == "offline" else self._live.starts_at
         if there == 0:
             memory["checkpoints"] = []
@@ -175,8 +191,11 @@ class WandbTracker(Tracker):
         if there < handed:
             raise LostError(there)
         if is_cut and there > handed:
-            text = "W&B has lines %d to %d already, which the resumed run replaces: the new ones are not sent to it"
-            log.warning(text, handed + 1, there)
+            again = sync_command(self.run.run_dir, [WANDB], "--again")
+            text = (
+                "W&B has lines %d to %d already, which the resumed run replaces: the new ones are not sent; `%s` does"
+            )
+            log.warning(text, handed + 1, there, again)
 
     def _synced(self) -> int:
         """Remove earlier directories of the run, but those that were synced. Returns the number of records in them.
