@@ -50,7 +50,6 @@ BORN = {
     "tracking/sender.py Popen": "the sender of a run or a sweep",
     "commands/check/ranks.py start_processes": "the two ranks of `check`",
     "processes/slurm.py run": "a question to Slurm",
-    "commands/doctor/slurm.py run": "a question to Slurm",
     "sweeps/executors/gpus.py run": "nvidia-smi",
     "run_files/environment.py run": "git",
 }

@@ -92,15 +92,11 @@ COMMANDS = {
         "print a page for coding agents: from a new project to its results",
         "It is a SKILL.md, in Markdown. Its commands work in an empty folder, in their order.",
     ),
-    "doctor": Command(
-        "[key=value …]",
-        "test this machine, and the config of the project in this folder",
-        "It runs train.py until that calls hydraloop.main(). Exit code: 0 no problem, 1 a problem, 2 a mistake.",
-    ),
     "check": Command(
         "[key=value …]",
         "test the data, the model and the task of the project in this folder",
-        "It trains some iterations in a temporary folder. Exit code: 0 no problem, 1 a problem, 2 a mistake.",
+        "It runs train.py until that calls hydraloop.main(), and trains some iterations in a temporary folder. "
+        "Exit code: 0 no problem, 1 a problem, 2 a mistake.",
     ),
 }
 ON_RANKS = ("evaluate", "predict", "export", "replay")
@@ -181,7 +177,7 @@ def of(name: str) -> argparse.ArgumentParser:
     elif name == "schema":
         parser.add_argument("directory", type=Path, nargs="?", default=Path(), help="of the project", metavar="FOLDER")
         parser.add_argument("--group", help="print the schema of the options of a group, or `config`; write nothing")
-    elif name in ("check", "doctor"):
+    elif name == "check":
         _add_project(parser)
     elif name != "skill":
         _add_directory(parser, name)

@@ -30,7 +30,6 @@ LINES = {
     "`report`": "-m hydraloop report run --json",
     "`logs`": "-m hydraloop logs run --json",
     "`diff`": "-m hydraloop diff run copy --json",
-    "`doctor`": "-m hydraloop doctor --json",
     "`check`": "-m hydraloop check --json",
     "`new`": "-m hydraloop new fresh --json",
     "`schema`": "-m hydraloop schema --json",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from hydraloop.commands.check.project import composed
-from hydraloop.errors import UserError
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.validate.config import hydra_config
 
@@ -17,9 +16,6 @@ def run(args: argparse.Namespace) -> int:
         UserError: there is no project, or a mistake in its config.
     """
     with terminable(), composed(args) as draft:
-        if draft is None:
-            remedy = "Run the command in the folder with train.py, or with conf/config.yaml."
-            raise UserError("there is no project in the working directory", remedy=remedy)
         from hydraloop.commands.check.all_checks import check  # imports torch
         from hydraloop.commands.check.short_runs import Project
 

@@ -21,7 +21,7 @@ def check(project: Project) -> int:
         findings = list(_check_all(project, Path(name)))
     problems = sum(found.state == "problem" for found in findings)
     print(f"{problems} problem{'' if problems == 1 else 's'}")
-    return end("check", findings)
+    return end(findings)
 
 
 def _check_all(project: Project, folder: Path) -> Iterator[Finding]:

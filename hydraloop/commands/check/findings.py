@@ -51,11 +51,11 @@ def judge(name: str, check: Callable[[], Finding]) -> Finding:
     return found
 
 
-def end(command: str, findings: Sequence[Finding]) -> int:
+def end(findings: Sequence[Finding]) -> int:
     """Answer with `--json`. Return the exit code: 1 if there is a problem."""
     problems = sum(found.state == "problem" for found in findings)
     if json_answers.asked():
-        json_answers.write(command, {"problems": problems, "findings": [asdict(found) for found in findings]})
+        json_answers.write("check", {"problems": problems, "findings": [asdict(found) for found in findings]})
     return int(problems > 0)
 
 

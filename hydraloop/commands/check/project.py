@@ -29,24 +29,25 @@ class _CalledError(BaseException):
 
 
 @contextmanager
-def composed(args: argparse.Namespace) -> Iterator[Draft | None]:
+def composed(args: argparse.Namespace) -> Iterator[Draft]:
     """Compose and check the config. In the body, the composer is open, and what the project trusts is trusted.
 
     Args:
         args: the overrides, and Hydra's flags for the place of the config.
 
     Yields:
-        The config; None if the working directory has neither a script that calls `hydraloop.main` nor a folder `conf`.
+        The config.
 
     Raises:
-        UserError: a mistake in the overrides or the config.
+        UserError: a mistake in the overrides or the config; or the working directory has neither a script that calls
+            `hydraloop.main` nor a folder `conf`.
         Exception: of the script.
     """
     folder = Path.cwd()
     has_script = (folder / SCRIPT).is_file() and _CALL.search((folder / SCRIPT).read_text(encoding="utf-8"))
     if not (has_script or (folder / "conf").is_dir()):
-        yield None
-        return
+        remedy = "Run the command in the folder with train.py, or with conf/config.yaml."
+        raise UserError("there is no project in the working directory", remedy=remedy)
     remember_overrides(args.overrides)
     sys.path.insert(0, str(folder))  # `__main__` has removed it
     called = _call_of_main(folder / SCRIPT) if has_script else {}

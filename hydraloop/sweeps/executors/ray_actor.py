@@ -12,8 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from hydraloop.run_files import environment
 
@@ -64,17 +62,3 @@ class Job:
                 self._early.append(number)
             else:
                 self._process.send_signal(number)
-
-
-def look(folder: str, token: str) -> dict[str, Any]:
-    """Return what a node has, for `doctor`.
-
-    Args:
-        folder: of the project.
-        token: the name of a file in it.
-    """
-    return {
-        "host": socket.gethostname(),
-        "sees": Path(folder, token).exists(),
-        "versions": environment.versions(),
-    }

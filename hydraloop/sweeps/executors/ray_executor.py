@@ -1,7 +1,7 @@
 """RayExecutor: runs jobs on the nodes of a Ray cluster. An actor for each job starts its process (see `ray_actor`).
 
 Ray's own state is not asked how a job has ended: the file of the job tells it. Only Ray core is used, and only this
-file and `doctor` import it.
+file imports it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hydraloop.run_files import environment
 from hydraloop.safety.secrets import mask_text
 from hydraloop.sweeps.executors.executor import UNUSABLE, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
-from hydraloop.sweeps.executors.ray_actor import Job, look
+from hydraloop.sweeps.executors.ray_actor import Job
 from hydraloop.sweeps.executors.spawned import Spawn
 from hydraloop.sweeps.states import LOG
 
@@ -37,11 +37,9 @@ _AMOUNTS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 _OPTIONS = (*_AMOUNTS, "address", "runtime_env")
 _OBJECTS = 100 * 2**20
 """Bytes of shared memory of a Ray that is started here. Nothing large is sent."""
-_LOOKING = 60.0
-"""Seconds to wait for what a node answers to `doctor`."""
 _LOOK = 5.0
 """Seconds between two looks whether this machine is a part of the cluster."""
-_EACH_NODE = "Each node needs the project's folder and its packages: python -m hydraloop doctor sweep.executor=ray"
+_EACH_NODE = "Each node must see the project's folder at the same path, and needs the same packages."
 
 
 def check(options: Mapping[str, Any]) -> None:
@@ -102,27 +100,6 @@ def connect(options: Any, *, ranks: int = 1, device: str = "auto") -> Cluster:
         log.warning("no node of the Ray cluster has room for a job (%s): jobs wait for one", shown)
     threads = max(1, int(resources["num_cpus"]) // ranks) if ranks > 1 else None  # Ray sets those of a single rank
     return Cluster(resources, Shares(options.max_workers or max(1, room), threads=threads))
-
-
-def looks(folder: str, token: str) -> list[dict[str, Any]]:
-    """Return what each node of the cluster has, see `ray_actor.look`, and disconnect. For `doctor`.
-
-    Raises:
-        UserError: a node does not answer, or cannot import hydraloop.
-    """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    task: Any = ray.remote(look)
-    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in _alive()]
-    try:
-        calls = [task.options(num_cpus=0, scheduling_strategy=place).remote(folder, token) for place in places]
-        found: list[dict[str, Any]] = ray.get(calls, timeout=_LOOKING)
-        return found
-    except ray.exceptions.RayError as error:
-        raise UserError(f"a node cannot run jobs: {_line(error)}", key="sweep.executor", remedy=_EACH_NODE) from error
-    finally:
-        ray.shutdown()
 
 
 def _nodes(address: str | None, runtime_env: Mapping[str, Any] | None) -> list[Mapping[str, float]]:

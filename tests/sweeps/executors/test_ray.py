@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -61,7 +60,6 @@ def test_a_sweep_has_the_results_of_the_pool_and_no_file_has_a_secret(tmp_path: 
     line += [f"+hooks.mine.api_key={SECRET}", "++hydra.job.env_set.OMP_NUM_THREADS=1"]
     with ray_cluster.short_folder() as folder, ray_cluster.running(folder) as address:
         on_ray = ("sweep.executor=ray", f"sweep.ray.address='{address}'")
-        doctor = project.python("-m", "hydraloop", "doctor", *on_ray)
         done = [project.train(*line, f"hydra.sweep.dir={name}", *on_ray[:count]) for name, count in TWICE.items()]
         files = [
             path
@@ -70,9 +68,6 @@ def test_a_sweep_has_the_results_of_the_pool_and_no_file_has_a_secret(tmp_path: 
         ]
         assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     assert [one.code for one in done] == [0, 0], done[0].text + done[1].text
-    assert re.search(rf"ray +ok +3 nodes see {project.path}; 4 jobs at a time, each with num_cpus=1", doctor.out), (
-        doctor.text
-    )
     values = [[state.value for state in SweepDirectory.load(project.path / name).states()] for name in TWICE]
     assert values[0] == values[1]
 
