@@ -19,9 +19,7 @@ from hydraloop.run_files.run_directory import CONFIG, config_file
 from hydraloop.schemas.root import Config
 
 
-def config_of(
-    run_dir: Path, overrides: Sequence[str], meta: Callable[[], Mapping[str, Any]], saved: str | None = None
-) -> DictConfig:
+def config_of(run_dir: Path, overrides: Sequence[str], meta: Callable[[], Mapping[str, Any]]) -> DictConfig:
     """Return the config of a run, or of its newest resumption, resolved.
 
     Options that a newer version has added have their defaults.
@@ -30,7 +28,6 @@ def config_of(
         overrides: `key=value`, for keys of the config; `+key=value` adds one.
         meta: returns that of the checkpoint; called only for an interpolation that does not resolve here (a resolver of
             the user's train.py, an environment variable). It has the value that it had in the run.
-        saved: the config of a checkpoint, used instead, as YAML.
 
     Raises:
         UserError: the config cannot be read or does not fit this version, or an override does not fit the config.
@@ -38,9 +35,8 @@ def config_of(
     file = config_file(run_dir)
     if file is None:
         raise UserError(f"{run_dir} has no {RECORDS}/{CONFIG}", key="run", remedy="Name another run.")
-    config = loaded(file, file) if saved is None else loaded(saved, f"the config in a checkpoint of {run_dir}")
     try:
-        cfg = _typed(config)
+        cfg = _typed(loaded(file, file))
     except OmegaConfBaseException as error:
         raise UserError(
             f"the config of {run_dir} does not fit this version of hydraloop: {str(error).splitlines()[0]}",

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
 
-from hydraloop.commands import logs
-from hydraloop.commands.status import hint, sweep_in
-from hydraloop.errors import printable
+from hydraloop.commands.status import hint, log_of, sweep_in
+from hydraloop.errors import UserError, printable
+from hydraloop.run_files import lock
 from hydraloop.sweeps.current_states import current_states
+
+_POLL = 0.3
+"""Seconds between two looks at a log."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -17,7 +24,25 @@ def run(args: argparse.Namespace) -> int:
         UserError: the directory holds no sweep and no run, or there is no log.
     """
     sweep = sweep_in(args.directory)
-    logs.show(args.directory, None, follow=True)
+    _follow(args.directory)
     for line in [] if sweep is None else hint(sweep, current_states(sweep)):
         print(printable(line))
     return 0
+
+
+def _follow(folder: Path) -> None:
+    """Print a log until its process has ended."""
+    log = log_of(folder)
+    if log is None:
+        remedy = f"See how it does: {shlex.join(['python', '-m', 'hydraloop', 'status', str(folder)])}"
+        raise UserError(f"{folder} has no log: it was not detached", key="directory", remedy=remedy)
+    with log.open("rb") as file:
+        while True:
+            is_over = not lock.holder(folder)
+            while line := file.readline(1 << 16):  # after the end was seen, so that nothing is missed
+                text = line.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")  # of progress bars
+                sys.stdout.buffer.write(printable(text).encode())
+            sys.stdout.buffer.flush()
+            if is_over:
+                return
+            time.sleep(_POLL)

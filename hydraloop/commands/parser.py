@@ -50,19 +50,6 @@ COMMANDS = {
     "export": Command(
         "<run>", "write the model of a finished run for use without hydraloop", keys={**_CHECKPOINT, "output": "FILE"}
     ),
-    "replay": Command(
-        "<run> iteration=<n>",
-        "rebuild a run at an iteration, and compare it with its records",
-        "It prints the samples, the loss and the norm of the gradients. Exit code: 0 nothing differs, 1 something "
-        "differs.",
-        {"iteration": "N"},
-    ),
-    "diff": Command(
-        "<run> <run>",
-        "print what differs between two runs",
-        "It compares config, code, packages, results, and the first record that differs. Exit code: 0 nothing differs, "
-        "1 something differs, 2 a mistake.",
-    ),
     "runs": Command(
         "[folder] ['accuracy > 0.9']",
         "list all runs and jobs of sweeps, or delete some",
@@ -79,18 +66,12 @@ COMMANDS = {
         "write a page of HTML about a run or a sweep",
         "With several runs, the page compares them. It needs no network.",
     ),
-    "logs": Command("<folder> [job]", "print what a job, a run or a controller has printed"),
     "stop": Command("<folder>", "let a sweep or a run save and end, and end all of its processes"),
     "sync": Command("<folder>", "send trackers the records and files that they do not have"),
     "completion": Command(
         "bash|zsh|fish",
         "print what makes the Tab key complete commands, options and runs",
         "Append it to ~/.bashrc or ~/.zshrc, or write it to ~/.config/fish/conf.d/hydraloop.fish.",
-    ),
-    "skill": Command(
-        "",
-        "print a page for coding agents: from a new project to its results",
-        "It is a SKILL.md, in Markdown. Its commands work in an empty folder, in their order.",
     ),
     "check": Command(
         "[key=value …]",
@@ -99,7 +80,7 @@ COMMANDS = {
         "Exit code: 0 no problem, 1 a problem, 2 a mistake.",
     ),
 }
-ON_RANKS = ("evaluate", "predict", "export", "replay")
+ON_RANKS = ("evaluate", "predict", "export")
 """Commands that load a run, on as many processes as the run had."""
 PLACE = ("config-path", "config-name", "config-dir")
 """Flags of Hydra that say where the config is."""
@@ -161,9 +142,6 @@ def of(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON document, also for an error")
     if name in ON_RANKS:
         _add_run(parser, name)
-    elif name == "diff":
-        what = "a run directory, outputs/<date>/<run>"
-        parser.add_argument("directory", nargs=2, type=Path, metavar="RUN", help=what)
     elif name == "report":
         _add_report(parser)
     elif name == "sync":
@@ -179,7 +157,7 @@ def of(name: str) -> argparse.ArgumentParser:
         parser.add_argument("--group", help="print the schema of the options of a group, or `config`; write nothing")
     elif name == "check":
         _add_project(parser)
-    elif name != "skill":
+    else:
         _add_directory(parser, name)
     return parser
 
@@ -194,15 +172,10 @@ def _add_run(parser: argparse.ArgumentParser, name: str) -> None:
     if name == "export":
         what = "weights, or the graph of the model (torch.export, ONNX)"
         parser.add_argument("--format", required=True, choices=("safetensors", "pt2", "onnx"), help=what)
-    if name == "replay":
-        parser.add_argument("--pdb", action="store_true", help="open Python's debugger before the iteration")
 
 
 def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("directory", type=Path, help="multirun/<date>/<sweep>, or outputs/<date>/<run>")
-    if name == "logs":
-        parser.add_argument("job", type=int, nargs="?", help="the number of a job; none: the controller's log")
-        parser.add_argument("-f", "--follow", action="store_true", help="print new lines until it has ended")
     if name == "stop":
         parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
 

@@ -1,6 +1,6 @@
 """`python -m hydraloop status`: how a sweep or a run is doing, from the files of its directory.
 
-Neither this command nor `attach`, `logs`, `results` and `stop` need the project and its packages, or import torch.
+Neither this command nor `attach`, `results` and `stop` need the project and its packages, or import torch.
 """
 
 from __future__ import annotations

@@ -151,10 +151,6 @@ class Checkpoints:
         """Free the buffers of saves. After an error of the run, first wait for the one in the background."""
         self._saver.close()
 
-    def save_nothing_more(self) -> None:
-        """Let the end of training count as saved, for a run whose state is not kept."""
-        self.saved_iteration = self._progress.max_iters
-
     def record_code(self) -> None:
         """Keep the code with which this process trains: its commit, and uncommitted changes in `code.patch`."""
         self.git = code_patch.record(self._run.run_dir, Path.cwd())

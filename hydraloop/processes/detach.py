@@ -73,7 +73,7 @@ def start(draft: Draft, key: str, directory: Path, log: str, *flags: str) -> NoR
         json_answers.write_error(RuntimeError("the process in the background has ended"))
         sys.exit(code if code > 0 else 128 - code)
     how = f"continues in the background, as process {process.pid}"
-    print_commands(directory, how, "status", "attach", "logs -f", "stop")
+    print_commands(directory, how, "status", "attach", "stop")
     if json_answers.asked():
         json_answers.write("detach", {"directory": directory, "process": process.pid})
     sys.exit(0)

@@ -1,4 +1,4 @@
-"""What differs between two runs, or between a run and its checkpoint: config, code, packages. Imports no torch."""
+"""What differs between a run and its checkpoint: config, code, packages. Imports no torch."""
 
 from __future__ import annotations
 

@@ -196,4 +196,4 @@ def test_every_help_lists_the_commands(tmp_path: Path) -> None:
     ):
         done = project.python(*line.split())
         assert done.code == 0, done.text
-        assert all(command in done.out for command in ("predict", "replay", "results", "sync")), line
+        assert all(command in done.out for command in ("predict", "results", "sync")), line

@@ -20,7 +20,6 @@ COMMANDS = {
     "evaluate": ["split=val"],
     "predict": ["split=val"],
     "export": ["--format", "safetensors"],
-    "replay": ["iteration=1"],
     "resume": ["engine.max_epochs=2"],
 }
 RUN = "outputs/2026-01-01/run"

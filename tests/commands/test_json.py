@@ -28,13 +28,10 @@ LINES = {
     "`status` of a run": "-m hydraloop status run --json",
     "`status` of a sweep": "-m hydraloop status sweep --json",
     "`report`": "-m hydraloop report run --json",
-    "`logs`": "-m hydraloop logs run --json",
-    "`diff`": "-m hydraloop diff run copy --json",
     "`check`": "-m hydraloop check --json",
     "`new`": "-m hydraloop new fresh --json",
     "`schema`": "-m hydraloop schema --json",
-    "`skill`": "-m hydraloop skill --json",
-    "`evaluate`, `predict`, `export`, `replay`": "-m hydraloop evaluate run --json",
+    "`evaluate`, `predict`, `export`": "-m hydraloop evaluate run --json",
     "`stop`": "-m hydraloop stop run --json",
     "`detach=true`": "train.py --json engine.max_iters=2 detach=true hydra.run.dir=away",
     "`attach`, `sync`, `completion`": "-m hydraloop completion bash --json",
@@ -44,10 +41,9 @@ SLOW = ("a sweep, `results`", "`check`", "`report`")
 
 @pytest.fixture(scope="module")
 def project(trained: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with two runs, and a sweep that has not ended."""
+    """A project with a run, and a sweep that has not ended."""
     folder = tmp_path_factory.mktemp("json") / "project"
     made = Project(Path(shutil.copytree(trained.path, folder)))
-    shutil.copytree(folder / "run", folder / "copy")
     written.write(written.sweep(folder / "sweep", "seed=0,1"), {0: {"state": "finished", "value": float("nan")}})
     return made
 
@@ -126,7 +122,6 @@ ERRORS = {
     ),
     "-m hydraloop statsu run --json": (2, "invalid", "-m hydraloop status run --json"),
     "-m hydraloop status sweeep --json": (2, "not_found", "-m hydraloop status sweep --json"),
-    "-m hydraloop logs sweep 7 --json": (2, "invalid", "-m hydraloop logs sweep 1 --json"),
     "-m hydraloop evaluate run split=tset --json": (1, "unknown_option", "-m hydraloop evaluate run split=test --json"),
     "-m hydraloop export run --format ptt2 --json": (
         2,
@@ -134,7 +129,6 @@ ERRORS = {
         "-m hydraloop export run --format pt2 --json",
     ),
     "-m hydraloop new run --json": (2, "invalid", "-m hydraloop new run_2 --json"),
-    "-m hydraloop diff run --json": (2, "missing_value", None),
 }
 
 

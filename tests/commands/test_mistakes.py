@@ -41,11 +41,6 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
         "--format: Branching cannot be exported as a graph",
         "--format safetensors",
     ),
-    "replay run": (1, "iteration: '' is not the number of an iteration", "Write iteration=1 for the first one."),
-    "replay run iteration=0": (1, "iteration: '0' is not the number of an iteration", "Write iteration=1"),
-    "replay run iteration=999": (1, "iteration: the run has only 80 iterations", "Use iteration=80 or less."),
-    "replay run iteration=1 engine.max_epoch=1": (1, "engine.max_epoch: there is no such option", "max_epochs"),
-    "replay run/checkpoints iteration=1": (1, "run: run/checkpoints is not a run directory", "Name one"),
     "resume": (2, "resume: it takes a run directory", "Write resume outputs/<date>/<run> engine.max_epochs=4."),
     "resume -m run": (2, "resume: it takes a run directory", ""),
     "resume run --info": (2, "resume: it takes a run directory", ""),
@@ -56,16 +51,10 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "resume run engine.max_epochs=0": (2, "engine.max_epochs: ", "Use 1 or more."),
     "resume run +hooks.ema.password=***": (2, "hooks.ema.password: its value is a secret", "Write its value"),
     "resume unreadable": (2, "unreadable/.hydra/config.yaml cannot be read: could not", "Restore the file, or name"),
-    "diff run conf": (2, "run: conf is not a run directory", "Name one"),
-    "diff run unreadable": (2, "unreadable/.hydra/config.yaml cannot be read: could not determine a constructor", ""),
     "status conf": (2, "directory: conf holds no sweep and no run", "Name one: ls -d multirun/*/* outputs/*/*"),
     "stop conf": (2, "directory: conf holds no sweep and no run", "Name one"),
     "results conf": (2, "directory: conf is not the directory of a sweep", ""),
-    "logs empty": (2, "logs: there is no log", "python -m hydraloop status empty"),
-    "logs sweep": (2, "logs: the sweep was not detached", "python -m hydraloop status sweep"),
-    "logs sweep 1": (2, "logs: the job has not started", "python -m hydraloop status sweep"),
-    "logs sweep 2": (2, "job: the sweep has no job 2", "Name one from 0 to 1."),
-    "logs sweep 0": (2, "PROJECT/sweep/0/job.log: Is a directory", "ls -ld sweep; df sweep"),
+    "attach sweep": (2, "directory: sweep has no log: it was not detached", "python -m hydraloop status sweep"),
     "sync conf": (2, "conf has no run with a tracker", ""),
 }
 LINES = [slow(line) if "branching" in line else line for line in MISTAKES]
@@ -82,7 +71,7 @@ def project(trained: Project, tmp_path_factory: pytest.TempPathFactory) -> Proje
     """A project with runs and a sweep.
 
     `run` is a finished run, `empty` one without checkpoints and logs, `branching` one whose model torch.export does not
-    take, and `unreadable` one with a damaged config. In `sweep`, the log of job 0 is a folder.
+    take, and `unreadable` one with a damaged config.
     """
     folder = tmp_path_factory.mktemp("mistakes") / "project"
     made = Project(Path(shutil.copytree(trained.path, folder)))
@@ -95,7 +84,6 @@ def project(trained: Project, tmp_path_factory: pytest.TempPathFactory) -> Proje
     made.write("branching/.hydra/config.yaml", other)
     made.write("unreadable/.hydra/config.yaml", "seed: !unknown 1")
     written.write(written.sweep(folder / "sweep", "seed=0,1"), {0: {"state": "running"}})
-    (folder / "sweep" / "0" / "job.log").mkdir()
     return made
 
 

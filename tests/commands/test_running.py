@@ -106,7 +106,7 @@ HOSTILE = "\x1b]52;c;Y3VybA==\x07\x1b[31mred\x1b[0m \x9b2J\u202e\r"
 VISIBLE = "\\x1b]52;c;Y3VybA==\\x07red \\x9b2J\\u202e"
 
 
-@pytest.mark.parametrize("words", ["status", "runs", "logs 1", "results", "results --json"])
+@pytest.mark.parametrize("words", ["status", "runs", "results", "results --json"])
 def test_escape_sequences_in_files_do_not_reach_the_terminal(
     words: str, sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,14 +114,12 @@ def test_escape_sequences_in_files_do_not_reach_the_terminal(
     failed = replace(sweep.states()[1], error=f"ValueError: {HOSTILE}", metric=HOSTILE, value=1.0)
     states.write(sweep.folder(1), failed, flush=False)
     states.write(sweep.folder(0), replace(sweep.states()[0], checkpoint=HOSTILE), flush=False)
-    (sweep.folder(1) / "job.log").write_text(f"{HOSTILE}\nlast\n")
     for number in (2, 3):
         states.write(sweep.folder(number), replace(sweep.states()[number], state="finished"), flush=False)
     assert main([command, str(sweep.path), *rest]) == 0
     said = "".join(capfd.readouterr())
     assert [text for text in ("\x1b", "\x07", "\x9b", "\u202e", "\r") if text in said] == []
     assert ("]52;c;Y3VybA==" if rest == ["--json"] else VISIBLE) in said
-    assert "last\n" in said or command != "logs"
 
 
 @pytest.mark.parametrize("checkpoints", [[], ["epoch_1.pth"]])
@@ -141,34 +139,24 @@ def test_status_of_an_interrupted_run_has_a_command_if_the_run_can_continue(
     assert found.count("resume") == len(checkpoints)
 
 
-def test_logs_of_a_sweep(sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["logs", str(sweep.path), "1"]) == 0
-    assert capfd.readouterr().out == "line\n"
-
-
-def test_a_followed_log_ends_with_its_job(sweep: SweepDirectory, capfd: pytest.CaptureFixture[str]) -> None:
-    lock = RunLock(sweep.folder(1), key="sweep").acquire()
-
-    def end() -> None:
-        with (sweep.folder(1) / "job.log").open("a") as file:
-            file.write("last\n")
-        lock.release()
-
-    timer = threading.Timer(0.1, end)
-    timer.start()
-    assert main(["logs", "-f", str(sweep.path), "1"]) == 0
-    assert capfd.readouterr().out == "line\nlast\n"
-    timer.join()
-
-
 def test_stop_of_a_sweep_whose_jobs_were_killed(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", str(sweep.path)]) == 0
     assert [state.state for state in current_states(sweep)][2:4] == ["interrupted", "interrupted"]
 
 
-def test_logs_prints_what_the_run_has_printed(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert main(["logs", "-f", str(run)]) == 0
-    assert capfdbinary.readouterr().out == b"epoch 1\n"
+def test_attach_follows_the_log_of_a_run_to_its_end(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lock = RunLock(run, key="hydra.run.dir").acquire()
+
+    def end() -> None:
+        with (run / "output.log").open("a") as file:
+            file.write("\x1b[31mlast\n")
+        lock.release()
+
+    timer = threading.Timer(0.1, end)
+    timer.start()
+    assert main(["attach", str(run)]) == 0
+    assert capfd.readouterr().out == "epoch 1\nlast\n"
+    timer.join()
 
 
 def test_a_running_run_is_named_with_its_process(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

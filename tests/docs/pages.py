@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tests.e2e.projects import REPOSITORY
 
-SKILL = REPOSITORY / "hydraloop" / "commands" / "skill" / "SKILL.md"
+AGENTS = REPOSITORY / "docs" / "agents.md"
 """For coding agents. tests/test_wheel.py executes its commands."""
-PAGES = [REPOSITORY / "README.md", SKILL, *sorted((REPOSITORY / "docs").rglob("*.md"))]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LANGUAGES = {"bash", "python", "yaml", "text", "{toctree}", "{eval-rst}"}
 """Of fenced blocks. `text` is output or a picture; the others are commands, code, files, contents and docstrings."""
 _BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.M | re.S)

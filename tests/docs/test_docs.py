@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import pages
-from tests.docs.pages import PAGES, SKILL, Block, blocks, name, prose, unquoted
+from tests.docs.pages import AGENTS, PAGES, Block, blocks, name, prose, unquoted
 from tests.e2e.projects import REPOSITORY, Project
 from tests.marks import nightly, slow
 
@@ -27,7 +27,6 @@ LEFT_OUT = {
     "python -m hydraloop completion": "changes files of the shell; tests/commands/test_completion.py covers it",
     "mlflow ui": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "tensorboard --logdir": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
-    "python -m hydraloop diff": "needs two runs; tests/cli/test_diff.py covers it",
     "python train.py detach=true": "goes to the background; tests/sweeps/test_detach.py covers it",
     "wandb sync": "needs the network and an account",
     "torchrun --nnodes=2": "needs two machines",
@@ -110,7 +109,7 @@ def test_the_picture_of_a_run_is_that_of_the_hook(page: str) -> None:
     assert textwrap.dedent(picture[0]) in [block.text.rstrip() for block in blocks(REPOSITORY / page)]
 
 
-@pytest.mark.parametrize(("page", "most"), [(REPOSITORY / "README.md", 200), (SKILL, 150)], ids=["README", "SKILL"])
+@pytest.mark.parametrize(("page", "most"), [(REPOSITORY / "README.md", 200), (AGENTS, 150)], ids=["README", "agents"])
 def test_a_page_is_short(page: Path, most: int) -> None:
     assert len(page.read_text(encoding="utf-8").splitlines()) <= most
 
@@ -135,7 +134,7 @@ def test_every_command_that_is_left_out_is_somewhere() -> None:
     [
         (nightly if name(page) in NIGHTLY else slow)(page, id=name(page))
         for page in PAGES
-        if page != SKILL and any(block.language in ("bash", "python") for block in blocks(page))
+        if page != AGENTS and any(block.language in ("bash", "python") for block in blocks(page))
     ],
 )
 def test_the_commands_and_the_code_of_a_page_work(page: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def _colon(words: Words, draw: random.Random) -> Words | None:
 
 
 def _command(words: Words, draw: random.Random) -> Words | None:
-    return ["hydraloop", _misspelt(draw.choice(["runs", "skill", "schema"]), draw)]
+    return ["hydraloop", _misspelt(draw.choice(["runs", "results", "resume"]), draw)]
 
 
 KINDS: dict[str, Callable[[Words, random.Random], Words | None]] = {

@@ -117,7 +117,7 @@ def _submit(
         job = submit_command(executor, name, [f"{environment.SUBMITTED}={file}", *command(), *flags], variables, log)
     except Exception as error:  # of submitit, for any answer of sbatch
         raise UserError(f"the command could not be submitted: {error}", key=KEY) from error
-    print_commands(path, f"is job {job} of Slurm", "status", *shown, "logs -f", "stop")
+    print_commands(path, f"is job {job} of Slurm", "status", *shown, "stop")
     if json_answers.asked():
         json_answers.write("detach", {"directory": path, "job": job})
 
