@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr
+from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from hydraloop.cli import arguments, command, resume_command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import show, show_help, show_plan
-from hydraloop.commands.parser import listed_names, listing, summaries
+from hydraloop.commands.parser import COMMANDS, listed_names, listing, summaries
 from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import Draft
@@ -106,6 +106,15 @@ def _run(app: _App) -> int:
     return 0
 
 
+def _complete(argv: Sequence[str], folder: Path, name: str) -> None:
+    """Let Hydra answer a shell at a press of Tab. Nothing is completed after the name of a command."""
+    if COMMANDS.keys().isdisjoint(os.environ.get("COMP_LINE", "").split()):
+        from hydraloop.cli import hydra_run
+
+        with redirect_stderr(io.StringIO()), suppress(SystemExit):  # Hydra's parser takes no flags of ours
+            hydra_run.show(argv, folder, name)
+
+
 def _exit_code(error: BaseException, reports: Reports) -> int:
     if isinstance(error, Requeue):
         return 0 if torchrun.is_launched() else error.code  # a launcher would restart the ranks
@@ -142,6 +151,8 @@ class _App:
             return self._resume(args, argv)
         name = args.config_name or self.name
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
+        if args.shell_completion:
+            return _complete([*arguments.flags(argv, args, folder), *args.overrides], folder, name)
         with opened(folder, name, args.config_dir) as composer:
             if environment.is_received():
                 received.run_job(composer, self._starter())

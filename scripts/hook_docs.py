@@ -1,7 +1,6 @@
 """Write the generated parts of `docs/reference/`: tables of hooks, options and schedules, and of the engine's names.
 
-Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows;
-`hydraloop/commands/completion/options.json`, what the Tab key completes without a project (`completion_options.py`);
+Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows,
 and `hydraloop/schemas/config.json`, the JSON Schema of a config (`json_schema.py`).
 
     python scripts/hook_docs.py            # write the tables and the file
@@ -288,13 +287,12 @@ PAGES = {
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
-    """Yield (path, text that is up to date) of `classes.json`, `options.json`, `config.json` and each page.
+    """Yield (path, text that is up to date) of `classes.json`, `config.json` and each page.
 
     Raises:
         ValueError: a page has no marks.
     """
     yield ROOT / "hydraloop" / "hooks" / "classes.json", hook_classes()
-    yield ROOT / "hydraloop" / "commands" / "completion" / "options.json", _script("completion_options")["text"]()
     yield ROOT / "hydraloop" / "schemas" / "config.json", _script("json_schema")["text"]()
     for name, parts in PAGES.items():
         text = (REFERENCE / name).read_text(encoding="utf-8")

@@ -79,12 +79,6 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
             key="--experimental-rerun",
             remedy="Use resume=… or --config-dir.",
         )
-    if args.shell_completion:
-        raise UserError(
-            "Hydra's completion knows no flags and no run directories",
-            key="--shell-completion",
-            remedy="Run: python -m hydraloop completion bash >> ~/.bashrc",
-        )
     if args.trusted:
         raise UserError(
             "it belongs to python -m hydraloop resume and the commands for finished runs",

@@ -68,11 +68,6 @@ COMMANDS = {
     ),
     "stop": Command("<folder>", "let a sweep or a run save and end, and end all of its processes"),
     "sync": Command("<folder>", "send trackers the records and files that they do not have"),
-    "completion": Command(
-        "bash|zsh|fish",
-        "print what makes the Tab key complete commands, options and runs",
-        "Append it to ~/.bashrc or ~/.zshrc, or write it to ~/.config/fish/conf.d/hydraloop.fish.",
-    ),
     "check": Command(
         "[key=value …]",
         "test the data, the model and the task of the project in this folder",
@@ -146,8 +141,6 @@ def of(name: str) -> argparse.ArgumentParser:
         _add_report(parser)
     elif name == "sync":
         _add_trackers(parser)
-    elif name == "completion":
-        parser.add_argument("shell", choices=("bash", "zsh", "fish"))
     elif name == "new":
         _add_new(parser)
     elif name == "runs":

@@ -34,7 +34,7 @@ LINES = {
     "`evaluate`, `predict`, `export`": "-m hydraloop evaluate run --json",
     "`stop`": "-m hydraloop stop run --json",
     "`detach=true`": "train.py --json engine.max_iters=2 detach=true hydra.run.dir=away",
-    "`attach`, `sync`, `completion`": "-m hydraloop completion bash --json",
+    "`attach`, `sync`": "-m hydraloop attach run --json",
 }
 SLOW = ("a sweep, `results`", "`check`", "`report`")
 
