@@ -1,7 +1,6 @@
 """Write the generated parts of `docs/reference/`: tables of hooks, options and schedules, and of the engine's names.
 
-Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows,
-and `hydraloop/schemas/config.json`, the JSON Schema of a config (`json_schema.py`).
+Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows.
 
     python scripts/hook_docs.py            # write the tables and the file
     python scripts/hook_docs.py --check    # write nothing; exit code 1 if a page is out of date
@@ -43,11 +42,6 @@ GROUPS = ("task", "model", "data", "optimizer", "precision")
 """Config groups on the page of options; hooks and schedules have their own pages."""
 COMMON = ("priority", "on_error")
 """Options of all hooks. The page describes them once."""
-
-
-def _script(name: str) -> dict[str, Any]:
-    """Return the names in another file of `scripts/`."""
-    return runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
 
 
 @dataclass(frozen=True)
@@ -271,7 +265,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-_ENGINE = _script("engine_docs")
+_ENGINE = runpy.run_path(str(ROOT / "scripts" / "engine_docs.py"))
 PAGES = {
     "hooks.md": {
         "engine": _ENGINE["engine_tables"],
@@ -287,13 +281,12 @@ PAGES = {
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
-    """Yield (path, text that is up to date) of `classes.json`, `config.json` and each page.
+    """Yield (path, text that is up to date) of `classes.json` and each page.
 
     Raises:
         ValueError: a page has no marks.
     """
     yield ROOT / "hydraloop" / "hooks" / "classes.json", hook_classes()
-    yield ROOT / "hydraloop" / "schemas" / "config.json", _script("json_schema")["text"]()
     for name, parts in PAGES.items():
         text = (REFERENCE / name).read_text(encoding="utf-8")
         for mark, written in parts.items():

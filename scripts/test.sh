@@ -23,7 +23,4 @@ esac
 case " $* " in
     *slow* | *tests/examples*) source scripts/example_packages.sh ;; # no other tests need transformers or timm
 esac
-case " $* " in
-    *slow* | *test_schema*) bash scripts/language_server.sh "$venv" ;; # no other tests check files as an editor does
-esac
 exec "$venv/bin/python" -m pytest "$@"

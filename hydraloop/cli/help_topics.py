@@ -22,7 +22,7 @@ from hydraloop.cli.config_file_limits import leaves
 from hydraloop.errors import Remedy, UserError, any_of, close_names
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.safety.secrets import masked
-from hydraloop.schemas.docs import Argument, arguments_of_schema, typed, value_schema
+from hydraloop.schemas.docs import Argument, arguments_of_schema, typed
 from hydraloop.schemas.hook import HookConf
 from hydraloop.schemas.root import Config
 
@@ -111,7 +111,7 @@ class Topics:
             if isinstance(child, DictConfig) and child:
                 yield from self._rows_below(own, child)
             else:
-                yield own, {**asdict(found), "schema": value_schema(own)}
+                yield own, asdict(found)
 
     def _option(self, name: str) -> tuple[str, str, str, DictConfig, str]:
         """Return group, option and key in `hooks.ema.momentum`, the option, and its package: "" if there is none."""

@@ -48,7 +48,7 @@ def check_own_keys(cfg: DictConfig, lines: Sequence[str], composer: Composer) ->
 
 def _check_unused(name: str, written: dict[str, object], lines: Sequence[str], composer: Composer) -> None:
     options = [key[1:] for key in written if (found := _SHORT.fullmatch(key[1:])) and found["name"] == name]
-    meant = options[:3] or resembles_option(name)
+    meant = options[:3] or close_names(name, _OPTIONS, most=1, cutoff=_ALIKE)
     is_group = name in composer.groups()
     if not (meant or is_group):
         return
@@ -69,11 +69,6 @@ def _check_unused(name: str, written: dict[str, object], lines: Sequence[str], c
     near = f"Did you mean {any_of(meant)}? " if meant else ""
     problem = f"{file}.yaml is merged into the options, which have no {name}"
     raise UserError(problem, key=name, remedy=f"{near}{remedy}")
-
-
-def resembles_option(name: str) -> list[str]:
-    """Return the option at the top of the config that a key resembles, so that the key is probably a mistake."""
-    return close_names(name, _OPTIONS, most=1, cutoff=_ALIKE)
 
 
 def selected_in_body(file: str, composer: Composer) -> Iterator[tuple[str, str]]:

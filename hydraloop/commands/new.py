@@ -12,7 +12,6 @@ from textwrap import indent
 import yaml
 
 from hydraloop import json_answers
-from hydraloop.commands import schema
 from hydraloop.errors import Remedy, UserError
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -45,13 +44,12 @@ def run(args: argparse.Namespace) -> int:
     name, key = folder.resolve().name, "experiment_name"
     if re.fullmatch(r"[A-Za-z_][\w.-]*", name) and yaml.safe_load(name) == name:  # not a folder `null` or `true`
         files[_CONFIG] = files[_CONFIG].replace(f"{key}: {args.template}\n", f"{key}: {name}\n")
-    written = {path for path, text in files.items() if _write(folder / path, schema.with_modeline(path, text))}
-    schema.write(folder)
+    written = {path for path, text in files.items() if _write(folder / path, text)}
     if args.json:
         kept = sorted(files.keys() - written)
         json_answers.write("new", {"directory": folder, "written": sorted(written), "kept": kept})
         return 0
-    print(f"{name}: wrote {', '.join([*sorted(written), f'{schema.FOLDER}/'])}")
+    print(f"{name}: wrote {', '.join(sorted(written))}")
     if kept := sorted(files.keys() - written):
         print(f"Not changed, because they exist: {', '.join(kept)}")
     print("\nNext:")

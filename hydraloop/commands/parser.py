@@ -35,11 +35,6 @@ COMMANDS = {
         "write a small project",
         "Without --from, it is a classification with a model, data, a hook and a test.",
     ),
-    "schema": Command(
-        "[folder]",
-        "write the JSON Schema of a project's config, for editors",
-        "It writes a file for configs and one for the options of each group, with the project's own options and keys.",
-    ),
     "resume": Command("<run>", "continue a run with its saved config"),
     "evaluate": Command("<run>", "print the metrics of a finished run as JSON", keys=_SPLIT | _CHECKPOINT),
     "predict": Command(
@@ -145,9 +140,6 @@ def of(name: str) -> argparse.ArgumentParser:
         _add_new(parser)
     elif name == "runs":
         _add_selection(parser)
-    elif name == "schema":
-        parser.add_argument("directory", type=Path, nargs="?", default=Path(), help="of the project", metavar="FOLDER")
-        parser.add_argument("--group", help="print the schema of the options of a group, or `config`; write nothing")
     elif name == "check":
         _add_project(parser)
     else:

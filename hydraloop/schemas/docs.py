@@ -2,11 +2,8 @@
 
 import ast
 import dataclasses
-import functools
 import inspect
-import json
 import textwrap
-from pathlib import Path
 from typing import Any, Dict, List, NamedTuple
 
 
@@ -56,21 +53,6 @@ def field_docs(schema: Any) -> Dict[str, str]:
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                 found[statement.target.id] = " ".join(str(following.value.value).split())
     return found
-
-
-@functools.cache
-def json_schema() -> Dict[str, Any]:
-    """Return the JSON Schema of a config without options of a project, which `scripts/json_schema.py` writes."""
-    found: Dict[str, Any] = json.loads(Path(__file__).with_name("config.json").read_text(encoding="utf-8"))
-    return found
-
-
-def value_schema(key: str) -> Dict[str, Any]:
-    """Return the JSON Schema of the values of a key, without its text; empty for a key of a project."""
-    found = json_schema()
-    for part in key.split("."):
-        found = found.get("properties", {}).get(part, {})
-    return {name: value for name, value in found.items() if name not in ("description", "default")}
 
 
 def summary(schema: Any) -> str:

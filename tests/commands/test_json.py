@@ -30,7 +30,6 @@ LINES = {
     "`report`": "-m hydraloop report run --json",
     "`check`": "-m hydraloop check --json",
     "`new`": "-m hydraloop new fresh --json",
-    "`schema`": "-m hydraloop schema --json",
     "`evaluate`, `predict`, `export`": "-m hydraloop evaluate run --json",
     "`stop`": "-m hydraloop stop run --json",
     "`detach=true`": "train.py --json engine.max_iters=2 detach=true hydra.run.dir=away",

@@ -10,10 +10,9 @@ import pytest
 
 from hydraloop.commands.dispatch import run
 from hydraloop.commands.new import TEMPLATES, templates
-from hydraloop.commands.schema import with_modeline
 from tests.e2e.projects import REPOSITORY, Project
 
-LEFT_OUT = {"__pycache__", "outputs", "multirun", ".hydraloop"}
+LEFT_OUT = {"__pycache__", "outputs", "multirun"}
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -50,8 +49,7 @@ def test_the_name_of_a_folder_is_not_read_as_a_value(tmp_path: Path, monkeypatch
 def test_each_example_is_a_template(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["new", "a b", "--from", name]) == 0, "a name that needs quotes in YAML is not used"
-    files = contents(REPOSITORY / "examples" / name).items()
-    assert contents(tmp_path / "a b") == {path: with_modeline(path, text) for path, text in files}
+    assert contents(tmp_path / "a b") == contents(REPOSITORY / "examples" / name)
 
 
 def test_the_examples_are_those_of_the_repository() -> None:
