@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Runs what takes too long for CI: scripts/nightly.sh. First the tests marked `nightly`: every hook with its methods
-# removed, MMEngine and Lightning, the trackers' pages in a browser, a long training, and further values of what the slow
-# tests check. Then 10,000 random command lines, mistakes that a client of the JSON repairs, and the usual
-# tests with the lowest versions that pyproject.toml allows.
+# Runs what takes too long for CI: scripts/nightly.sh. First the tests marked `nightly`: MMEngine and Lightning, the
+# trackers' pages in a browser, a long training, and further values of what the slow tests check. Then 10,000 random
+# command lines, planted mistakes, and the usual tests with the lowest versions that pyproject.toml allows.
 # At the end it lists the nightly tests that ran or were skipped, and why.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
