@@ -46,12 +46,9 @@ COMMANDS = {
         "<run>", "write the model of a finished run for use without hydraloop", keys={**_CHECKPOINT, "output": "FILE"}
     ),
     "runs": Command(
-        "[folder] ['accuracy > 0.9']",
-        "list all runs and jobs of sweeps, or delete some",
-        "A condition compares: run, status, experiment, hooks, tags, typed, size (bytes), seconds, days (since the "
-        "last change), job, value (the best), metric, each metric of a validation and test.<metric>, epoch, "
-        "iteration, and each option by its full key, such as optimizer.lr. Without a folder, it looks in outputs/ "
-        "and multirun/.",
+        "[folder]",
+        "list all runs and jobs of sweeps, the newest first",
+        "Without a folder, it looks in outputs/ and multirun/.",
     ),
     "status": Command("<folder>", "print how a sweep or a run is doing"),
     "attach": Command("<folder>", "show a sweep or a run until it ends", "Ctrl-C leaves it running."),
@@ -139,7 +136,7 @@ def of(name: str) -> argparse.ArgumentParser:
     elif name == "new":
         _add_new(parser)
     elif name == "runs":
-        _add_selection(parser)
+        _add_runs(parser)
     elif name == "check":
         _add_project(parser)
     else:
@@ -165,18 +162,10 @@ def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
 
 
-def _add_selection(parser: argparse.ArgumentParser) -> None:
-    what = "a folder to look in; and comparisons with and, or, not, in: '\"ema\" in hooks'"
-    parser.add_argument("given", nargs="*", metavar="FOLDER|CONDITION", help=what)
-    parser.add_argument("--sort", metavar="NAME", help="in ascending order; by value or its metric, the best first")
-    parser.add_argument("--reverse", action="store_true", help="in the opposite order")
-    kind = parser.add_mutually_exclusive_group()
-    delete = "delete the runs that the condition selects; no job of a sweep, and nothing outside of outputs/"
-    prune = "delete all checkpoints of these runs and jobs, except for the last and the best"
-    for flag, what in {"--delete": delete, "--prune-checkpoints": prune}.items():
-        kind.add_argument(flag, action="store_const", const=flag[2:], dest="remove", help=what)
-    parser.add_argument("--all", action="store_true", help="without a condition, all runs are to be deleted or pruned")
-    parser.add_argument("--yes", action="store_true", help="delete without asking")
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", nargs="?", type=Path, metavar="FOLDER", help="a folder to look in")
+    what = "the best first by a metric: accuracy, loss, test.accuracy"
+    parser.add_argument("--sort", metavar="METRIC", help=what)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:

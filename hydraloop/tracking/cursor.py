@@ -102,18 +102,3 @@ def lock_of(run_dir: Path, name: str) -> BaseFileLock:
     from filelock import FileLock  # imported here, because the command line does not need it
 
     return FileLock(run_dir / FOLDER / f"{name}.lock")
-
-
-def is_followed(run_dir: Path) -> bool:
-    """Return whether a sender reads the log of a run now."""
-    return any(not _is_free(run_dir, path.stem) for path in (run_dir / FOLDER).glob("*.lock"))
-
-
-def _is_free(run_dir: Path, name: str) -> bool:
-    from filelock import Timeout
-
-    try:
-        with lock_of(run_dir, name).acquire(timeout=0.0):
-            return True
-    except Timeout:
-        return False

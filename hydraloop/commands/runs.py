@@ -1,0 +1,223 @@
+"""`python -m hydraloop runs`: lists all runs and jobs of a project, from their files. Imports no torch.
+
+There is no database, so nothing can disagree with the files. A thousand runs take half a second of a processor. So only
+those parts of a config are parsed that are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hydraloop import json_answers
+from hydraloop.engine.report.formats import brief, duration, number
+from hydraloop.errors import UserError, missing_path, printable, suggestion
+from hydraloop.run_files import lock
+from hydraloop.run_files.attempts import RECORDS, typed_overrides
+from hydraloop.run_files.environment import shown
+from hydraloop.run_files.record_log import FILENAME as LOG
+from hydraloop.run_files.result import FILENAME as RESULT
+from hydraloop.run_files.result import PAUSE, Objective, Result
+from hydraloop.run_files.run_directory import OUTPUTS, SWEEP_FILE, config_file
+from hydraloop.safety.secrets import mask_overrides
+from hydraloop.sweeps import sweep_description
+from hydraloop.sweeps.current_states import current_states
+from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+
+_ROOTS = (OUTPUTS, Path("multirun"))
+"""Where the runs of a project are."""
+_HEADERS = ("run", "status", "experiment", "best", "time", "typed")
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if PyYAML was built with libyaml
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run, or a job of a sweep."""
+
+    path: Path
+    is_job: bool
+    status: str
+    """A `states.State`; `unknown` for the run of another program, or if its files cannot be read."""
+    typed: list[str]
+    """Overrides as typed, secrets masked."""
+    result: Result
+    """Empty if the file cannot be read."""
+    started: float
+    """When it was started, or resumed for the last time, in seconds since 1970."""
+    config: str
+    """`config.yaml` as text; empty without one."""
+
+    @property
+    def experiment(self) -> str:
+        """The option `experiment_name`; empty if it is not known."""
+        found = self._section("experiment_name")
+        return found if isinstance(found, str) else ""
+
+    @property
+    def hooks(self) -> list[str]:
+        """The names of the selected hooks, without default hooks."""
+        found = self._section("hooks")
+        return [name for name, options in found.items() if options] if isinstance(found, Mapping) else []
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest values of a validation, the best one of the metric by which runs are compared, and of the test."""
+        goal, result = self.result.objective, self.result
+        best = {} if goal is None else {goal.metric: goal.value}
+        return {**result.val_metrics, **best, **{f"test.{name}": value for name, value in result.test_metrics.items()}}
+
+    def metric(self, name: str) -> float | None:
+        """Return the value of a metric; None if it is missing, not a number or NaN."""
+        value = self.metrics.get(name)
+        return value if isinstance(value, int | float) and value == value else None
+
+    def _section(self, name: str) -> Any:
+        """Return the value of a key without dots. hydraloop begins a line of the file only with such a key."""
+        found = re.search(rf"^{re.escape(name)}:.*\n(?:(?:[ \t-].*)?\n)*", self.config, re.MULTILINE)
+        try:
+            return None if found is None else yaml.load(found[0], _Loader)[name]
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # written by another program
+            return None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table or JSON. Returns the exit code 0.
+
+    Raises:
+        UserError: there is no such folder, or no run has the metric of `--sort`.
+    """
+    folder: Path | None = args.directory
+    if folder is not None and not folder.is_dir():
+        remedy = missing_path(folder, "Name one: ls -d outputs multirun")
+        raise UserError(f"there is no folder {folder}", key="runs", remedy=remedy)
+    folders = [one for one in _ROOTS if one.is_dir()] if folder is None else [folder]
+    rows = sorted((row for one in folders for row in _find(one)), key=lambda row: row.started, reverse=True)
+    rows = rows if args.sort is None else _ordered(rows, args.sort)
+    if args.json:
+        json_answers.write("runs", {"runs": [_plain(row) for row in rows]})
+    else:
+        _print_table(rows)
+    return 0
+
+
+def _ordered(rows: Sequence[_Run], name: str) -> list[_Run]:
+    """Return the runs by a metric, the best first; those without it come last."""
+    having = [row for row in rows if row.metric(name) is not None]
+    if rows and not having:
+        known = {metric for row in rows for metric in row.metrics}
+        raise UserError(f"no run has the metric {name}", key="--sort", remedy=suggestion(name, known))
+    goals = [row.result.objective for row in rows if row.result.objective is not None]
+    greater = any(goal.rule == "greater" for goal in goals if goal.metric == name)
+    having.sort(key=lambda row: row.metric(name) or 0.0, reverse=greater)
+    return having + [row for row in rows if row.metric(name) is None]
+
+
+def _print_table(rows: Sequence[_Run]) -> None:
+    """Print a line for each run. In a terminal, a long line is cut."""
+    lines = [_HEADERS, *(tuple(printable(cell).replace("\n", " ") for cell in _cells(row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for cells in lines if rows else []:
+        text = "  ".join(f"{cell:{size}}" for cell, size in zip(cells, widths, strict=True))
+        print(text.rstrip()[:width])
+    print(f"{len(rows):,} run{'' if len(rows) == 1 else 's'}")
+
+
+def _cells(row: _Run) -> tuple[str, ...]:
+    goal = row.result.objective
+    best = "" if goal is None else f"{goal.metric} {number(goal.value)}"
+    time = duration(row.result.seconds) if row.result.seconds else ""
+    return shown(row.path), row.status, row.experiment, best, time, brief(" ".join(row.typed))
+
+
+def _plain(row: _Run) -> dict[str, Any]:
+    result = row.result
+    return {
+        "run": shown(row.path),
+        "job": row.is_job,
+        "status": row.status,
+        "experiment": row.experiment,
+        "typed": row.typed,
+        "hooks": row.hooks,
+        "started": datetime.fromtimestamp(row.started).astimezone().isoformat(timespec="seconds"),
+        "seconds": result.seconds,
+        "objective": None if result.objective is None else asdict(result.objective),
+        **{name: getattr(result, name) for name in ("val_metrics", "test_metrics", "progress", "error")},
+    }
+
+
+def _find(folder: Path, *, in_sweep: bool = False) -> Iterator[_Run]:
+    """Yield the runs in a folder and below it. No link in the folder is followed."""
+    below: dict[str, bool] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        below = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+    if sweep_description.FILENAME in below:
+        with suppress(UserError, TypeError):  # it is damaged: what is below is found as in any folder
+            started = [state for state in current_states(SweepDirectory.load(folder)) if state.state != "queued"]
+            yield from [_job(folder, state) for state in started]
+            return
+    in_sweep |= SWEEP_FILE in below
+    if not below.keys().isdisjoint((RECORDS, RESULT, LOG)):
+        yield _read(folder, in_sweep)
+        return
+    for name in sorted(below, key=lambda name: (len(name), name)):
+        if below[name] and name[0] != ".":
+            yield from _find(folder / name, in_sweep=in_sweep)
+
+
+def _read(path: Path, is_job: bool, typed: list[str] | None = None) -> _Run:
+    result, config, started = _result(path), "", 0.0
+    with suppress(OSError, ValueError):
+        file = config_file(path)
+        started = (path if file is None else file).stat().st_mtime
+        config = "" if file is None else file.read_text(encoding="utf-8")
+    status: str = "unknown" if result is None else result.status
+    if lock.holder(path) is not None:
+        status = "running"
+    elif result is None and "\nexperiment_name: " in f"\n{config}":
+        status = "interrupted"
+    elif result is not None and (result.preempted_by or "").startswith(PAUSE):
+        status = "paused"
+    typed = typed_overrides(path) if typed is None else typed
+    return _Run(path, is_job, status, typed, result or Result("failed"), started, config)
+
+
+def _job(sweep: Path, state: JobState) -> _Run:
+    """Return a job.
+
+    Raises:
+        TypeError: another program has written its state, which could name any directory.
+    """
+    path = sweep / state.directory
+    is_ours = isinstance(state.seconds, int | float) and isinstance(state.metric, str | None)
+    if not (is_ours and isinstance(state.state, str) and path.resolve().is_relative_to(sweep.resolve())):
+        raise TypeError(state)
+    found = _read(path, True, mask_overrides(state.overrides))
+    goal = found.result.objective
+    if state.metric is not None and state.value is not None:
+        goal = Objective(state.metric, state.rule, state.value, state.step or 0)
+    result = replace(found.result, error=state.error, objective=goal, seconds=state.seconds)
+    return replace(found, status=state.state, result=result)
+
+
+def _result(path: Path) -> Result | None:
+    """Return what `result.json` says; None if it cannot be read, or another program has written it."""
+    found = Result.read(path)
+    if found is None:
+        return None
+    goal = found.objective
+    has_mappings = all(isinstance(one, dict) for one in (found.progress, found.val_metrics, found.test_metrics))
+    is_ours = has_mappings and isinstance(found.seconds, int | float)
+    return found if is_ours and (goal is None or isinstance(goal.metric, str)) else None
