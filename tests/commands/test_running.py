@@ -1,4 +1,4 @@
-"""`python -m hydraloop status|attach|logs|results|stop` on directories as sweeps and runs leave them."""
+"""`python -m hydraloop status|attach|results|stop` on directories as sweeps and runs leave them."""
 
 from __future__ import annotations
 
