@@ -14,7 +14,7 @@ from hydraloop.plan import is_constant
 from hydraloop.run_files.changes import differences
 from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import check_links
-from hydraloop.sweeps import sweep_description
+from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.axes import Lines
 from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.planning import SweepDraft
@@ -73,6 +73,8 @@ def _continued(path: Path, description: Description, draft: SweepDraft) -> Settl
         check_links(path, key=_KEY)
     directory.lock.acquire()
     try:
+        for part in (*path.glob(".*.[0-9]*.part"), *path.glob(f"*/.{states.FILENAME}.*.part")):
+            part.unlink()  # of a killed controller
         directory.description = old = sweep_description.read(path, key=_KEY)
         new, named = _joined(directory, description, draft)
         if (new.jobs.masked(), new.average, new.configs) != (old.jobs, old.average, old.configs):

@@ -230,6 +230,7 @@ def _job_number(run_dir: Path) -> int | None:
 
 
 def _put(path: Path, content: Mapping[str, Any]) -> None:
+    atomic.remove_unfinished(path)
     atomic.write_text(path, valid_utf8(json.dumps(content, indent=1, ensure_ascii=False)) + "\n")
 
 

@@ -21,14 +21,14 @@ from typing import IO, Any
 import psutil
 from filelock import Timeout
 
-from hydraloop.run_files import lock
+from hydraloop.run_files import atomic, lock
 from hydraloop.run_files.output import write_utf8
 from hydraloop.run_files.run_directory import SWEEP_FILE
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.safety.secret_names import name_secrets
 from hydraloop.safety.secrets import MASK, remember
 from hydraloop.tracking import run_description
-from hydraloop.tracking.cursor import Cursor, is_complete, lock_of, run_dirs
+from hydraloop.tracking.cursor import Cursor, is_complete, lock_of, path_of, run_dirs
 from hydraloop.tracking.follower import Follower, described
 from hydraloop.tracking.masked_output import log_to_stderr
 from hydraloop.tracking.sender import HANGS, MARGIN
@@ -117,6 +117,7 @@ def _send(run_dir: Path, name: str, how: How, until: Once) -> str | None:
     if run is None or name not in run.trackers:
         raise ValueError("its description in tracking/ is missing")
     name_secrets(run_description.names_of_secrets(run_dir))
+    atomic.remove_unfinished(path_of(run_dir, name))
     kind = run.trackers[name]["kind"]
     options, tracker_class = _options(name, kind, run.trackers[name]["options"], how), _loaded(kind, how)
     cursor = Cursor.load(run_dir, name)

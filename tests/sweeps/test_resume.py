@@ -66,6 +66,16 @@ def test_a_second_controller_is_refused(composer: Composer, tmp_path: Path, monk
     start(composer, *LINES, "sweep.resume=new")
 
 
+def test_unfinished_files_of_a_killed_controller_go(composer: Composer, tmp_path: Path) -> None:
+    begun, _ = start(composer, *LINES)
+    for folder in (begun.path, begun.path / "3"):
+        folder.mkdir(exist_ok=True)
+        (folder / ".job.json.7.part").touch()
+        (folder / ".sweep.json.7.part").touch()
+    start(composer, *LINES, "sweep.resume=new")
+    assert [str(path.relative_to(begun.path)) for path in begun.path.rglob("*.part")] == ["3/.sweep.json.7.part"]
+
+
 def test_the_same_sweep_continues(composer: Composer, tmp_path: Path) -> None:
     begun, _ = start(composer, *LINES)
     text = (tmp_path / "new" / FILENAME).read_text()

@@ -26,10 +26,12 @@ def test_a_run_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["run.json", "attempt_0.json"])
 def test_a_process_killed_while_it_describes_leaves_nothing_half(tmp_path: Path, missing: str) -> None:
     described_run(tmp_path)
-    (tmp_path / "tracking" / missing).unlink()
+    folder = tmp_path / "tracking"
+    (folder / missing).rename(folder / f".{missing}.7.part")
     assert run_description.read(tmp_path) is None
     described_run(tmp_path)
     assert run_description.read(tmp_path) is not None
+    assert sorted(path.name for path in folder.iterdir()) == ["attempt_0.json", "run.json"]
 
 
 def _ending(run_dir: Path) -> str:
