@@ -47,7 +47,7 @@ def _train(name: str) -> None:
 
                     show(usage)
             return
-        add = "To write a project: hydraloop new my_project. To add conf/ and train.py here: hydraloop new --here"
+        add = "To write a project: hydraloop new my_project"
         error = UserError("there is no folder conf here, so nothing can be trained", remedy=add)
         if near:
             error = UserError(f"there is no command {name}", remedy=suggestion(name, near))

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop import json_answers, platforms
-from hydraloop.cli import arguments, command, resume_command
+from hydraloop.cli import arguments, resume_command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import show, show_help, show_plan
-from hydraloop.commands.parser import COMMANDS, listed_names, listing, summaries
+from hydraloop.commands.parser import COMMANDS, listed_names, summaries
 from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import Draft
@@ -161,27 +161,23 @@ class _App:
 
                 return train_rank(job, args.overrides, composer, self._starter())
             if args.help:
-                text = listing() if args.overrides == ["all"] else listed_names()
-                return show_help(args, composer, self.project, summaries(), text)
-            if args.is_for_hydra:
-                overrides = command.read_for_hydra(args, composer)
-            else:
-                with redirect_stderr(io.StringIO()) if torchrun.is_ours() else nullcontext():  # it was said already
-                    draft = planning.check_command(args, composer)
-                overrides = draft.overrides
-                remember_config(draft.cfg)
-                if args.dry_run:
-                    return show_plan(draft, as_json=args.json)
-                if args.cfg is None:
-                    if args.pdb:
-                        self._use_debugger(draft)
-                    if not isinstance(draft, SweepDraft):
-                        if submitted.is_run(draft) and not torchrun.is_several():
-                            return submitted.submit_run(draft)
-                        return self._starter().run(draft, name, argv)
-                    from hydraloop.sweeps import run_sweep
+                return show_help(args, composer, self.project, summaries(), listed_names())
+            with redirect_stderr(io.StringIO()) if torchrun.is_ours() else nullcontext():  # it was said already
+                draft = planning.check_command(args, composer)
+            overrides = draft.overrides
+            remember_config(draft.cfg)
+            if args.dry_run:
+                return show_plan(draft, as_json=args.json)
+            if args.cfg is None:
+                if args.pdb:
+                    self._use_debugger(draft)
+                if not isinstance(draft, SweepDraft):
+                    if submitted.is_run(draft) and not torchrun.is_several():
+                        return submitted.submit_run(draft)
+                    return self._starter().run(draft, name, argv)
+                from hydraloop.sweeps import run_sweep
 
-                    run_sweep.run(draft, self._starter(), name)
+                run_sweep.run(draft, self._starter(), name)
         from hydraloop.cli import hydra_run
 
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself

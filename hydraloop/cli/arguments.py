@@ -27,6 +27,8 @@ LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 
 _OURS = ("--dry-run", "--json", "--pdb", "--trusted-links")
 """Flags that Hydra does not have."""
+_HYDRAS = ("--hydra-help", "--info")
+"""Flags of Hydra that do not exist here."""
 _BEGINS_OVERRIDE = re.compile(r"[+~]*[\w.@/]+=")
 _NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
 """`debug=nan` names an option of a group. Hydra would read a number."""
@@ -58,8 +60,8 @@ class Typed(NamedTuple):
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Return the flags and the overrides. Secrets of the overrides are remembered.
 
-    `config_flags` are the flags that say where the config is. `is_for_hydra`: whether a flag asks Hydra for something
-    else than a config (--hydra-help, --info). `unknown` are flags that do not exist; `flags` names those that do.
+    `config_flags` are the flags that say where the config is. `unknown` are flags that do not exist; `flags` names
+    those that do.
 
     Raises:
         SystemExit: after --version.
@@ -68,8 +70,11 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     made = parser()
     made.error = refuse  # type: ignore[method-assign]  # Hydra makes this parser
     args, unknown = made.parse_known_intermixed_args(argv)  # also takes `key=a -m key=b`
-    args.unknown = unknown
-    args.flags = re.findall(r"--[\w-]+", made.format_usage())
+    args.unknown = [
+        *unknown,
+        *(flag for flag, given in zip(_HYDRAS, (args.hydra_help, args.info), strict=True) if given),
+    ]
+    args.flags = [flag for flag in re.findall(r"--[\w-]+", made.format_usage()) if flag not in _HYDRAS]
     if args.json and args.cfg is not None:
         remedy = Remedy("Use --dry-run.", add=["--dry-run"], leave_out=["-c", "--cfg", f"--cfg={args.cfg}", args.cfg])
         raise UserError("it has no answer in JSON", key="--cfg", remedy=remedy)
@@ -92,7 +97,6 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     remember_overrides(args.overrides)
     where = {name: getattr(args, name.replace("-", "_")) for name in ("config-path", "config-name", "config-dir")}
     args.config_flags = [f"--{name}={value}" for name, value in where.items() if value is not None]
-    args.is_for_hydra = bool(args.hydra_help or args.info)
     return args
 
 

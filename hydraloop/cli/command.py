@@ -50,19 +50,6 @@ def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
     return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys, follows_links=args.trusted_links)
 
 
-def read_for_hydra(args: argparse.Namespace, composer: Composer) -> Sequence[str]:
-    """Return the overrides, checked, for a flag that asks Hydra for something else than a config. Its help takes none.
-
-    Raises:
-        UserError: a mistake in the flags, the overrides or the config files.
-    """
-    if args.unknown:
-        raise unknown_flag(args.unknown[0], args, composer)
-    lines: Sequence[str] = [] if args.hydra_help else args.overrides
-    explained(composer.compose_sweep if args.multirun else composer.compose, lines, composer)
-    return lines
-
-
 def compose_job(
     lines: Sequence[str],
     composer: Composer,

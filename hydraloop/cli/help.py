@@ -12,20 +12,17 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop import json_answers
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import end_with_reader
-from hydraloop.cli.help_topics import Topics, row
+from hydraloop.cli.help_topics import Topics
 from hydraloop.engine.call_table import by_mount_point, format_order
 from hydraloop.errors import printable
 from hydraloop.hooks.shared.selected_hooks import notices
 from hydraloop.plan import Draft
 from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import masked_yaml
-from hydraloop.schemas.data import LoaderConf
-from hydraloop.schemas.distributed import DistributedConf, FSDPConf
-from hydraloop.schemas.docs import arguments_of_schema, field_docs, summary
+from hydraloop.schemas.distributed import DistributedConf
+from hydraloop.schemas.docs import field_docs, summary
 from hydraloop.schemas.engine import EngineConf
-from hydraloop.schemas.optimizer import _Optimizer
 from hydraloop.schemas.root import Config, InitConf
-from hydraloop.schemas.scheduler import _Schedule
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.validate.hooks import slots_of
 
@@ -41,44 +38,11 @@ Flags
   --cfg job        print the composed config
   --pdb            open the debugger after an error
   --help NAME      a group, option or key: hooks, hooks.ema, optimizer.lr
-  --help all       every flag and option
 """
 _EXAMPLES = """\
 Examples
   {command} hooks=ema,profiler optimizer.lr=3e-3
   {command} -m optimizer.lr=1e-3,1e-2 seed=0,1,2
-"""
-
-_HEAD = """\
-hydraloop trains a PyTorch model from a config.
-
-usage: {command} [group=option …] [key=value …] [flags]
-"""
-
-_ALL_FLAGS = """\
-Flags
-  --dry-run             print the composed config and the order of hooks; trains nothing, imports no torch
-  --pdb                 after an error of a run, open Python's debugger where it was raised (single process)
-  --trusted-links       resume a run or a sweep whose directory has links that lead out of it
-  -m, --multirun        a sweep: one job for each combination of the values in key=a,b,c
-  --json                print one JSON document, also for an error: with --help, --dry-run, or the result of a run
-  --cfg job             print the composed config (--resolve: with interpolations resolved)
-  -cn, -cp, -cd NAME    another primary config, another config folder, an additional one
-  --hydra-help          Hydra's own flags (completion, --info, …)
-  HYDRA_FULL_ERROR=1    in the environment: errors are shown with their traceback
-"""
-
-_ALL_EXAMPLES = """\
-Examples
-  {command}                                                  the default: a CNN on handwritten digits
-  {command} hooks=ema,profiler                               both hooks, one run
-  {command} 'hooks=[ema]' hooks.ema.priority=HIGH            a priority by name; a number from 0 to 100 works too
-  {command} default_hooks.checkpoint.interval=5 '~default_hooks.logger'
-  {command} +hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.priority=30
-  {command} optimizer=sgd optimizer.lr=0.05 precision=bf16 engine.accumulate=2
-  {command} distributed.nproc_per_node=2                     two processes; torchrun works too
-  {command} -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema]'       a sweep: 4 jobs
-  {command} resume outputs/<run> engine.max_epochs=30        continue a run with its options
 """
 
 
@@ -148,7 +112,7 @@ def show_help(
     topics = Topics(composer, project, [word for word in args.overrides if word not in names])
     if not args.json:
         show(format_help(names, topics, " ".join(environment.command()), listing))
-    elif names and names != ["all"]:
+    elif names:
         json_answers.write("help", {"topics": {name: topics.answer(name) for name in names}})
     else:
         groups = {group: topics.answer(group)["options"] for group in composer.groups()}
@@ -160,14 +124,14 @@ def format_help(names: Sequence[str], topics: Topics, command: str, commands: st
     """Return the help text.
 
     Args:
-        names: what to explain: groups, options and keys, or `all`. Empty: one page about everything.
+        names: what to explain: groups, options and keys. Empty: one page about everything.
         command: as it is shown in the examples, `python train.py`.
         commands: the names of the commands for runs and sweeps.
 
     Raises:
         UserError: there is no such name.
     """
-    pages = [_everything(topics, command) if name == "all" else topics.page(name) for name in names]
+    pages = [topics.page(name) for name in names]
     return "\n\n".join([*(page.rstrip() for page in pages or [_overview(topics, command)]), commands])
 
 
@@ -183,39 +147,3 @@ def _overview(topics: Topics, command: str) -> str:
     lines += ["", "Sections of keys (--help engine lists them)"]
     lines += [f"  {name:<14} {summary(schema)}" for name, schema in sections.items()]
     return "\n".join([*lines, "", _FLAGS, _EXAMPLES.format(command=command)])
-
-
-def _everything(topics: Topics, command: str) -> str:
-    """Return all options."""
-    parts = [
-        _HEAD.format(command=command),
-        _ALL_FLAGS,
-        _groups(topics),
-        _options("Options", Config, skip=("task", "data", "optimizer", "scheduler", "precision")),
-        _options("Options of the engine (engine.max_epochs=…)", EngineConf),
-        _options("Options of the loaders (data.loader.batch_size=128; data.val_loader for one of them)", LoaderConf),
-        _options("Options of every optimizer (optimizer.layer_decay=0.75)", _Optimizer),
-        _options("Options of every schedule (scheduler.cosine.begin=100)", _Schedule),
-        _options("Options of several processes (distributed.nproc_per_node=2)", DistributedConf),
-        _options("Options of FSDP2 (distributed.fsdp.wrap=[Block])", FSDPConf),
-        _options("Weights to start a part of the model from (init.checkpoint=…)", InitConf),
-        _ALL_EXAMPLES.format(command=command),
-    ]
-    return "\n".join(parts).rstrip()
-
-
-def _groups(topics: Topics) -> str:
-    lines = ["Groups (group=option; hooks, default_hooks and scheduler take a list)"]
-    for group in topics.composer.groups():
-        lines += [f"  {group}", *topics.options(group, indent=4)]
-    return "\n".join(lines) + "\n"
-
-
-def _options(title: str, schema: type, skip: Sequence[str] = ()) -> str:
-    lines = [title]
-    lines.extend(
-        row(f"{option.name}={option.default}", option.text, indent=2, column=30)
-        for option in arguments_of_schema(schema)
-        if option.text and option.name not in skip
-    )
-    return "\n".join(lines) + "\n"

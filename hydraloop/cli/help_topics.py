@@ -133,7 +133,7 @@ class Topics:
         known += keys
         by_last = {one.rpartition(".")[2]: one for one in reversed([*keys, *known])}  # lr: a key, not search=lr
         close = close_names(name, known) or [by_last[one] for one in close_names(name.rpartition(".")[2], by_last)]
-        remedy = Remedy("--help names the groups, --help all every option.")
+        remedy = Remedy("--help names the groups.")
         if close:
             remedy = Remedy(f"Did you mean {any_of(close)}?", (name, close[0]))
         return UserError("there is no group, option or key of this name", key=name, remedy=remedy)

@@ -70,7 +70,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Draft:
     Raises:
         UserError: there is no run, or it cannot be continued from its config, or a mistake in the overrides.
     """
-    is_other = args.multirun or args.cfg is not None or args.is_for_hydra or args.config_flags
+    is_other = args.multirun or args.cfg is not None or args.config_flags
     if is_other or args.unknown or not args.overrides[1:]:
         raise UserError(
             "it takes a run directory, overrides, --dry-run, --pdb and --trusted-links",

@@ -179,15 +179,12 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 def _add_new(parser: argparse.ArgumentParser) -> None:
     from hydraloop.commands.new import STARTER, templates
 
-    parser.add_argument("directory", type=Path, nargs="?", help="a new folder", metavar="FOLDER")
-    kind = parser.add_mutually_exclusive_group()
+    parser.add_argument("directory", type=Path, help="a new folder", metavar="FOLDER")
     what = "an example to start from: "
     names = templates()
-    kind.add_argument(
+    parser.add_argument(
         "--from", dest="template", choices=names, default=STARTER, help=what + ", ".join(names), metavar="EXAMPLE"
     )
-    what = "add only train.py and conf/, to the working directory or FOLDER; files that exist are not changed"
-    kind.add_argument("--here", action="store_true", help=what)
 
 
 def _add_trackers(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hydraloop.cli.compose import opened
 from hydraloop.cli.help import format_help
 from hydraloop.cli.help_topics import Topics
-from hydraloop.commands.parser import COMMANDS, listed_names, listing
+from hydraloop.commands.parser import COMMANDS, listed_names
 from hydraloop.errors import UserError
-from tests.e2e.projects import REPOSITORY, Project
+from tests.e2e.projects import Project
 
 MINE = '''
 import parts.base
@@ -67,33 +67,8 @@ def test_one_screen_names_all_groups_and_commands(help_of: Help) -> None:
     assert max(map(len, text.splitlines())) <= 80
     for group in ("data", "debug", "default_hooks", "hooks", "model", "optimizer", "precision", "scheduler", "task"):
         assert f"\n  {group:<14} " in text
-    for part in ("usage: python train.py", "--dry-run", "--help all", "hooks.ema, optimizer.lr", *COMMANDS):
+    for part in ("usage: python train.py", "--dry-run", "hooks.ema, optimizer.lr", *COMMANDS):
         assert part in text, part
-
-
-def test_all_is_the_page_of_all_groups_options_flags_examples_and_commands() -> None:
-    with opened(REPOSITORY / "conf", "config") as composer:
-        text = format_help(["all"], Topics(composer, REPOSITORY), "python train.py", listing())
-    for part in (
-        "usage: python train.py",
-        "--dry-run",
-        "-m, --multirun",
-        "HYDRA_FULL_ERROR=1",
-        "\n  hooks\n",
-        "\n    ema                  Averages the weights",
-        "weight_norm          a custom hook\n",
-        "fast                 every part of a run in seconds\n",
-        "max_epochs=20",
-        "  layer_decay=null",
-        "  optimizer=null",
-        "resume=auto",
-        "hooks=ema,profiler",
-        *(f"\n  python -m hydraloop {name} " for name in COMMANDS),
-    ):
-        assert part in text, part
-    groups = {line.strip() for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")}
-    assert {"data", "default_hooks", "experiment", "model", "optimizer", "precision", "scheduler", "task"} <= groups
-    assert max(map(len, text.splitlines())) <= 120
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.sweeps import written
 PAGE = (REPOSITORY / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
 LINES = {
     # in the table of documents: command line
-    "`--help`, `--help all`": "train.py --help --json",
+    "`--help`": "train.py --help --json",
     "`--help NAME …`": "train.py --help hooks hooks.ema optimizer.lr engine experiment.spirals --json",
     "`--dry-run`": "train.py --dry-run hooks=ema --json",
     "a run": "train.py --json engine.max_iters=2 data.val=null data.test=null default_hooks.progress=null",

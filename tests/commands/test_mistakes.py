@@ -43,7 +43,6 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     ),
     "resume": (2, "resume: it takes a run directory", "Write resume outputs/<date>/<run> engine.max_epochs=4."),
     "resume -m run": (2, "resume: it takes a run directory", ""),
-    "resume run --info": (2, "resume: it takes a run directory", ""),
     "resume run --config-name=mine": (2, "resume: it takes a run directory", ""),
     "resume gone": (2, "resume: gone is neither a run directory nor a checkpoint of one", "outputs/<date>/<run>"),
     "resume run engine.max_epoch=1": (2, "engine.max_epoch: there is no such option", "Did you mean max_epochs"),

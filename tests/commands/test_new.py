@@ -57,21 +57,6 @@ def test_the_examples_are_those_of_the_repository() -> None:
     assert templates()[0] == "starter"
 
 
-def test_files_that_exist_are_not_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("# mine\n")
-    assert run(["new", "--here"]) == 0
-    assert "Not changed, because they exist: train.py\n" in capsys.readouterr().out
-    first = contents(tmp_path)
-    assert first.pop("train.py") == "# mine\n"
-    assert list(first) == ["conf/config.yaml"]
-    (tmp_path / "conf" / "config.yaml").write_text("# mine, too\n")
-    assert run(["new", "--here"]) == 0
-    assert set(contents(tmp_path).values()) == {"# mine\n", "# mine, too\n"}
-
-
 def test_a_folder_with_files_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,22 +64,10 @@ def test_a_folder_with_files_is_refused(
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "notes").touch()
     assert run(["new", "demo"]) == 2
-    assert run(["new"]) == 2
     assert capsys.readouterr().err == (
         "error: new: demo exists, and is not an empty folder\n  Name another one: hydraloop new demo_2\n"
-        "  To add train.py and conf/: hydraloop new --here demo\n"
-        "error: new: it needs the name of a folder\n  hydraloop new my_project\n"
-        "  To add train.py and conf/ to the working directory: hydraloop new --here\n"
     )
     assert list(contents(tmp_path)) == ["demo/notes"]
-
-
-def test_what_is_added_to_a_folder_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(["new", "--here"]) == 0
-    project = Project(tmp_path)
-    done = project.train("engine.max_iters=2", "hooks=[ema]")
-    assert done.code == 0, done.text
 
 
 @pytest.mark.nightly  # tests/test_wheel.py has a shorter sweep of such a project

@@ -136,7 +136,7 @@ def test_what_is_refused_leaves_nothing(refused: tuple[Project, dict[str, Done]]
 def test_the_search_path_imports_no_package_that_is_not_trusted(project: Project) -> None:
     config = (project.path / "conf" / "config.yaml").read_text()
     project.write("conf/config.yaml", f"{config}\nhydra:\n  searchpath: [pkg://this]\n")
-    trains, shows = project.many([["debug=fast"], ["--info", "searchpath"]])
+    trains, shows = project.many([["debug=fast"], ["--cfg", "job"]])
     assert trains.code == shows.code == 2
     for done in (trains, shows):
         assert "error: hydra.searchpath: Hydra would import this" in done.err

@@ -26,11 +26,8 @@ COMPOSING: dict[str, tuple[str, str]] = {
     "--dryrun": ("--dryrun", "Write --dry-run"),
     "--foo": ("--foo", "Options are written without dashes"),
     "--cfg jb": ("--cfg/-c", "choose from"),
-    "--info searchpath seed=[]": ("seed", "It takes a whole number: seed=0"),
-    "--info searchpath --cfg job": ("--info", "Leave one of the flags out."),
-    "--info searchpath --resolve": ("--info", "Leave one of the flags out."),
+    "--info searchpath": ("--info", "Options are written without dashes"),
     "--cfg job -m seed=1,2": ("--cfg", "Leave one of the flags out."),
-    "--info searchpath --lr": ("--lr", "Write it without dashes: optimizer.lr"),
 }
 """Those of the command line as a whole, before a run directory exists. Others are in tests/cli/test_mistakes.py."""
 BUILDING: dict[str, tuple[str, str]] = {
