@@ -111,7 +111,7 @@ def _complete(argv: Sequence[str], folder: Path, name: str) -> None:
     if COMMANDS.keys().isdisjoint(os.environ.get("COMP_LINE", "").split()):
         from hydraloop.cli import hydra_run
 
-        with redirect_stderr(io.StringIO()), suppress(SystemExit):  # Hydra's parser takes no flags of ours
+        with redirect_stderr(io.StringIO()), suppress(Exception, SystemExit):  # a mistake in it
             hydra_run.show(argv, folder, name)
 
 
