@@ -45,7 +45,7 @@ class OnSlurm(Sweep):
 
     VICTIMS = ("job", "controller", "controller of waiting jobs", "time limit", "sbatch", "slurmd")
     """`time limit`: what Slurm does then to a controller. `sbatch`: fails after Slurm has taken the job."""
-    PHASES = ("written", "begin", "iteration", "save", "trained")
+    PHASES = ("begin", "iteration", "save", "trained")
     OPTIONS = ("sweep.executor=submitit", "sweep.submitit.timeout_min=60", "detach=true")
     SLURM: ClassVar[Slurm]
 

@@ -29,8 +29,8 @@ KINDS = {
 """Axes and options."""
 _FEWER = ("engine.max_iters=240", "engine.val_interval=60", "default_hooks.checkpoint.interval=30")
 FEW = {
-    "a grid": ("seed=0,1,2", "optimizer.lr=1e-2,3e-2", *_FEWER),
-    "random search": (LR, "sweep.trials=6", "sweep.sampler=random", *_FEWER),
+    "a grid": ("seed=0,1,2", "optimizer.lr=1e-2,3e-2", "sweep.max_workers=4", *_FEWER),
+    "random search": (LR, "sweep.trials=6", "sweep.sampler=random", "sweep.max_workers=4", *_FEWER),
     "TPE and ASHA": (LR, "sweep.trials=6", "sweep.promote=asha", *_ONE, *_FEWER),
 }
 """The same where a job starts in seconds."""
