@@ -16,7 +16,7 @@ _SECOND = 0.5
 
 
 class Signals:
-    """The first signal is sent to all jobs, which save and end. After a second one, they are killed."""
+    """After the first signal, all jobs save and end; after a second one, they are killed."""
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
@@ -45,7 +45,7 @@ class Signals:
         """Return the signal that the jobs are to get now. Each is returned once: with Slurm it is a command a job."""
         if self.first is not None and not self._passed_on:
             self._passed_on = time.monotonic()
-            return self.first
+            return signal.SIGTERM if self.first == signal.SIGHUP else self.first  # after which a run would not save
         kills, self._kills = self._kills, False
         return signal.SIGKILL if kills else None
 
