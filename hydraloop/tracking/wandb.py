@@ -244,6 +244,8 @@ def mode_of(given: Mapping[str, Any], began: Mode | None = None) -> Mode:
         raise UnusableError("W&B is disabled, by hooks.wandb.init.mode or WANDB_MODE")
     if mode == "offline":
         return "offline"
+    if mode == "online":
+        os.environ["WANDB_MODE"] = mode  # wandb.login finds no key if that is offline, whatever `init` says
     if wandb.login(prompt=False, verify=False):
         return "online"
     if mode is not None:
