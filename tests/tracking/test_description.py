@@ -95,7 +95,7 @@ def _sweep(folder: Path, uid: str) -> None:
 
 @pytest.mark.parametrize("foreign", [None, "{", "[]", "{}", '{"uid": "1", "jobs": []}'])
 def test_which_sweep_a_run_is_a_job_of(tmp_path: Path, foreign: str | None) -> None:
-    """`sweep.json` of another program in a folder between them is none."""
+    """A `sweep.json` of another program, in a folder between them, does not count."""
     folder = tmp_path / "outputs"
     _sweep(folder, "uid")
     _sweep(folder / "b", "other")

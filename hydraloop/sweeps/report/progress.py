@@ -63,7 +63,7 @@ class Progress:
     best: JobState | None = None
     """The best job of those that have ended."""
     _seconds: list[float] = field(default_factory=list)
-    """Of the jobs that have finished."""
+    """The seconds of each job that has finished."""
 
     @classmethod
     def of(cls, directory: SweepDirectory, states: Iterable[JobState]) -> Progress:

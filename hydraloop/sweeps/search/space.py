@@ -50,7 +50,7 @@ class Space:
     """What a search chooses from, and what all of its jobs have."""
 
     dimensions: tuple[Dimension, ...]
-    """Those on which others depend come first."""
+    """Dimensions on which others depend come first."""
     constants: tuple[str, ...] = ()
     """The overrides that all jobs have."""
     repeats: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ class Search:
     options: Mapping[str, Any] = field(default_factory=dict)
     loss: Callable[[Mapping[str, str]], float] = distance
     validations: float = math.inf
-    """Of a whole run."""
+    """The number of validations of a whole run."""
     workers: int = 2
     kills: Callable[[], bool] = lambda: False
     """Asked before each step of a job: whether everything is killed there."""

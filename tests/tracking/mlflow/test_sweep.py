@@ -65,7 +65,7 @@ def test_a_parent_that_was_deleted_is_created_again(folder: Path) -> None:
 
 
 def test_two_senders_create_one_parent(folder: Path) -> None:
-    """Those of a killed controller and of the next one."""
+    """The senders are that of a killed controller and that of the next one."""
     sweep = sweep_in(folder)
     sweep.folder.mkdir(parents=True)
     (sweep.folder / SWEEP_FILE).touch()
