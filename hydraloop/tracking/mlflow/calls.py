@@ -45,7 +45,7 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
     os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"  # else, a call returns before its points are sent
     warnings.simplefilter("ignore")
-    from mlflow import MlflowClient  # noqa: F401
+    from mlflow import MlflowClient  # noqa: F401  # the import takes seconds, and is done before threads send
 
     for name in ("mlflow", "alembic"):  # they log tracebacks of errors that are raised anyway
         logging.getLogger(name).setLevel(logging.CRITICAL)
