@@ -10,15 +10,13 @@ with deferred():
     from hydraloop.commands.parser import COMMANDS, listing, summaries
     from hydraloop.run_files.output import replace_unencodable
 
-_PROGRAM = ("python", "-m", "hydraloop")
-
 
 def _resume() -> None:
     from hydraloop import json_answers
     from hydraloop.app import main
     from hydraloop.cli.resume_command import trusted
 
-    with json_answers.reserved(sys.argv[1:], _PROGRAM):
+    with json_answers.reserved(sys.argv[1:]):
         folder, packages, sys.argv[1:] = trusted(sys.argv[1:])
         main(folder=folder, trusted=packages)
 
@@ -39,7 +37,7 @@ def _train(name: str) -> None:
         from hydraloop import json_answers
 
         if {"-h", "--help"}.intersection(sys.argv):
-            with json_answers.reserved(sys.argv[1:], _PROGRAM):
+            with json_answers.reserved(sys.argv[1:]):
                 if json_answers.asked():
                     json_answers.write("help", {"commands": summaries()})
                 else:
@@ -52,7 +50,7 @@ def _train(name: str) -> None:
         if near:
             error = UserError(f"there is no command {name}", remedy=suggestion(name, near))
         print(f"error: {error}\n{usage}", file=sys.stderr)
-        with json_answers.reserved(sys.argv[1:], _PROGRAM):
+        with json_answers.reserved(sys.argv[1:]):
             json_answers.write_error(error)
         sys.exit(2)
     from hydraloop.app import main

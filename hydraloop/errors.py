@@ -7,7 +7,6 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Self
 
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -22,31 +21,6 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), _COLOUR.sub("", text))
 
 
-class Remedy(str):
-    """How to fix a mistake: a text for people, and the same change of the command line for programs (`--json`).
-
-    Args:
-        text: what to do, if possible with a command or a value that works.
-        word: a wrong word and the right one: the last part of the error's key, a part of its value, or an argument.
-        add: arguments to add. `key=value` replaces another value of the key.
-        leave_out: arguments to remove.
-        command: another command, which makes the present one work: `pip install optuna`.
-    """
-
-    word: tuple[str, str] | None = None
-    add: Sequence[str] = ()
-    leave_out: Sequence[str] = ()
-    command: Sequence[str] = ()
-
-    def __new__(cls, text: str, word: tuple[str, str] | None = None, **changes: Sequence[str]) -> Self:
-        made = super().__new__(cls, text)
-        vars(made).update(changes, word=word)
-        return made
-
-    def __add__(self, more: str) -> Remedy:
-        return Remedy(f"{self:s}{more}", **vars(self))
-
-
 class UserError(Exception):
     """A mistake in a command line, a config or a call: the key, the problem and the fix.
 
@@ -56,7 +30,7 @@ class UserError(Exception):
     Args:
         problem: one sentence with the wrong value in it.
         key: as the user types it, `hooks.ema.priority`. None: no key is concerned.
-        remedy: how to fix it, if possible with a command or a value that works. A `Remedy` says it to programs, too.
+        remedy: how to fix it, if possible with a command or a value that works.
     """
 
     def __init__(self, problem: str, *, key: str | None = None, remedy: str | None = None) -> None:
@@ -84,8 +58,7 @@ def not_installed(package: str, *, key: str | None = None, use: str = "") -> Use
         use: what the package does for the feature, if the key does not say it: `lists the GPUs`.
     """
     needed = f", which {use}," if use else ""
-    remedy = Remedy(f"pip install {package}", command=["pip", "install", package])
-    return UserError(f"the package {package}{needed} is not installed", key=key, remedy=remedy)
+    return UserError(f"the package {package}{needed} is not installed", key=key, remedy=f"pip install {package}")
 
 
 class Terminated(KeyboardInterrupt):
@@ -134,17 +107,15 @@ def emptying(key: str) -> str | None:
     return None
 
 
-def suggestion(name: str, known: Iterable[str]) -> Remedy:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """Return one sentence with the names close to `name`, or with all known names if no name is close."""
     names = list(known)
-    close = close_names(name, names)
-    if close:
-        ends = name.rpartition(".")[2], [close[0].rpartition(".")[2]]
-        return Remedy(f"Did you mean {any_of(close)}?", (name, close[0]) if close_names(*ends) else None)
-    return Remedy(f"Known: {', '.join(sorted(names))}." if names else "No name is known.")
+    if close := close_names(name, names):
+        return f"Did you mean {any_of(close)}?"
+    return f"Known: {', '.join(sorted(names))}." if names else "No name is known."
 
 
-def missing_path(path: Path, otherwise: str, optional: str = "") -> Remedy:
+def missing_path(path: Path, otherwise: str, optional: str = "") -> str:
     """Return the sentences about a wrong path: a file, a run or a sweep that resembles it if it does not exist.
 
     Args:
@@ -154,16 +125,15 @@ def missing_path(path: Path, otherwise: str, optional: str = "") -> Remedy:
     known = [*path.parent.glob("*"), *Path().glob("outputs/*/*"), *Path().glob("multirun/*/*")]
     near = [] if path.exists() else close_names(str(path), map(str, known), most=1, cutoff=0.8)
     if near:
-        return Remedy(f"Did you mean {near[0]}?", (str(path), near[0]))
-    return Remedy(f"{otherwise} Or leave {optional} out.", leave_out=[optional]) if optional else Remedy(otherwise)
+        return f"Did you mean {near[0]}?"
+    return f"{otherwise} Or leave {optional} out." if optional else otherwise
 
 
-def leave_out(*keys: str) -> Remedy:
-    """Return one sentence: leave one of these options out. Programs leave out the first."""
-    return Remedy(f"Leave {any_of(keys)} out.", leave_out=keys[:1])
+def leave_out(*keys: str) -> str:
+    """Return one sentence: leave one of these options out."""
+    return f"Leave {any_of(keys)} out."
 
 
-def use_one_of(choices: Sequence[str], value: object) -> Remedy:
-    """Return one sentence with the possible values of an option. Programs take the one that resembles `value` most."""
-    best = [*close_names(str(value), choices, most=1, cutoff=0.3), choices[0]]
-    return Remedy(f"Use {any_of(choices)}.", (str(value), best[0]))
+def use_one_of(choices: Sequence[str]) -> str:
+    """Return one sentence with the possible values of an option."""
+    return f"Use {any_of(choices)}."

@@ -13,9 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from hydraloop import repairs
 from hydraloop.errors import UserError
-from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import masked
@@ -31,8 +29,6 @@ class _Asked:
 
     out: TextIO
     """What was standard output."""
-    program: Sequence[str]
-    argv: Sequence[str]
     is_answered: bool = False
 
 
@@ -50,14 +46,13 @@ def asked() -> bool:
 
 
 @contextmanager
-def reserved(argv: Sequence[str], program: Sequence[str] = ()) -> Iterator[None]:
+def reserved(argv: Sequence[str]) -> Iterator[None]:
     """With `--json`, only `write` and `write_error` write to standard output in the body, and one of them does.
 
     All other output goes to standard error, that of other libraries and of processes that are started, too.
 
     Args:
         argv: the arguments.
-        program: what is before them in a command line. Empty: the script of this process.
     """
     global _asked
     if not wanted(argv) or _asked is not None:  # a command may call another one
@@ -68,7 +63,7 @@ def reserved(argv: Sequence[str], program: Sequence[str] = ()) -> Iterator[None]
         sys.stdout.flush()
         out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
-    sys.stdout, _asked = sys.stderr, _Asked(out, program, argv)
+    sys.stdout, _asked = sys.stderr, _Asked(out)
     try:
         yield
     finally:
@@ -108,12 +103,8 @@ def write_error(error: BaseException) -> None:
     """Print an error that ends a command, with `--json`."""
     if _asked is None:
         return
-    key, remedy = getattr(error, "key", None), getattr(error, "remedy", None)
-    command = (
-        None if remedy is None else repairs.command(_asked.program or environment.script(), _asked.argv, key, remedy)
-    )
     problem = error.problem if isinstance(error, UserError) else describe(error)
-    content = {"code": repairs.code_of(error), "key": key, "problem": problem, "remedy": remedy, "command": command}
+    content = {"key": getattr(error, "key", None), "problem": problem, "remedy": getattr(error, "remedy", None)}
     _print({"schema": SCHEMA, "error": content})
 
 

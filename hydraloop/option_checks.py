@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 
 CHECKPOINTS = ("best", "last", "all")
 """Values of the option `checkpoints` of trackers."""
@@ -20,7 +20,7 @@ def check_at_least(least: int, remedy: str = "", /, **options: float | None) -> 
     """Reject options, given by key, that are below `least`; None is accepted."""
     for key, value in options.items():
         if value is not None and not value >= least:
-            fix = Remedy(remedy or f"Use {least} or more.", (str(value), str(least)))
+            fix = remedy or f"Use {least} or more."
             raise UserError(f"{value} is below {least}", key=key, remedy=fix)
 
 
@@ -32,8 +32,7 @@ def check_above(limit: int, null: str = "", /, **options: float | None) -> None:
     """
     for key, value in options.items():
         if value is not None and not value > limit:
-            text = f"Use a number above {limit}{', or ' if null else ''}{null}."
-            remedy = Remedy(text, (str(value), "null" if null else str(limit + 1)))
+            remedy = f"Use a number above {limit}{', or ' if null else ''}{null}."
             raise UserError(f"{value} is not above {limit}", key=key, remedy=remedy)
 
 
@@ -88,7 +87,6 @@ def seconds_of(given: Any) -> float:
     else:  # YAML reads 1:30:00 as 5400
         found = given if isinstance(given, int | float) and not isinstance(given, bool) else 0
     if not found > 0:
-        text = "Use hours, minutes and seconds (0:30:00), a number with s, min, h or d (30min), or seconds (1800)."
-        remedy = Remedy(text, (str(given), "0:30:00"))
+        remedy = "Use hours, minutes and seconds (0:30:00), a number with s, min, h or d (30min), or seconds (1800)."
         raise UserError(f"{given!r} is not a time above 0", key="engine.max_time", remedy=remedy)
     return found

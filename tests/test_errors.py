@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from hydraloop.errors import Remedy, UserError, close_names, suggestion
+from hydraloop.errors import UserError, close_names, suggestion
 
 
 def test_the_message_has_key_problem_and_remedy() -> None:
@@ -23,9 +23,6 @@ def test_it_survives_being_sent_between_processes() -> None:
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (type(again), again.problem, again.key, again.remedy) == (UserError, "a", "b", "c")
     assert str(again) == str(error)
-    remedy = Remedy("Use 1.", ("0", "1"), add=["-m"]) + " Or 2."
-    again = pickle.loads(pickle.dumps(UserError("a", remedy=remedy)))  # noqa: S301
-    assert (again.remedy, again.remedy.word, again.remedy.add) == ("Use 1. Or 2.", ("0", "1"), ["-m"])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException, OverrideParseException
 
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK, remember_overrides
@@ -76,8 +76,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     ]
     args.flags = [flag for flag in re.findall(r"--[\w-]+", made.format_usage()) if flag not in _HYDRAS]
     if args.json and args.cfg is not None:
-        remedy = Remedy("Use --dry-run.", add=["--dry-run"], leave_out=["-c", "--cfg", f"--cfg={args.cfg}", args.cfg])
-        raise UserError("it has no answer in JSON", key="--cfg", remedy=remedy)
+        raise UserError("it has no answer in JSON", key="--cfg", remedy="Use --dry-run.")
     if args.experimental_rerun is not None:
         raise UserError(
             "this flag loads a pickle file, which can run code",
@@ -157,14 +156,12 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 "twice: 'key=\"a, b\"'."
             )
             first = index - 1 if index and overrides[index - 1].endswith("=") else index
-            if found := _without_spaces(overrides[first:], parser):
-                count, joined = found
-                text = f"Leave out the spaces: {shlex.quote(joined)}"
-                remedy = Remedy(text, add=[joined], leave_out=overrides[first : first + count])
+            if joined := _without_spaces(overrides[first:], parser):
+                remedy = f"Leave out the spaces: {shlex.quote(joined)}"
             elif right := _corrected(line, parser):
-                remedy = Remedy(f"Did you mean {shlex.quote(right)}?", (line, right))
+                remedy = f"Did you mean {shlex.quote(right)}?"
             elif re.fullmatch(r"\w+(\.\w+)+", line):
-                remedy = Remedy(f"Give it a value: {line}=…", (line, f"{line}="))
+                remedy = f"Give it a value: {line}=…"
             raise UserError(f"{line!r} is not key=value", remedy=remedy) from error
     return parsed
 
@@ -187,8 +184,8 @@ def _corrected(line: str, parser: OverridesParser) -> str | None:
     return None
 
 
-def _without_spaces(words: Sequence[str], parser: OverridesParser) -> tuple[int, str] | None:
-    """Return the override that the shell has divided at its spaces, and into how many words; None: it is not one."""
+def _without_spaces(words: Sequence[str], parser: OverridesParser) -> str | None:
+    """Return the override that the shell has divided at its spaces. None: it is not one."""
     for end, word in enumerate(words[1:], start=2):
         if _BEGINS_OVERRIDE.match(word):
             return None
@@ -196,7 +193,7 @@ def _without_spaces(words: Sequence[str], parser: OverridesParser) -> tuple[int,
         with suppress(HydraException):
             parser.parse_override(joined)
             if not joined.endswith("="):
-                return end, joined
+                return joined
     return None
 
 

@@ -15,7 +15,7 @@ from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.composing_errors.explain import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
 from hydraloop.cli.own_keys import check_own_keys
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 from hydraloop.plan import Draft
 from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
@@ -120,15 +120,10 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
             continue
         remedy = f"Options: {', '.join(composer.options(group))}."
         if group in _REQUIRED:
-            text = f"{remedy} For the option of your config file, leave {group}= out."
-            remedy = Remedy(text, leave_out=[group])
+            remedy = f"{remedy} For the option of your config file, leave {group}= out."
         else:
             none = f"{group}=[]" if group in arguments.LIST_GROUPS else f"~{group}"
-            text = f"To select none, use {none}. {remedy}"
-            word = (
-                (override.get_value_element_as_str(), "[]") if none.endswith("]") and not override.is_delete() else None
-            )
-            remedy = Remedy(text, word) if word else Remedy(text, add=[none], leave_out=[group])
+            remedy = f"To select none, use {none}. {remedy}"
         shown = "null" if value is None else "an empty value" if value == "" else repr(value)
         raise UserError(f"{shown} is not an option", key=group, remedy=remedy)
 

@@ -19,7 +19,7 @@ from hydraloop.cli.class_sources import Definition, arguments_of, definitions, f
 from hydraloop.cli.command import explained
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import leaves
-from hydraloop.errors import Remedy, UserError, any_of, close_names
+from hydraloop.errors import UserError, any_of, close_names
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.safety.secrets import masked
 from hydraloop.schemas.docs import Argument, arguments_of_schema, typed
@@ -133,9 +133,9 @@ class Topics:
         known += keys
         by_last = {one.rpartition(".")[2]: one for one in reversed([*keys, *known])}  # lr: a key, not search=lr
         close = close_names(name, known) or [by_last[one] for one in close_names(name.rpartition(".")[2], by_last)]
-        remedy = Remedy("--help names the groups.")
+        remedy = "--help names the groups."
         if close:
-            remedy = Remedy(f"Did you mean {any_of(close)}?", (name, close[0]))
+            remedy = f"Did you mean {any_of(close)}?"
         return UserError("there is no group, option or key of this name", key=name, remedy=remedy)
 
     def options(self, group: str, indent: int = 2) -> Iterator[str]:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.cli import arguments
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.config_yaml import loaded, remember_config, resolved_but_secrets
 from hydraloop.run_files.run_directory import CONFIG, config_file
@@ -69,7 +69,7 @@ def _apply(override: Override, cfg: DictConfig) -> None:
     node = OmegaConf.select(cfg, parent) if parent else cfg
     if not override.is_add() and not (isinstance(node, DictConfig | ListConfig) and name in _names(node)):
         arguments_of_commands = () if parent else ("split", "checkpoint")
-        remedy = Remedy(f"To add it: +{line}", add=[f"+{line}"])
+        remedy = f"To add it: +{line}"
         if isinstance(node, DictConfig):
             near = suggestion(name, [*_names(node), *arguments_of_commands])
             remedy = near + f" {remedy}" if OmegaConf.get_type(node) is dict else near

@@ -24,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
         The exit code: 0; 1 if something was not possible; 2 after a mistake, 1 after one in a command that
         loads the run; 130 after Ctrl-C, otherwise 128 + the number of the signal.
     """
-    with json_answers.reserved([] if torchrun.rank() else argv, ["python", "-m", "hydraloop"]):
+    with json_answers.reserved([] if torchrun.rank() else argv):
         return _run(argv)
 
 

@@ -27,7 +27,7 @@ from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import sets_of
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
 from hydraloop.run_files import atomic
 from hydraloop.schemas.data import SPLITS
@@ -47,7 +47,7 @@ class Export(FinishedRunCommand):
         missing = [name for name in _ONNX if self._format == "onnx" and importlib.util.find_spec(name) is None]
         if missing:
             pip = ["pip", "install", *missing]
-            remedy = Remedy(f"Install it: {' '.join(pip)}", command=pip)
+            remedy = f"Install it: {' '.join(pip)}"
             raise UserError(f"onnx needs {' and '.join(missing)}", key=_KEY, remedy=remedy)
         self._output = Path(given.get("output", f"model.{self._format}"))
         check_output(self._output)

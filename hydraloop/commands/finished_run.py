@@ -13,7 +13,7 @@ from hydraloop.commands.on_ranks import RankCommand
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loader, sets_of
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 
 _SPLITS = ("test", "val")
 
@@ -51,12 +51,8 @@ class FinishedRunCommand(RankCommand):
         """
         found = sets_of(getattr(engine.loaders, self.split))
         if not found:
-            others = [
-                Remedy(f"Use split={other}.", add=[f"split={other}"])
-                for other in _SPLITS
-                if self.cfg.data.get(other) is not None
-            ]
-            give = Remedy(f"Give it one: 'data.{self.split}={{_target_: my_project.data.Images}}'")
+            others = [f"Use split={other}." for other in _SPLITS if self.cfg.data.get(other) is not None]
+            give = f"Give it one: 'data.{self.split}={{_target_: my_project.data.Images}}'"
             remedy = [*others, give][0]
             raise UserError("there is no data set", key=f"data.{self.split}", remedy=remedy)
         return found
@@ -70,5 +66,5 @@ def check_output(path: Path) -> None:
         raise UserError(f"{path} is a folder", key="output", remedy="Name a file in it, or another one.")
     if path.exists():
         free = next(other for n in count(2) if not (other := path.with_stem(f"{path.stem}_{n}")).exists())
-        remedy = Remedy(f"Name another file: output={shlex.quote(str(free))}", add=[f"output={free}"])
+        remedy = f"Name another file: output={shlex.quote(str(free))}"
         raise UserError(f"{path} exists", key="output", remedy=remedy)

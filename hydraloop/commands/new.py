@@ -12,7 +12,7 @@ from textwrap import indent
 import yaml
 
 from hydraloop import json_answers
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 STARTER = "starter"
@@ -59,8 +59,7 @@ def _check_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         folder = folder.resolve() if folder.name in ("", "..") else folder
         free = next(other for n in count(2) if not (other := folder.with_name(f"{folder.name}_{n}")).exists())
-        text = f"Name another one: {shlex.join(['hydraloop', 'new', str(free)])}"
-        remedy = Remedy(text, (str(folder), str(free)))
+        remedy = f"Name another one: {shlex.join(['hydraloop', 'new', str(free)])}"
         raise UserError(f"{folder} exists, and is not an empty folder", key="new", remedy=remedy)
 
 

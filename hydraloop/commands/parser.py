@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from hydraloop import json_answers
 from hydraloop.cli.arguments import refuse
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def split(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
         if key not in keys:
             overrides.append(text)
         elif not value:
-            remedy = Remedy(f"Write {key}={keys[key]}, or leave it out.", leave_out=[key])
+            remedy = f"Write {key}={keys[key]}, or leave it out."
             raise UserError("it has no value", key=key, remedy=remedy)
         else:
             own[key] = value

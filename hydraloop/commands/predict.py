@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hydraloop.commands.finished_run import FinishedRunCommand, check_output
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 from hydraloop.run_files import atomic
 from hydraloop.run_files.config_yaml import plain
 
@@ -38,7 +38,7 @@ class Predict(FinishedRunCommand):
         if self._output.suffix not in FORMATS:
             problem = f"{self._output} is neither JSON lines nor NumPy's format"
             other = f"{self._output.stem}.jsonl"
-            remedy = Remedy(f"Use {other} or .npz.", add=[f"output={other}"])
+            remedy = f"Use {other} or .npz."
             raise UserError(problem, key="output", remedy=remedy)
         super().__init__(args, given, overrides)
 

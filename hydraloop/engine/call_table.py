@@ -15,7 +15,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Call, Hook, OnError, Priority, check_hook
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +67,9 @@ def check_order(slots: Sequence[Slot], *, key_of: Callable[[str], str] = lambda 
             if position.get(earlier, -1) > position[slot.name]:
                 other = slots[position[earlier]]
                 allow = ", or set engine.check_order=false to allow this order."
-                higher = (str(slot.priority), str(other.priority + 1))
-                remedy = Remedy(f"Give it a number above {other.priority}{allow}", higher)
+                remedy = f"Give it a number above {other.priority}{allow}"
                 if other.priority == 100:
-                    text = f"Give {earlier} a number below {slot.priority}{allow}"
-                    remedy = Remedy(text, add=[f"{key_of(earlier)}.priority={slot.priority - 1}"])
+                    remedy = f"Give {earlier} a number below {slot.priority}{allow}"
                 raise UserError(
                     f"{slot.name} (priority {slot.priority}) must run after {earlier} (priority {other.priority}), "
                     f"because it uses its results",
@@ -147,10 +145,9 @@ def not_applied() -> UserError:
     return UserError(
         "the schedules of this run would not be applied, and the learning rate would be constant",
         key="default_hooks.param_scheduler",
-        remedy=Remedy(
+        remedy=(
             "For a constant learning rate, use scheduler={}. Otherwise leave this null out. In Python, give "
-            'hooks={"param_scheduler": hydraloop.hooks.ParamSchedulerHook()}.',
-            add=["scheduler={}"],
+            'hooks={"param_scheduler": hydraloop.hooks.ParamSchedulerHook()}.'
         ),
     )
 

@@ -44,7 +44,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hydraloop.engine.interval import Every
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -97,9 +97,8 @@ class Priority(IntEnum):
                     remedy=suggestion(value, cls.__members__) + " A number from 0 (first) to 100 (last) works too.",
                 ) from None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
-            text = f"Use a number from 0 (first) to 100 (last), or a name: {', '.join(cls.__members__)}."
-            nearest = "100" if isinstance(value, int) and value > 100 else "0"
-            raise UserError(f"priority {value!r} is out of range", key=key, remedy=Remedy(text, (str(value), nearest)))
+            remedy = f"Use a number from 0 (first) to 100 (last), or a name: {', '.join(cls.__members__)}."
+            raise UserError(f"priority {value!r} is out of range", key=key, remedy=remedy)
         return int(value)
 
 

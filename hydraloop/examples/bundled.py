@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 
 _DATA = Path(__file__).parent / "data"
 
@@ -30,7 +30,7 @@ def find_data_file(name: str, *, root: str | None) -> Path:
         raise UserError(
             f"there is no file {path}",
             key="root",
-            remedy=Remedy(f"Name the folder with {name}. Null is for the bundled copy.", (str(root), "null")),
+            remedy=f"Name the folder with {name}. Null is for the bundled copy.",
         )
     return path
 

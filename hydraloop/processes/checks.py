@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 from hydraloop.processes import torchrun
 from hydraloop.validate.values import check_strategy
 
@@ -78,10 +78,7 @@ def _check_machine(options: DictConfig, device: str, processes: int) -> None:
         raise UserError(
             f"{processes} processes would share {device}",
             key="engine.device",
-            remedy=Remedy(
-                f"Use {kind}: each process takes the device of its number. Choose GPUs with CUDA_VISIBLE_DEVICES.",
-                (device, kind),
-            ),
+            remedy=f"Use {kind}: each process takes the device of its number. Choose GPUs with CUDA_VISIBLE_DEVICES.",
         )
     if kind != "cpu":
         count = torch.accelerator.device_count() if accelerator is not None and accelerator.type == kind else 0
@@ -96,12 +93,12 @@ def _check_count(processes: int, count: int, device: str) -> None:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
     if count == 0:
-        remedy = Remedy("Use auto or cpu.", (device, "auto"))
+        remedy = "Use auto or cpu."
         raise UserError(f"this machine has no {device}{seen}", key="engine.device", remedy=remedy)
     raise UserError(
         f"{processes} processes would share {count} GPU{'' if count == 1 else 's'}{seen}",
         key="distributed.nproc_per_node",
-        remedy=Remedy(f"Use {count}, or engine.device=cpu.", (str(processes), str(count))),
+        remedy=f"Use {count}, or engine.device=cpu.",
     )
 
 
@@ -110,7 +107,7 @@ def _check_backend(backend: str, kind: str) -> None:
 
     key = "distributed.backend"
     if "nccl" in backend and kind != "cuda" and "cuda:nccl" not in backend:
-        remedy = Remedy("Use auto, or gloo.", (backend, "auto"))
+        remedy = "Use auto, or gloo."
         raise UserError(f"nccl needs GPUs, and the device is {kind}", key=key, remedy=remedy)
     names = [str(name) for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
     known = ["auto", *filter(dist.is_backend_available, names)]

@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 
 CALL = f"{__name__}.call"
 _LAZY = (Iterable, Iterator, Generator)
@@ -136,7 +136,7 @@ def _mistake(errors: list[Any], value: Any, parameter: inspect.Parameter, annota
     elif inner is not value:
         remedy = f"Write another value: ++{key}=…"
     elif parameter.default is not None and re.fullmatch(r"[\w.+-]+|\[[\w.+,-]*\]", example):
-        remedy = Remedy(f"It takes {expected}: {shlex.quote(f'++{key}={example}')}", add=[f"++{key}={example}"])
+        remedy = f"It takes {expected}: {shlex.quote(f'++{key}={example}')}"
     else:
         remedy = f"It takes {expected}."
     return UserError(f"{inner!r} does not fit: {reason}", key=key, remedy=remedy)

@@ -7,7 +7,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ValidationError
 
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 from hydraloop.option_checks import check_at_least, check_choice
 from hydraloop.schemas.sweep import open_mapping
 
@@ -129,7 +129,7 @@ def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[s
                     typed[name] = value
             except ValidationError as error:
                 example = "null" if typed[name] is None else str(typed[name]).lower()
-                fix = Remedy(f"Try {key}={example}.", (str(value), example))
+                fix = f"Try {key}={example}."
                 raise UserError(str(error).splitlines()[0], key=key, remedy=fix) from error
             if split == "train" or section != "loader" or name not in OF_TRAINING:
                 values[name] = value if is_typed or isinstance(value, DictConfig) else typed[name]

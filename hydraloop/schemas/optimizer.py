@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Dict, List, Optional, Tuple
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 
 
 @dataclass
@@ -255,7 +255,7 @@ def check_own_options(named: Dict[str, Any]) -> None:
     """
     rest = [name for name, node in named.items() if node.get("match") is None]
     if "" in named and not rest:
-        remedy = Remedy("Leave it out, or freeze the other parameters.", leave_out=["optimizer.match"])
+        remedy = "Leave it out, or freeze the other parameters."
         problem = f"one optimizer takes all parameters, not only {named['']['match']!r}"
         raise UserError(problem, key="optimizer.match", remedy=remedy)
     if len(rest) > 1:
@@ -268,13 +268,13 @@ def check_own_options(named: Dict[str, Any]) -> None:
         key, every = f"optimizer.{name}".rstrip("."), node.get("every", 1)
         decay = node.get("layer_decay")
         if not isinstance(every, int) or every < 1:
-            fix = Remedy("Use a whole number from 1.", (str(every), "1"))
+            fix = "Use a whole number from 1."
             raise UserError(f"cannot be {every!r}", key=f"{key}.every", remedy=fix)
         if decay is not None and not 0 < decay <= 1:
-            fix = Remedy("Use a number above 0, up to 1.", (str(decay), "1.0"))
+            fix = "Use a number above 0, up to 1."
             raise UserError(f"{decay} is out of range", key=f"{key}.layer_decay", remedy=fix)
         if node["_target_"] == "torch.optim.SGD" and node.get("nesterov") and not node.get("momentum"):
-            fix = Remedy(f"Use {key}.nesterov=false, or a momentum above 0.", add=[f"{key}.nesterov=false"])
+            fix = f"Use {key}.nesterov=false, or a momentum above 0."
             raise UserError("Nesterov momentum needs a momentum, which is 0", key=f"{key}.nesterov", remedy=fix)
 
 

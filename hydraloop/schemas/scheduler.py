@@ -11,7 +11,7 @@ from typing import Collection, List, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 
 
 @dataclass
@@ -219,7 +219,7 @@ OPTIONS = {
 
 def no_such_optimizer(name: object, known: Collection[str], key: str) -> UserError:
     """Return the error for a schedule of an optimizer that is not one of `known`. The name of a single one is empty."""
-    single = Remedy(f"The run has one, without a name: set {key}=null.", (str(name), "null"))
+    single = f"The run has one, without a name: set {key}=null."
     remedy = suggestion(str(name), known) if any(known) else single
     return UserError(f"there is no optimizer {name!r}", key=key, remedy=remedy)
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING
 
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 
 
 @dataclass
@@ -167,8 +167,7 @@ class HuggingFaceConf:
 
 def no_model() -> UserError:
     """Return the error of a task without a model."""
-    text = "Select one: model=small_cnn. Or name a class: +task.model._target_=model.Net, in Python task=model."
-    remedy = Remedy(text, add=["model=small_cnn"], leave_out=["task.model"])
+    remedy = "Select one: model=small_cnn. Or name a class: +task.model._target_=model.Net, in Python task=model."
     return UserError("there is no model", key="task.model", remedy=remedy)
 
 

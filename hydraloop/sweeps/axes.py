@@ -9,7 +9,7 @@ from itertools import chain, product
 from hydra.core.override_parser.types import Override
 
 from hydraloop.cli import arguments
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 
 Lines = tuple[str, ...]
 """The overrides of a job."""
@@ -60,7 +60,7 @@ def lines_of(override: Override) -> list[str]:
         is_number = isinstance(override.value(), bool | int | float)
         return [f"{key}={override.get_value_element_as_str()}" if is_number else line]  # 1e-3 is 0.001, as in a sweep
     if not override.is_discrete_sweep():
-        raise UserError(f"{line} has no end", key=override.key_or_group, remedy=Remedy(_LIST, add=["sweep.trials=50"]))
+        raise UserError(f"{line} has no end", key=override.key_or_group, remedy=_LIST)
     lines = [f"{key}={value}" for value in override.sweep_string_iterator()]
     if not lines:
         raise UserError(f"{line} has no values", key=override.key_or_group, remedy="List its values: a,b,c")

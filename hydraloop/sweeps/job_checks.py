@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from omegaconf import DictConfig
 
-from hydraloop.errors import Remedy, UserError, leave_out
+from hydraloop.errors import UserError, leave_out
 from hydraloop.processes.checks import check_options
 from hydraloop.sweeps.axes import Lines
 
@@ -43,5 +43,5 @@ def _check_in_sweep(cfg: DictConfig) -> None:
         key = "distributed.nnodes"
         raise UserError("each job of a sweep trains on one node", key=key, remedy=leave_out(key))
     if cfg.resume is not None:
-        remedy = Remedy("Leave resume out. To start from weights, use load_from=<checkpoint>.", leave_out=["resume"])
+        remedy = "Leave resume out. To start from weights, use load_from=<checkpoint>."
         raise UserError("the jobs of a sweep would continue in one directory", key="resume", remedy=remedy)

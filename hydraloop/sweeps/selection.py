@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli import arguments
-from hydraloop.errors import Remedy, UserError, leave_out, missing_path, suggestion
+from hydraloop.errors import UserError, leave_out, missing_path, suggestion
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axis, key_of, lines_of
 from hydraloop.sweeps.search.space import Space, space_of
@@ -42,14 +42,14 @@ def select(typed: Sequence[Override], in_files: Sequence[Override], options: Dic
     is_search, defaults = options.trials is not None, OmegaConf.structured(SweepConf)
     for name in _OF_GRID if is_search else _OF_SEARCH:
         if options[name] != defaults[name]:
-            remedy = Remedy("Add the number of trials: sweep.trials=50", add=["sweep.trials=50"])
+            remedy = "Add the number of trials: sweep.trials=50"
             kind, remedy = ("search", leave_out(f"sweep.{name}")) if is_search else ("grid", remedy)
             raise UserError(f"a {kind} has no such option", key=f"sweep.{name}", remedy=remedy)
     if is_search:
         space = space_of(list(last.values()), str(options.average))
         if not space.dimensions:
             one = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
-            remedy = Remedy(f"Add one: '{one}'", add=[one])
+            remedy = f"Add one: '{one}'"
             raise UserError("no key has several values to choose from", key="sweep.trials", remedy=remedy)
         return space
     axes = [Axis((key,), tuple((line,) for line in lines_of(override))) for key, override in last.items()]

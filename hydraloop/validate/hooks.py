@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.engine.call_table import Slot, in_order, missing
 from hydraloop.engine.hook import ON_ERROR, Priority
-from hydraloop.errors import Remedy, UserError, close_names, use_one_of
+from hydraloop.errors import UserError, close_names, use_one_of
 from hydraloop.hooks import CLASSES
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS, has_schedules, targets
 from hydraloop.schemas import stored
@@ -53,7 +53,7 @@ def check_hooks(cfg: DictConfig) -> None:
     """Refuse what is not a hook, a name that is used twice, and priorities and `on_error`s that are unknown."""
     for name, node in cfg.hooks.items():
         if node is not None and cfg.default_hooks.get(name) is not None:
-            remedy = Remedy("Give it another name.", (f"+hooks.{name}.", f"+hooks.my_{name}."))
+            remedy = "Give it another name."
             raise UserError(f"there is a default hook {name!r} already", key=f"hooks.{name}", remedy=remedy)
     for group in HOOK_GROUPS:
         for name, node in cfg[group].items():
@@ -68,7 +68,7 @@ def check_hooks(cfg: DictConfig) -> None:
                 Priority.of(node.priority, key=f"{key}.priority")
             on_error = node.get("on_error")
             if on_error is not None and on_error not in ON_ERROR:
-                remedy = use_one_of(ON_ERROR, on_error)
+                remedy = use_one_of(ON_ERROR)
                 raise UserError(f"{on_error!r} is unknown", key=f"{key}.on_error", remedy=remedy)
 
 
@@ -77,18 +77,15 @@ def _not_a_hook(name: str, hooks: DictConfig, group: str) -> UserError:
     node, header = hooks[name], f"# @package {group}.<name>"
     if name in dict(stored(group)):
         selected = f"[{','.join(map(str, hooks))}]"
-        text = f"Select it: {group}={selected}. Its options are then changed without a +.\n"
-        text += f"  In a config file, write in its defaults: - override /{group}: {selected}"
-        remedy: str = Remedy(text, (f"+{group}.{name}.", f"{group}.{name}."), add=[f"{group}={selected}"])
+        remedy = f"Select it: {group}={selected}. Its options are then changed without a +.\n"
+        remedy += f"  In a config file, write in its defaults: - override /{group}: {selected}"
     elif isinstance(node, DictConfig):
         remedy = f"Add +{group}.{name}._target_=package.Class. A file in conf/{group}/ begins with: {header}"
         if close := close_names(name, dict(stored(group)), most=1, cutoff=0.8):
-            remedy = Remedy(f"Did you mean {close[0]}?", (f"+{group}.{name}.", f"+{group}.{close[0]}."))
+            remedy = f"Did you mean {close[0]}?"
     else:
         remedy = f"A file in conf/{group}/ begins with the line, before any comment: {header}"
         if name != "_target_":  # typed; not from a file without that line
-            text = f"To add a custom hook: +{group}.{name}._target_=package.Class. {remedy}"
-            add = [f"+{group}.{name}._target_={node}"] if isinstance(node, str) else []
-            remedy = Remedy(text, add=add, leave_out=[f"{group}.{name}"] if add else [])
+            remedy = f"To add a custom hook: +{group}.{name}._target_=package.Class. {remedy}"
     shown = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     return UserError(f"{shown!r} is not a hook: it has no _target_", key=f"{group}.{name}", remedy=remedy)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 from hydraloop.schemas.root import Config
 
 _DEFAULTS = {"task": "classification", "data": "digits", "optimizer": "adamw", "precision": "fp32"}
@@ -21,11 +21,12 @@ def check_keys(cfg: DictConfig) -> None:
     """Refuse a config that lacks a key of hydraloop, or has one that no schema knows."""
     for entry in dataclasses.fields(Config):
         if entry.name not in cfg:  # OmegaConf counts a missing value (???) as not there
-            text = f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…"
+            remedy = f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…"
             if entry.name in _DEFAULTS:
-                text = f"Leave ~{entry.name} out if you typed it. Otherwise, add to the defaults of your config file, "
-                text += f"before _self_: - {entry.name}: {_DEFAULTS[entry.name]}"
-            remedy = Remedy(text, leave_out=[entry.name])
+                remedy = (
+                    f"Leave ~{entry.name} out if you typed it. Otherwise, add to the defaults of your config file, "
+                )
+                remedy += f"before _self_: - {entry.name}: {_DEFAULTS[entry.name]}"
             raise UserError("the config lacks this key, which every run needs", key=entry.name, remedy=remedy)
     for key, node, known in _sections(cfg):
         for name in node:

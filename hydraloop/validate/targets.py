@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import require_target
 from hydraloop.schemas.data import SPLITS, loader_options
 from hydraloop.schemas.optimizer import check_own_options, nodes
@@ -17,11 +17,10 @@ def check_data(cfg: DictConfig, *, trains: bool) -> None:
         raise UserError(
             "there is no training data",
             key="data.train",
-            remedy=Remedy("Select some: data=digits.", add=["data=digits"]),
+            remedy="Select some: data=digits.",
         )
     if trains and cfg.engine.pause_after is not None and None in (cfg.engine.val_interval, cfg.data.get("val")):
-        text = "Set data.val and engine.val_interval=1, or set engine.pause_after=null."
-        remedy = Remedy(text, add=["engine.pause_after=null"])
+        remedy = "Set data.val and engine.val_interval=1, or set engine.pause_after=null."
         raise UserError("this needs a validation, and the run has none", key="engine.pause_after", remedy=remedy)
     for split in SPLITS:
         loader_options(cfg.data, split)

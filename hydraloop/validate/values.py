@@ -6,7 +6,7 @@ import re
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.errors import Remedy, UserError, use_one_of
+from hydraloop.errors import UserError, use_one_of
 from hydraloop.option_checks import check_above, check_at_least, seconds_of
 
 STRATEGIES = ("auto", "ddp", "fsdp2")
@@ -51,27 +51,23 @@ def check_values(cfg: DictConfig) -> None:
     for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
         limit = OmegaConf.select(cfg, f"engine.{name}")
         if limit is not None and not (0 < limit <= 1 if isinstance(limit, float) else limit >= 1):
-            text = "Use a whole number from 1 (100), a share up to 1.0 (0.1), or null for all batches."
             raise UserError(
                 f"{limit} is neither a number of batches nor a share of them",
                 key=f"engine.{name}",
-                remedy=Remedy(text, (str(limit), "null")),
+                remedy="Use a whole number from 1 (100), a share up to 1.0 (0.1), or null for all batches.",
             )
     seconds_of(cfg.engine.max_time)
     for name in cfg.secrets:
         if not _SECRET.fullmatch(str(name)):
-            text = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."
-            remedy = Remedy(text, (str(name), str(name).rpartition(".")[2]) if "." in str(name) else None)
+            remedy = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."
             raise UserError(f"{name!r} is not the name of a key", key="secrets", remedy=remedy)
     if not (isinstance(cfg.seed, int) and 0 <= cfg.seed < 2**63):  # `~seed ++seed=[]` takes its type away
-        raise UserError(
-            f"{cfg.seed} is out of range", key="seed", remedy=Remedy("Use 0 .. 2^63 - 1.", (str(cfg.seed), "0"))
-        )
+        raise UserError(f"{cfg.seed} is out of range", key="seed", remedy="Use 0 .. 2^63 - 1.")
     if not str(cfg.experiment_name).strip():
-        remedy = Remedy("Give it a name: experiment_name=digits", add=["experiment_name=digits"])
+        remedy = "Give it a name: experiment_name=digits"
         raise UserError("an experiment without a name cannot be found again", key="experiment_name", remedy=remedy)
     if cfg.resume is not None and cfg.load_from is not None:
-        remedy = Remedy("Leave one of the two out.", leave_out=["load_from"])
+        remedy = "Leave one of the two out."
         raise UserError("resume takes the weights of the run that it continues", key="load_from", remedy=remedy)
 
 
@@ -83,7 +79,7 @@ def _check_options(cfg: DictConfig, section: str = "") -> None:
     for key, choices in CHOICES.items():
         value = OmegaConf.select(cfg, key)
         if key.startswith(section) and value is not None and value not in choices:
-            raise UserError(f"{value!r} is unknown", key=key, remedy=use_one_of(choices, value))
+            raise UserError(f"{value!r} is unknown", key=key, remedy=use_one_of(choices))
 
 
 def check_sweep_options(master: DictConfig) -> None:
@@ -97,5 +93,5 @@ def check_strategy(strategy: str, *, several: bool) -> None:
         raise UserError(
             f"{strategy} shares the work of several processes, and there is one",
             key="distributed.strategy",
-            remedy=Remedy("Use auto, or start several: distributed.nproc_per_node=2, or torchrun.", (strategy, "auto")),
+            remedy="Use auto, or start several: distributed.nproc_per_node=2, or torchrun.",
         )

@@ -27,10 +27,6 @@ class Case(NamedTuple):
     def parent(self) -> str:
         return self.key.rpartition(".")[0]
 
-    @property
-    def without_plus(self) -> str:
-        return self.line.lstrip("+")
-
 
 def select(cfg: DictConfig, key: str) -> Any:
     """Return the value at a key; None if the key does not exist, also if the path leads through a list."""

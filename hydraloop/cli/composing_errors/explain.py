@@ -18,7 +18,7 @@ from hydraloop.cli.arguments import is_sweep
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.composing_errors.case import Case, keys_of
 from hydraloop.cli.composing_errors.meanings import OF_FILES, OF_OVERRIDES, OF_SWEEPS
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, suggestion
 
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
@@ -42,8 +42,8 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
         if found is None:
             continue
         if isinstance(meaning, tuple):
-            key, problem, remedy, *add = (text.format(case=case, found=found) for text in meaning)
-            return UserError(problem, key=key, remedy=Remedy(remedy, add=add) if add else remedy)
+            key, problem, remedy = (text.format(case=case, found=found) for text in meaning)
+            return UserError(problem, key=key, remedy=remedy)
         mistake = meaning(case, found)
         if mistake is not None:
             return mistake
@@ -72,11 +72,9 @@ def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> Use
     remedy = "Options are written without dashes: seed=0. --help lists the flags."
     if close:
         found = by_end[close[0]]
-        remedy = Remedy(f"Write {found}", (flag, found))
+        remedy = f"Write {found}"
     if close and found not in args.flags:
-        line = f"{found}={value}"
-        add = [line] if value != "…" else []
-        remedy = Remedy(f"Write it without dashes: {line}", add=add, leave_out=[flag, value] if add else [])
+        remedy = f"Write it without dashes: {found}={value}"
     return UserError("there is no such flag", key=flag.partition("=")[0], remedy=remedy)
 
 

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli.composing_errors.case import Case, select
 from hydraloop.cli.composing_errors.hints import type_hint
 from hydraloop.cli.own_keys import as_listed, line_for_defaults, selected_in_body
-from hydraloop.errors import Remedy, UserError, close_names, emptying
+from hydraloop.errors import UserError, close_names, emptying
 
 
 def new_in_a_file(case: Case, found: re.Match[str]) -> UserError:
@@ -21,7 +21,7 @@ def new_in_a_file(case: Case, found: re.Match[str]) -> UserError:
     if name in close:  # without the overrides, the file fits
         close, remedy = [], f"Remove it from {file}.yaml, or select an option that has it."
     elif file.startswith("optimizer/"):  # +optimizer@optimizer.hidden=muon beside optimizer=adamw
-        remedy = Remedy("For several by name, remove the one without a name: ~optimizer", add=["~optimizer"])
+        remedy = "For several by name, remove the one without a name: ~optimizer"
     elif parent and isinstance(node, DictConfig) and "_target_" not in node and OmegaConf.get_type(node) is not dict:
         remedy = f"A key of your own belongs to the top of {file}.yaml: {name}: …, used as ${{{name}}}."
     elif line := emptying(parent or key):

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from hydraloop.cli.composing_errors.case import Case
 from hydraloop.cli.composing_errors.hints import with_plus
-from hydraloop.errors import Remedy, UserError, suggestion
+from hydraloop.errors import UserError, close_names, suggestion
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.schemas import stored
 
@@ -25,12 +25,12 @@ def not_selected(case: Case, found: re.Match[str]) -> UserError | None:
         return None
     key, line = f"{group}.{name}", case.line.lstrip("+")
     if not option and case.value is None:
-        remedy = Remedy(f"Leave {line} out.", leave_out=[case.line])
+        remedy = f"Leave {line} out."
         return UserError("this hook is not selected", key=key, remedy=remedy)
     other_group = "hooks" if group == "default_hooks" else "default_hooks"
     if OmegaConf.select(case.cfg, f"{other_group}.{name}") is not None:
         works = f"{other_group}.{name}.{option}".rstrip(".")
-        remedy = Remedy(f"Use {works}=…", add=[line.replace(group, other_group, 1)], leave_out=[case.line])
+        remedy = f"Use {works}=…"
         return UserError(f"{name} is in the group {other_group}", key=key, remedy=remedy)
     options = case.composer.options(group)
     for owner in (group, other_group):
@@ -43,27 +43,26 @@ def not_selected(case: Case, found: re.Match[str]) -> UserError | None:
     return UserError(f"there is no hook {name}", key=key, remedy=remedy)
 
 
-def selecting(hook: str, lines: Sequence[str], case: Case) -> Remedy:
+def selecting(hook: str, lines: Sequence[str], case: Case) -> str:
     """Return the remedy that selects `hooks.ema`, too, and adds overrides of it."""
     group, _, name = hook.partition(".")
     selected = [str(other) for other, node in case.cfg[group].items() if node is not None]
     select = f"{group}=[{','.join([*selected, name])}]"
-    return Remedy(" ".join([f"Use '{select}'", *lines]), add=[select, *lines], leave_out=[case.line, hook])
+    return " ".join([f"Use '{select}'", *lines])
 
 
 def not_a_list(case: Case, found: re.Match[str]) -> UserError | None:
     if case.key not in HOOK_GROUPS or not (case.line.startswith("~") or isinstance(case.value, dict)):
         return None
-    text = f"To select none, use {case.key}=[]. To select some, use {case.key}=[a,b]."
-    remedy = Remedy(text, add=[f"{case.key}=[]"], leave_out=[case.line])
+    remedy = f"To select none, use {case.key}=[]. To select some, use {case.key}=[a,b]."
     return UserError(f"{case.line} is not a list of hooks", key=case.key, remedy=remedy)
 
 
-def of_another_hook(case: Case, hint: Remedy) -> Remedy | None:
+def of_another_hook(case: Case, hint: str) -> str | None:
     """`hooks.ema.patience=3`: an option of a hook that is not selected, and of no other."""
     group, _, rest = case.key.partition(".")
-    option = rest.partition(".")[2]
-    if hint.word or hint.add or group != "hooks" or not option:
+    name, _, option = rest.partition(".")
+    if group != "hooks" or not option or "write a +" in hint or close_names(option, case.cfg.hooks[name]):
         return None
     for owner, schema in stored(group):
         if option in [entry.name for entry in dataclasses.fields(schema)]:

@@ -19,8 +19,7 @@ def _something_else(case: Case, found: re.Match[str]) -> UserError:
 
 _Meanings = tuple[tuple[str, tuple[str, ...] | Callable[[Case, re.Match[str]], UserError | None]], ...]
 """(Pattern in the text of the error or its cause, what it means). The first one that matches counts. What it means is
-the key, the problem, the remedy, and arguments that it adds; or a function, which returns None if it means something
-else."""
+the key, the problem and the remedy; or a function, which returns None if it means something else."""
 
 _LIST = "Write the whole list: {case.parent}=[…]; a mapping in it is {{…}}."
 _SECOND = "{found[name]} is not the only option"
@@ -32,12 +31,12 @@ _YAML = (
 _TWICE = "the option is selected twice"
 OF_SWEEPS: _Meanings = (
     (r"^Ambiguous value", overrides.several_values),
-    (r"requires --multirun", ("{case.key}", "{case.line} is a sweep", "Add -m to run it.", "-m")),
+    (r"requires --multirun", ("{case.key}", "{case.line} is a sweep", "Add -m to run it.")),
 )
 OF_OVERRIDES: _Meanings = (
     (
         r"^Multiple values for",
-        ("{case.key}", _TWICE, "Leave the + out: {case.key}=… changes the selection.", "{case.without_plus}"),
+        ("{case.key}", _TWICE, "Leave the + out: {case.key}=… changes the selection."),
     ),
     (r"", hooks.not_selected),
     (r"", hooks.not_a_list),
@@ -62,11 +61,11 @@ OF_FILES: _Meanings = (
     (r"^In '(?P<file>[^']+)': .*(Cannot merge|Cannot assign str|Merge error: str )", files.selected_in_a_file),
     (
         r"^In 'optimizer/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass",
-        ("optimizer", _SECOND, _SEVERAL, "optimizer={found[name]}"),
+        ("optimizer", _SECOND, _SEVERAL),
     ),
     (
         r"^In '(?P<group>[^']+)/(?P<name>[^']+)': .*Merge error: \w+ is not a subclass",
-        ("{found[group]}", _SECOND, "Select one: {found[group]}={found[name]}.", "{found[group]}={found[name]}"),
+        ("{found[group]}", _SECOND, "Select one: {found[group]}={found[name]}."),
     ),
     (
         r"^In '(?P<file>[^']+)': ValidationError[^\n]*\n(?P<problem>[^\n]+)\n\s*full_key: (?P<key>\S+)",

@@ -14,7 +14,7 @@ from hydraloop.cli.composing_errors.case import Case, keys_of, select
 from hydraloop.cli.composing_errors.hints import first_line, key_hint, type_hint, with_plus
 from hydraloop.cli.composing_errors.hooks import of_another_hook
 from hydraloop.cli.own_keys import as_listed
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 from hydraloop.safety.secret_names import looks_secret
 
 _VARIABLES = {"hooks.wandb": "WANDB_API_KEY", "hooks.mlflow": "MLFLOW_TRACKING_TOKEN"}
@@ -25,11 +25,11 @@ def several_values(case: Case, found: re.Match[str]) -> UserError:
     listed, sweep = f"{key}=[{value}]", "For a sweep add -m"
     problem = f"{value} has several values, but this is not a sweep"
     if key in set(case.composer.groups()) - set(LIST_GROUPS) or any(mark in value for mark in "[]{}'\""):
-        remedy = Remedy(f"{sweep}; a single run takes one of them.", add=["-m"])
+        remedy = f"{sweep}; a single run takes one of them."
     elif key in LIST_GROUPS or isinstance(select(case.cfg, key), ListConfig):
-        remedy = Remedy(f"For a list write '{listed}'; for a sweep add -m", add=[listed])
+        remedy = f"For a list write '{listed}'; for a sweep add -m"
     else:
-        remedy = Remedy(f"{sweep}; for a list write '{listed}'; for a string \"{key}='{value}'\"", add=["-m"])
+        remedy = f"{sweep}; for a list write '{listed}'; for a string \"{key}='{value}'\""
     return UserError(problem, key=key, remedy=remedy)
 
 
@@ -37,18 +37,15 @@ def cannot_be_deleted(case: Case, found: re.Match[str]) -> UserError:
     node = select(case.cfg, case.key)
     entries = list(node) if isinstance(node, DictConfig) and "_target_" not in node else []
     none = f"{case.key}.{entries[0]!s}=null" if entries else f"{case.key}=null"
-    remedy = Remedy(f"Use {none} for none, or give it a value.", add=[none], leave_out=[case.line])
+    remedy = f"Use {none} for none, or give it a value."
     return UserError("it cannot be deleted", key=case.key, remedy=remedy)
 
 
 def not_there(case: Case, found: re.Match[str]) -> UserError:
-    hint, left_out = (
-        key_hint(case.key, case.cfg, case.composer),
-        Remedy(f"Leave {case.line} out.", leave_out=[case.line]),
-    )
-    if hint.word == (case.key, case.key):  # Hydra finds no key whose value is null
+    hint, left_out = key_hint(case.key, case.cfg, case.composer), f"Leave {case.line} out."
+    if case.key in keys_of(case.cfg):  # Hydra finds no key whose value is null
         return UserError("it is null already", key=case.key, remedy=left_out)
-    return UserError("it does not exist", key=case.key, remedy=hint if hint.word else left_out)
+    return UserError("it does not exist", key=case.key, remedy=hint if hint.startswith("Did") else left_out)
 
 
 def not_in_the_defaults(case: Case, found: re.Match[str]) -> UserError | None:
@@ -81,34 +78,31 @@ def unknown_key(case: Case, found: re.Match[str]) -> UserError:
     if isinstance(node, DictConfig):
         schema, target = OmegaConf.get_type(node), node.get("_target_")
         if schema is dict or getattr(schema, "_target_", None) != target:  # else the schema has every argument
-            added = remedy + f" To add what is new, write a +: {shlex.quote(plus)}"
-            remedy = added if remedy.word else Remedy(added, add=[plus])
+            remedy += f" To add what is new, write a +: {shlex.quote(plus)}"
         if isinstance(case.value, dict) and case.value.get("_target_") not in (None, target):
             # A group that every run needs takes no null.
             clear = f"{case.key}=null" if case.parent else f"~{case.key}"
-            text = (
+            remedy = (
                 f"The mapping is merged into that of {target}. Remove the old values first: {clear} {shlex.quote(plus)}"
             )
-            remedy = Remedy(text, add=[clear, plus], leave_out=[case.line])
     return UserError("there is no such key", key=key, remedy=of_another_hook(case, remedy) or remedy)
 
 
 def exists_already(case: Case, found: re.Match[str]) -> UserError:
-    line, changed = case.without_plus, copy.deepcopy(case.cfg)
+    line, changed = case.line.lstrip("+"), copy.deepcopy(case.cfg)
     try:
         OmegaConf.update(changed, case.key, case.value)
     except OmegaConfBaseException as error:
         return wrong_value(case._replace(cause=str(error), line=line), found)
-    remedy = Remedy(f"Leave the + out: {shlex.quote(line)}", add=[line])
+    remedy = f"Leave the + out: {shlex.quote(line)}"
     return UserError("it exists already", key=case.key, remedy=remedy)
 
 
 def wrong_value(case: Case, found: re.Match[str]) -> UserError:
     named = re.search(r"full_key: (\S+)", case.cause)
-    wrong = re.search(r"^Value '([^']*)'", case.cause)
     key = named[1] if named else case.key
-    remedy = type_hint(key, case.cfg, wrong and wrong[1])
+    remedy = type_hint(key, case.cfg)
     if remedy is None and "is not a ListConfig" in case.cause and key == case.key:  # a list without a default
         listed = f"{key}=[{case.line.partition('=')[2]}]"
-        remedy = Remedy(f"It takes a list: {shlex.quote(listed)}", add=[listed])
+        remedy = f"It takes a list: {shlex.quote(listed)}"
     return UserError(first_line(case.cause), key=key, remedy=remedy)

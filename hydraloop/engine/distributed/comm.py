@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hydraloop.errors import Remedy, UserError
+from hydraloop.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -163,7 +163,7 @@ def choose_device(wanted: str, *, local_rank: int | None = None) -> torch.device
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     available = 0 if accelerator is None else torch.accelerator.device_count()
-    remedy = Remedy("Use auto, cpu, or a device such as cuda:0.", (wanted, "auto"))
+    remedy = "Use auto, cpu, or a device such as cuda:0."
     try:
         device = (accelerator or torch.device("cpu")) if wanted == "auto" else torch.device(wanted)
     except RuntimeError as error:
@@ -172,7 +172,7 @@ def choose_device(wanted: str, *, local_rank: int | None = None) -> torch.device
         return device
     here = available if accelerator is not None and accelerator.type == device.type else 0
     if (device.index or 0) >= here:
-        remedy = remedy if here else Remedy("Use auto or cpu.", (wanted, "auto"))
+        remedy = remedy if here else "Use auto or cpu."
         raise UserError(f"this machine has no {wanted}", key="engine.device", remedy=remedy)
     if local_rank is not None and wanted in ("auto", device.type):
         if local_rank >= available:

@@ -54,7 +54,7 @@ def check(options: Mapping[str, Any]) -> None:
         raise UserError("jobs on Ray need Linux", key="sweep.executor", remedy="Run the command on a node.")
     for name, value in options.items():
         if name not in _OPTIONS:
-            raise UserError("no such option", key=f"{_KEY}.{name}", remedy=use_one_of(_OPTIONS, name))
+            raise UserError("no such option", key=f"{_KEY}.{name}", remedy=use_one_of(_OPTIONS))
         least = 0.0 if name == "num_gpus" else 1e-4
         if name in _AMOUNTS and not (isinstance(value, int | float) and value >= least):
             example = 8 * 10**9 if name == "memory" else 1

@@ -48,7 +48,7 @@ def make(kind: Any, seed: int) -> optuna.samplers.BaseSampler:
     }
     if not isinstance(kind, Mapping):
         if kind not in kinds:
-            remedy = use_one_of(list(kinds), kind)
+            remedy = use_one_of(list(kinds))
             raise UserError(f"{kind!r} is not a sampler", key="sweep.sampler", remedy=remedy)
         return kinds[kind]()
     if str(kind["_target_"]).endswith(".CmaEsSampler"):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.errors import Remedy, UserError, leave_out, not_installed
+from hydraloop.errors import UserError, leave_out, not_installed
 from hydraloop.run_files.changes import differences
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import masked
@@ -95,7 +95,7 @@ def search_of(space: Space, options: DictConfig, configs: Sequence[DictConfig]) 
             raise UserError(problem, key=f"sweep.{key}", remedy=leave_out(f"sweep.{key}"))
     for cfg in configs:
         if None in (cfg.engine.val_interval, cfg.data.get("val")):
-            remedy = Remedy("Set data.val and engine.val_interval=1.", add=["engine.val_interval=1"])
+            remedy = "Set data.val and engine.val_interval=1."
             raise UserError("a search compares validations, and a job has none", key="sweep.trials", remedy=remedy)
         if cfg.engine.pause_after is not None:
             raise UserError("a search does not continue such a job", key="engine.pause_after", remedy="Leave it out.")
