@@ -7,18 +7,16 @@ from hydraloop.early_interrupts import deferred, in_one_line
 
 with deferred():
     from hydraloop import platforms
-    from hydraloop.commands.parser import COMMANDS, listing, summaries
+    from hydraloop.commands.parser import COMMANDS, listing
     from hydraloop.run_files.output import replace_unencodable
 
 
 def _resume() -> None:
-    from hydraloop import json_answers
     from hydraloop.app import main
     from hydraloop.cli.resume_command import trusted
 
-    with json_answers.reserved(sys.argv[1:]):
-        folder, packages, sys.argv[1:] = trusted(sys.argv[1:])
-        main(folder=folder, trusted=packages)
+    folder, packages, sys.argv[1:] = trusted(sys.argv[1:])
+    main(folder=folder, trusted=packages)
 
 
 def _train(name: str) -> None:
@@ -34,24 +32,16 @@ def _train(name: str) -> None:
     if near or not has_config:
         usage = f"""{listing()}
   python -m hydraloop [key=value …]    train with the folder conf here; --help lists the options"""
-        from hydraloop import json_answers
-
         if {"-h", "--help"}.intersection(sys.argv):
-            with json_answers.reserved(sys.argv[1:]):
-                if json_answers.asked():
-                    json_answers.write("help", {"commands": summaries()})
-                else:
-                    from hydraloop.cli.help import show
+            from hydraloop.cli.help import show
 
-                    show(usage)
+            show(usage)
             return
         add = "To write a project: hydraloop new my_project"
         error = UserError("there is no folder conf here, so nothing can be trained", remedy=add)
         if near:
             error = UserError(f"there is no command {name}", remedy=suggestion(name, near))
         print(f"error: {error}\n{usage}", file=sys.stderr)
-        with json_answers.reserved(sys.argv[1:]):
-            json_answers.write_error(error)
         sys.exit(2)
     from hydraloop.app import main
 

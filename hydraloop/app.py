@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop import json_answers, platforms
+from hydraloop import platforms
 from hydraloop.cli import arguments, resume_command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import show, show_help, show_plan
-from hydraloop.commands.parser import COMMANDS, listed_names, summaries
+from hydraloop.commands.parser import COMMANDS, listed_names
 from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import Draft
@@ -80,9 +80,8 @@ def main(
         if torchrun.is_launched():
             torchrun.end_with_launcher()
         peers = Peers()
-        reports = Reports(with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
-        with json_answers.reserved(sys.argv[1:]):
-            code = _run(_App(folder, folder / config_path, config_name, reports, peers))
+        reports = Reports(os.environ.get("HYDRA_FULL_ERROR") == "1", as_json="--json" in sys.argv)
+        code = _run(_App(folder, folder / config_path, config_name, reports, peers))
         if torchrun.is_several():
             peers.leave(code)
         if code:
@@ -161,13 +160,15 @@ class _App:
 
                 return train_rank(job, args.overrides, composer, self._starter())
             if args.help:
-                return show_help(args, composer, self.project, summaries(), listed_names())
+                return show_help(args, composer, self.project, listed_names())
             with redirect_stderr(io.StringIO()) if torchrun.is_ours() else nullcontext():  # it was said already
                 draft = planning.check_command(args, composer)
             overrides = draft.overrides
             remember_config(draft.cfg)
             if args.dry_run:
                 return show_plan(draft, as_json=args.json)
+            if args.json:
+                raise arguments.no_json()
             if args.cfg is None:
                 if args.pdb:
                     self._use_debugger(draft)
@@ -192,6 +193,8 @@ class _App:
             draft = resume_command.check_resume(args, composer)
             if args.dry_run:
                 return show_plan(draft, as_json=args.json)
+            if args.json:
+                raise arguments.no_json()
             if args.pdb:
                 self._use_debugger(draft)
             return self._starter().run(draft, resume_command.BASE, argv)

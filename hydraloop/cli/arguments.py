@@ -75,8 +75,6 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         *(flag for flag, given in zip(_HYDRAS, (args.hydra_help, args.info), strict=True) if given),
     ]
     args.flags = [flag for flag in re.findall(r"--[\w-]+", made.format_usage()) if flag not in _HYDRAS]
-    if args.json and args.cfg is not None:
-        raise UserError("it has no answer in JSON", key="--cfg", remedy="Use --dry-run.")
     if args.experimental_rerun is not None:
         raise UserError(
             "this flag loads a pickle file, which can run code",
@@ -97,6 +95,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     where = {name: getattr(args, name.replace("-", "_")) for name in ("config-path", "config-name", "config-dir")}
     args.config_flags = [f"--{name}={value}" for name, value in where.items() if value is not None]
     return args
+
+
+def no_json() -> UserError:
+    """Return the error for `--json` without `--dry-run`."""
+    remedy = "Leave it out, or add --dry-run. A run writes result.json, and a sweep results.json."
+    return UserError("only --dry-run, status, results and runs answer in JSON", key="--json", remedy=remedy)
 
 
 def refuse(message: str) -> NoReturn:

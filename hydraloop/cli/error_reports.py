@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hydraloop import json_answers
 from hydraloop.errors import UserError, printable
+from hydraloop.run_files.output import print_json
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
 
@@ -50,6 +50,8 @@ class Reports:
     """Whether a user's mistakes are shown with their traceback, too (HYDRA_FULL_ERROR=1)."""
     with_debugger: bool = False
     """Whether the debugger is opened after an error of a run (--pdb)."""
+    as_json: bool = False
+    """Whether a user's mistake is printed in JSON, on standard output (--json)."""
     shown: list[BaseException] = field(default_factory=list)
     """Errors of jobs."""
 
@@ -73,9 +75,11 @@ class Reports:
             log.error("%s", describe(error), exc_info=error)
 
     def show(self, error: BaseException) -> None:
-        """Print an error that ends the command, unless it is that of a job; with `--json`, any error as JSON, too."""
-        json_answers.write_error(error)
+        """Print an error that ends the command, unless it is that of a job."""
         if error in self.shown:
+            return
+        if isinstance(error, UserError) and self.as_json:
+            print_json({"error": {"key": error.key, "problem": error.problem, "remedy": error.remedy}})
             return
         if isinstance(error, KeyboardInterrupt):
             text = f"{describe(error)}\n"

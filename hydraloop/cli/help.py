@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop import json_answers
+from hydraloop.cli.arguments import no_json
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.console import end_with_reader
 from hydraloop.cli.help_topics import Topics
@@ -19,6 +19,7 @@ from hydraloop.hooks.shared.selected_hooks import notices
 from hydraloop.plan import Draft
 from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import masked_yaml
+from hydraloop.run_files.output import print_json
 from hydraloop.schemas.distributed import DistributedConf
 from hydraloop.schemas.docs import field_docs, summary
 from hydraloop.schemas.engine import EngineConf
@@ -59,8 +60,7 @@ def show_plan(draft: Draft, *, as_json: bool) -> None:
         return
     cfg, resolve = _shown(draft.cfg)
     slots = slots_of(draft.cfg)
-    json_answers.write(
-        "dry-run",
+    print_json(
         {
             "overrides": draft.overrides,
             "config": OmegaConf.to_container(cfg, resolve=resolve, enum_to_str=True),
@@ -94,30 +94,22 @@ def format_plan(cfg: DictConfig) -> str:
     )
 
 
-def show_help(
-    args: argparse.Namespace, composer: Composer, project: Path, commands: Mapping[str, str], listing: str
-) -> None:
+def show_help(args: argparse.Namespace, composer: Composer, project: Path, listing: str) -> None:
     """Print what `--help` prints.
 
     Args:
         args: the overrides are the names to explain, and those with which the config is composed.
         project: the folder whose Python files a config may name.
-        commands: the summaries of the commands for runs and sweeps, by name.
-        listing: the same as a text.
+        listing: the names of the commands for runs and sweeps.
 
     Raises:
-        UserError: there is no such name.
+        UserError: there is no such name, or --json.
     """
+    if args.json:
+        raise no_json()
     names = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
     topics = Topics(composer, project, [word for word in args.overrides if word not in names])
-    if not args.json:
-        show(format_help(names, topics, " ".join(environment.command()), listing))
-    elif names:
-        json_answers.write("help", {"topics": {name: topics.answer(name) for name in names}})
-    else:
-        groups = {group: topics.answer(group)["options"] for group in composer.groups()}
-        content = {"flags": args.flags, "commands": commands, "groups": groups, "keys": topics.all_keys()}
-        json_answers.write("help", content)
+    show(format_help(names, topics, " ".join(environment.command()), listing))
 
 
 def format_help(names: Sequence[str], topics: Topics, command: str, commands: str) -> str:

@@ -7,7 +7,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -80,38 +80,6 @@ class Topics:
         if not lines:
             raise self._unknown(name, cfg)
         return "\n".join(lines)
-
-    def answer(self, name: str) -> dict[str, Any]:
-        """Return what `page` says, for `--json`: `options` with their texts, or `keys` with their rows."""
-        if name in self.composer.groups():
-            return {"options": {option: self.text(name, option) for option in self.composer.options(name)}}
-        group, option, key, own, package = self._option(name)
-        if package and not key:
-            content = (
-                {"config": _plain(own)} if package == "_global_" else {"keys": dict(self._rows_below(package, own))}
-            )
-            return {"text": self.text(group, option), **content}
-        cfg = self._composed()
-        for node, place in ((cfg, name), (own, key)):
-            parent = OmegaConf.select(node, place.rpartition(".")[0]) if "." in place else node
-            rows = dict(self._rows_below(name.rpartition(".")[0], parent)) if isinstance(parent, DictConfig) else {}
-            found = {other: row for other, row in rows.items() if f"{other}.".startswith(f"{name}.")}
-            if found:
-                return {"keys": found}
-        raise self._unknown(name, cfg)
-
-    def all_keys(self) -> dict[str, Any]:
-        """Return the row of each key of the composed config."""
-        return dict(self._rows_below("", self._composed()))
-
-    def _rows_below(self, key: str, node: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-        for name, found in self._rows(key, node).items():
-            own = f"{key}.{name}".lstrip(".")
-            child = None if OmegaConf.is_missing(node, name) else node.get(name)
-            if isinstance(child, DictConfig) and child:
-                yield from self._rows_below(own, child)
-            else:
-                yield own, asdict(found)
 
     def _option(self, name: str) -> tuple[str, str, str, DictConfig, str]:
         """Return group, option and key in `hooks.ema.momentum`, the option, and its package: "" if there is none."""

@@ -9,12 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydraloop import json_answers
 from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
 from hydraloop.early_interrupts import deferred
 from hydraloop.errors import UserError
-from hydraloop.processes import torchrun
 
 
 def run(argv: Sequence[str]) -> int:
@@ -24,15 +22,11 @@ def run(argv: Sequence[str]) -> int:
         The exit code: 0; 1 if something was not possible; 2 after a mistake, 1 after one in a command that
         loads the run; 130 after Ctrl-C, otherwise 128 + the number of the signal.
     """
-    with json_answers.reserved([] if torchrun.rank() else argv):
-        return _run(argv)
-
-
-def _run(argv: Sequence[str]) -> int:
+    reports = Reports(with_traceback=False, as_json="--json" in argv)
     try:
         args = parser.read(argv)
     except UserError as error:
-        Reports(with_traceback=False).show(error)
+        reports.show(error)
         return 2
     name = args.command
     if name in parser.ON_RANKS:
@@ -50,7 +44,7 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     except (OSError, UserError) as error:
         given = getattr(args, "directory", None) or getattr(args, "run", None) or Path()
-        Reports(with_traceback=False).show(_of_disk(error, given) if isinstance(error, OSError) else error)
+        reports.show(_of_disk(error, given) if isinstance(error, OSError) else error)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -11,7 +11,6 @@ from textwrap import indent
 
 import yaml
 
-from hydraloop import json_answers
 from hydraloop.errors import UserError
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -44,9 +43,6 @@ def run(args: argparse.Namespace) -> int:
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    if args.json:
-        json_answers.write("new", {"directory": folder, "written": sorted(files)})
-        return 0
     print(f"{name}: wrote {', '.join(sorted(files))}")
     print("\nNext:")
     if folder.resolve() != Path.cwd():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import logging
 import os
 import signal
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from hydraloop import json_answers
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.console import PrintableFormatter
 from hydraloop.cli.error_reports import Reports
@@ -105,7 +103,6 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
     from hydraloop.engine.distributed.process_group import connect
 
     if command.processes > 1 and not torchrun.is_several():
-        json_answers.hand_over()
         return elastic.run_module(["hydraloop", *argv], command.processes)
     distributed = connect(command.cfg.distributed, command.cfg.engine.device)
     ranks.append(distributed)
@@ -114,10 +111,7 @@ def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]
     text = command.run(distributed)
     if distributed.is_main:
         print(printable(f"{command.source}{note}"), file=sys.stderr)  # standard output has only the result
-        if json_answers.asked():
-            json_answers.write(args.command, {"answer": json.loads(text) if text.startswith("{") else text})
-        else:
-            print(text)
+        print(text)
     distributed.close()
     return 0
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from hydraloop import json_answers
 from hydraloop.cli.arguments import refuse
 from hydraloop.errors import UserError
 
@@ -88,11 +87,6 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def summaries() -> dict[str, str]:
-    """Return what each command does."""
-    return {name: command.summary for name, command in COMMANDS.items()}
-
-
 def listed_names() -> str:
     """Return the names of all commands, for the end of every help."""
     title = f"Commands for finished runs and sweeps ({_PROGRAM} <command> --help)"
@@ -101,9 +95,7 @@ def listed_names() -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        if json_answers.asked():
-            refuse(message)
-        super().error(message)
+        refuse(message)
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
@@ -126,7 +118,8 @@ def of(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=name)
-    parser.add_argument("--json", action="store_true", help="print one JSON document, also for an error")
+    if name in ("runs", "status", "results"):
+        parser.add_argument("--json", action="store_true", help="print one JSON document, also for an error")
     if name in ON_RANKS:
         _add_run(parser, name)
     elif name == "report":

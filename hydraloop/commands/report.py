@@ -6,7 +6,6 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from hydraloop import json_answers
 from hydraloop.commands.status import sweep_in
 from hydraloop.errors import UserError, printable
 from hydraloop.report import comparison_page, run_page, sweep_page
@@ -37,8 +36,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         sweep_page.write(sweep, output)
     print(printable(shown(output)))
-    if args.json:
-        json_answers.write("report", {"written": output})
     if args.open:
         webbrowser.open(output.absolute().as_uri())
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hydraloop import json_answers
+from hydraloop.run_files.output import print_json
 from hydraloop.sweeps.report import results, results_table
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
     """
     sweep = SweepDirectory.load(args.directory, key="directory")
     if args.json:
-        json_answers.write("results", results.for_programs(sweep, results.collect(sweep)))
+        print_json(results.for_programs(sweep, results.collect(sweep)))
     else:
         results_table.show(sweep)
     return 0

@@ -20,12 +20,12 @@ from typing import Any
 
 import yaml
 
-from hydraloop import json_answers
 from hydraloop.engine.report.formats import brief, duration, number
 from hydraloop.errors import UserError, missing_path, printable, suggestion
 from hydraloop.run_files import lock
 from hydraloop.run_files.attempts import RECORDS, typed_overrides
 from hydraloop.run_files.environment import shown
+from hydraloop.run_files.output import print_json
 from hydraloop.run_files.record_log import FILENAME as LOG
 from hydraloop.run_files.result import FILENAME as RESULT
 from hydraloop.run_files.result import PAUSE, Objective, Result
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     rows = sorted((row for one in folders for row in _find(one)), key=lambda row: row.started, reverse=True)
     rows = rows if args.sort is None else _ordered(rows, args.sort)
     if args.json:
-        json_answers.write("runs", {"runs": [_plain(row) for row in rows]})
+        print_json({"runs": [_plain(row) for row in rows]})
     else:
         _print_table(rows)
     return 0

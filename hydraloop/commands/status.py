@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hydraloop import json_answers
 from hydraloop.errors import UserError, missing_path, printable
 from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.run_files import lock
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.environment import resume_command, shown
+from hydraloop.run_files.output import print_json
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.current_states import current_states
@@ -39,11 +39,15 @@ def run(args: argparse.Namespace) -> int:
     """
     sweep = sweep_in(args.directory)
     if args.json:
-        json_answers.write("status", {"directory": args.directory, **_for_programs(args.directory, sweep)})
+        print_json({"directory": args.directory, **_for_programs(args.directory, sweep)})
         return 0
-    lines = _of_run(args.directory) if sweep is None else _of_sweep(sweep)
-    print(printable("\n".join(lines)))
+    show(args.directory, sweep)
     return 0
+
+
+def show(path: Path, sweep: SweepDirectory | None) -> None:
+    """Print the state of a sweep, or of the run in a directory."""
+    print(printable("\n".join(_of_run(path) if sweep is None else _of_sweep(sweep))))
 
 
 def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:

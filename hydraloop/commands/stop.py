@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from hydraloop.commands import status
-from hydraloop.commands.status import sweep_in
+from hydraloop.commands.status import show, sweep_in
 from hydraloop.run_files import lock
 from hydraloop.run_files.lock import Holder
 from hydraloop.run_files.processes import kill_tree
@@ -54,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
         print("error: Slurm does not answer, or has not ended the jobs: squeue --me", file=sys.stderr)
     if others:
         print(f"error: processes on {', '.join(sorted(others))} continue: run the command there, too", file=sys.stderr)
-    return 1 if others or not is_cancelled else status.run(args)
+    if others or not is_cancelled:
+        return 1
+    show(path, sweep)
+    return 0
 
 
 def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:

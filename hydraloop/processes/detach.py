@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hydraloop import json_answers
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
 from hydraloop.processes import torchrun
@@ -70,12 +69,9 @@ def start(draft: Draft, key: str, directory: Path, log: str, *flags: str) -> NoR
         with (directory / log).open(encoding="utf-8", errors="replace") as text:
             text.seek(begin)
             shutil.copyfileobj(text, sys.stderr)
-        json_answers.write_error(RuntimeError("the process in the background has ended"))
         sys.exit(code if code > 0 else 128 - code)
     how = f"continues in the background, as process {process.pid}"
     print_commands(directory, how, "status", "attach", "stop")
-    if json_answers.asked():
-        json_answers.write("detach", {"directory": directory, "process": process.pid})
     sys.exit(0)
 
 

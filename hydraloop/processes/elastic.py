@@ -24,7 +24,6 @@ from typing import Any, Self
 import psutil
 from hydra.core.utils import env_override
 
-from hydraloop import json_answers
 from hydraloop.errors import interrupt
 from hydraloop.plan import RunPlan
 from hydraloop.platforms import signals
@@ -98,8 +97,7 @@ def launch(
     processes = int(options.nproc_per_node)
     rendezvous = nodes.rendezvous(int(options.nnodes)) if options.nnodes > 1 else {}
     meeting = nodes.Meeting(rendezvous) if rendezvous else None
-    own = [word for word in arguments if not json_answers.wanted([word])]  # this process writes the answer
-    shown, private = masked_lists({"arguments": own})
+    shown, private = masked_lists({"arguments": [*arguments]})
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes)))  # or each rank would use all cores
     # Only the user can read the folder and the files in it. A rank removes it if this process is killed.

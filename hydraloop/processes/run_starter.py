@@ -12,7 +12,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hydraloop import json_answers
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.hydra_job import as_job, settle, surrounded
@@ -25,7 +24,7 @@ from hydraloop.processes.rank_training import Training
 from hydraloop.processes.termination_signals import TerminationHandler
 from hydraloop.run_files import environment
 from hydraloop.run_files.checkpoint_files import candidates
-from hydraloop.run_files.result import Result, ResultFile
+from hydraloop.run_files.result import ResultFile
 from hydraloop.run_files.run_directory import checkpoint_folders
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.safety import hydra_versions
@@ -61,14 +60,9 @@ class RunStarter:
             detach.start(draft, "hydra.run.dir", directory, detach.RUN_LOG)
         with ExitStack() as locks, hydra_config(cfg):
             if checks.starts_ranks(cfg):
-                run_dir = self.start_ranks(cfg, environment.script()[1:], arguments, name)
+                self.start_ranks(cfg, environment.script()[1:], arguments, name)
             else:
-                plan = self._plan(draft, locks, name)
-                self.train(cfg, plan, name)
-                run_dir = plan.run_dir
-        if json_answers.asked():
-            result = Result.read(run_dir)
-            json_answers.write("train", {"directory": run_dir, "result": result and asdict(result)})
+                self.train(cfg, self._plan(draft, locks, name), name)
 
     def _plan(self, draft: Draft, locks: ExitStack, name: str) -> RunPlan:
         """Return the plan of a single run: rank 0's, if this process is one of several ranks."""
@@ -128,8 +122,8 @@ class RunStarter:
         arguments: Sequence[str],
         name: str | None = None,
         variables: Mapping[str, str] | None = None,
-    ) -> Path:
-        """Start ranks that train, and wait for them. Returns the run directory.
+    ) -> None:
+        """Start ranks that train, and wait for them.
 
         Args:
             cfg: with the node `hydra`; interpolations of `${hydra:…}` resolve.
@@ -158,7 +152,6 @@ class RunStarter:
             prepare_handlers()
             self._close(ended, plan, result)
             raise ended.error
-        return plan.run_dir
 
     def _close(self, ended: Ended, plan: RunPlan, result: ResultFile) -> None:
         """Report how a run has ended, and write it into `result.json` unless the run has done so."""

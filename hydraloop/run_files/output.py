@@ -1,11 +1,27 @@
-"""What this process prints: signs that the terminal's encoding does not have, and output that goes to a log file."""
+"""What this process prints: answers in JSON, signs that the terminal does not have, and output that goes to a log."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Mapping
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
+
+from hydraloop.run_files.config_yaml import plain
+from hydraloop.safety.secrets import masked
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print the answer of a command with `--json`: one document on standard output.
+
+    Args:
+        content: configs, dicts, lists, texts and numbers. Secrets are masked; NaN and infinity become their names, and
+            other objects, such as paths, their texts.
+    """
+    print(json.dumps(masked(plain(content)), default=str, allow_nan=False), flush=True)
 
 
 def replace_unencodable() -> None:

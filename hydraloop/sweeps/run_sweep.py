@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop import json_answers
 from hydraloop.cli.console import prepare_handlers
 from hydraloop.processes import checks as launch_checks
 from hydraloop.processes import detach, slurm
@@ -30,7 +29,6 @@ from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.planning import SweepDraft
-from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.display import watching
 from hydraloop.sweeps.report.lines import Lines, print_end
 from hydraloop.sweeps.run_directories import RunDirectories
@@ -87,7 +85,8 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
                 controller.executor.wait_ready()
             controller.run()
         print_end(controller)  # while it has the lock: `attach` follows it until then
-    _tell_end(directory.path, writes_report=draft.options.report and not controller.left)
+    if draft.options.report and not controller.left:  # the sweep is not running any more
+        write_report(directory.path)
     sys.exit(controller.code)
 
 
@@ -115,15 +114,6 @@ def _check(draft: SweepDraft) -> gpus.Shares:
     if options.report:
         check_installed("sweep.report")
     return shares
-
-
-def _tell_end(path: Path, *, writes_report: bool) -> None:
-    """Answer in JSON, and write the report, where the sweep is not running any more."""
-    if json_answers.asked():
-        done = SweepDirectory.load(path)
-        json_answers.write("results", results.for_programs(done, results.collect(done)))
-    if writes_report:
-        write_report(path)
 
 
 def _source(settled: resume_sweep.Settled, draft: SweepDraft) -> Source:

@@ -66,7 +66,6 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     """Return the names of the runs in the order in which they are listed."""
     assert main(["runs", *arguments, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["schema"], answer["command"]) == (1, "runs")
     return [Path(one["run"]).name for one in answer["runs"]]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hydraloop.commands.check import data, ranks, resuming, training
-from hydraloop.commands.check.findings import Finding, end, judge
+from hydraloop.commands.check.findings import Finding, judge
 from hydraloop.commands.check.short_runs import Project, Watch
 from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.engine import Engine
@@ -21,7 +21,7 @@ def check(project: Project) -> int:
         findings = list(_check_all(project, Path(name)))
     problems = sum(found.state == "problem" for found in findings)
     print(f"{problems} problem{'' if problems == 1 else 's'}")
-    return end(findings)
+    return int(problems > 0)
 
 
 def _check_all(project: Project, folder: Path) -> Iterator[Finding]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hydraloop import json_answers
 from hydraloop.errors import UserError, printable
 from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
@@ -49,14 +48,6 @@ def judge(name: str, check: Callable[[], Finding]) -> Finding:
     found = replace(found, name=name)
     print(found.line, flush=True)
     return found
-
-
-def end(findings: Sequence[Finding]) -> int:
-    """Answer with `--json`. Return the exit code: 1 if there is a problem."""
-    problems = sum(found.state == "problem" for found in findings)
-    if json_answers.asked():
-        json_answers.write("check", {"problems": problems, "findings": [asdict(found) for found in findings]})
-    return int(problems > 0)
 
 
 def _place(error: Exception) -> str:

@@ -30,7 +30,6 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, NoReturn
 
-from hydraloop import json_answers
 from hydraloop.platforms import signals
 from hydraloop.processes.termination_signals import end_with, leave
 from hydraloop.run_files.processes import started
@@ -108,7 +107,6 @@ class Server:
     def serve(self) -> int:
         """Answer messages until the controller has ended."""
         os.setsid()
-        json_answers.forget()
         _handle_signals(lambda number, frame: None)  # Slurm sends them to all processes: it ends after the jobs
         with uncollected():
             self._worker.prepare()

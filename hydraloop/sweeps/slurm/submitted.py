@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from hydraloop import json_answers
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft, plan_run
 from hydraloop.processes import slurm
@@ -118,8 +117,6 @@ def _submit(
     except Exception as error:  # of submitit, for any answer of sbatch
         raise UserError(f"the command could not be submitted: {error}", key=KEY) from error
     print_commands(path, f"is job {job} of Slurm", "status", *shown, "stop")
-    if json_answers.asked():
-        json_answers.write("detach", {"directory": path, "job": job})
 
 
 def received() -> list[str]:
