@@ -6,7 +6,6 @@ from pathlib import Path
 from hydraloop.early_interrupts import deferred, in_one_line
 
 with deferred():
-    from hydraloop import platforms
     from hydraloop.commands.parser import COMMANDS, listing
     from hydraloop.run_files.output import replace_unencodable
 
@@ -51,7 +50,6 @@ def _train(name: str) -> None:
 def main() -> None:
     """The command `hydraloop`, which is the same as `python -m hydraloop`."""
     with in_one_line():
-        platforms.check()
         replace_unencodable()
         name = next(iter(sys.argv[1:]), "")
         if not sys.flags.safe_path:

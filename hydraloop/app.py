@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop import platforms
 from hydraloop.cli import arguments, resume_command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
@@ -65,7 +64,6 @@ def main(
         hydra_sections: whether config files may set all options of Hydra. By default, the others must be typed.
     """
     with in_one_line():
-        platforms.check()
         replace_unencodable()
         folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
         gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run

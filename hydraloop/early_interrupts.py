@@ -11,8 +11,6 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hydraloop.platforms import signals
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType, TracebackType
@@ -34,7 +32,7 @@ def deferred() -> Iterator[None]:
         received.append(signal.Signals(number))
 
     before = {}
-    for number in signals("SIGINT", "SIGTERM", "SIGHUP"):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         handler = signal.getsignal(number)
         if callable(handler):
             before[number] = handler

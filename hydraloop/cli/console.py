@@ -11,7 +11,6 @@ from typing import TextIO
 
 from hydraloop.cli.tracebacks import of_user
 from hydraloop.errors import printable
-from hydraloop.platforms import signals
 from hydraloop.run_files.output import replace_unencodable
 from hydraloop.run_files.result import shortened
 from hydraloop.safety.secrets import mask_text
@@ -120,8 +119,7 @@ class _FileErrors:
 
 def end_with_reader() -> None:
     """End this process without a message when the reader of its output ends (`| head`). For what only prints."""
-    for number in signals("SIGPIPE"):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def ensure() -> None:

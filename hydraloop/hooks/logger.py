@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -247,8 +248,6 @@ def peak_memory(device: torch.device) -> float:
     On mps, which does not keep a peak, it is the memory allocated now. No host sync.
     """
     if device.type == "cpu":
-        import resource
-
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 2**20
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 2**20

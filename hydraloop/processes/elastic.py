@@ -26,7 +26,6 @@ from hydra.core.utils import env_override
 
 from hydraloop.errors import interrupt
 from hydraloop.plan import RunPlan
-from hydraloop.platforms import signals
 from hydraloop.processes import nodes, rank_log, torchrun
 from hydraloop.processes.failure import Ended, Failure, cause
 from hydraloop.processes.private import masked_lists
@@ -34,9 +33,9 @@ from hydraloop.run_files import atomic, environment
 from hydraloop.run_files.result import FILENAME
 from hydraloop.run_files.uncollected import uncollected
 
-_SIGNALS = signals("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that torch's launcher handles. It does not restore the handlers."""
-_PREEMPTING = signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+_PREEMPTING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that preempt a run. They are passed on to its ranks: torch's launcher would kill these after 30 s."""
 _STOPPED = "stopped"
 """In the folder of the ranks: the number of the first signal that was passed on."""

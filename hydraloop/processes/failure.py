@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal, Self
 
 from hydraloop.errors import PeerError, Terminated, UserError, interrupt
-from hydraloop.platforms import signals
 from hydraloop.run_files import atomic
 from hydraloop.run_files.result import Result, describe, signal_of
 from hydraloop.safety.secrets import mask_text
@@ -24,7 +23,7 @@ Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 left no error. signal: ended by a signal. follows: another rank has failed first."""
 _ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
 """The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
-_SENT = signals("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_SENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that users, terminals and schedulers send. A rank that one of them has ended has not crashed."""
 REQUEUE = 75
 """The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, which schedulers can be told to requeue."""

@@ -25,7 +25,6 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from hydraloop.errors import Terminated, interrupt
-from hydraloop.platforms import signals
 
 GRACE = 15.0
 """Seconds from the signal to the end of the process: enough to close trackers and to write `result.json`, and half of
@@ -34,7 +33,7 @@ _AGAIN = 2.0
 """Seconds from a signal until it is raised again: an exception reaches the end of the run sooner."""
 _POLL = 0.5
 """Seconds between two checks of the launching process and of the grace period."""
-_SIGNALS = signals("SIGTERM", "SIGHUP")
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end a process without a message unless it handles them."""
 
 
@@ -223,5 +222,4 @@ def _reset() -> None:
     _unblock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_reset)
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_reset)

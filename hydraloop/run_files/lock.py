@@ -8,6 +8,7 @@ exclude each other if their file system passes `flock` on to the server, as NFS 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -122,8 +123,6 @@ def note_stop(folder: Path) -> bool:
 
 def _is_held(path: Path) -> bool:
     """Return whether another process has locked a file. One that may not be read counts as free."""
-    import fcntl  # not on Windows
-
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

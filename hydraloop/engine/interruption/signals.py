@@ -16,9 +16,8 @@ from types import FrameType
 from typing import Any
 
 from hydraloop.engine.requests import Requests
-from hydraloop.platforms import signals
 
-SIGNALS = signals("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 _COPY = 0.5
 """Seconds after a signal in which SIGINT is a copy of it: a terminal sends Ctrl-C to all processes of a group, and a
 launcher passes it on."""

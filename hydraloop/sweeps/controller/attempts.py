@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hydraloop.platforms import signals
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files.record_log import FILENAME as RECORDS
 from hydraloop.run_files.result import digest
@@ -18,7 +17,7 @@ from hydraloop.sweeps.source import Job
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
-_ENDINGS = signals("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+_ENDINGS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
 
 

@@ -30,13 +30,12 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, NoReturn
 
-from hydraloop.platforms import signals
 from hydraloop.processes.termination_signals import end_with, leave
 from hydraloop.run_files.processes import started
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.sweeps.executors.executor import Request, Worker
 
-_SIGNALS = signals("SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 1.0
 """Seconds between two looks for jobs whose own processes live on, which keep `sentinel` open."""
 

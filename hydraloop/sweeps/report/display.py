@@ -105,8 +105,7 @@ def _restore_streams() -> None:
         sys.stdout, sys.stderr = _streams_in_forks[0]
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restore_streams)
+os.register_at_fork(after_in_child=_restore_streams)
 
 
 def sweep_table(progress: Progress, now: float, began: float) -> Group:

@@ -18,7 +18,6 @@ from typing import Any
 from hydra.core.utils import env_override
 
 from hydraloop.errors import UserError, not_installed
-from hydraloop.platforms import signals
 from hydraloop.processes import slurm
 from hydraloop.processes.failure import REQUEUE
 from hydraloop.run_files.environment import SWEEP_JOB
@@ -41,7 +40,7 @@ _ASK_ABOUT_END = 2.0
 _SHORTEST, _LONGEST = 1.0, 300.0
 """Seconds of the first pause after Slurm has refused a job, which then doubles, and of the longest one."""
 _SCRIPT = 'log=$1; shift; exec env "$@" >>"$log" 2>&1 </dev/null'
-_ENDINGS = signals("SIGHUP", "SIGINT", "SIGTERM")
+_ENDINGS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 """Signals after which a job exits by itself, with 128 and their number."""
 _ENDED_BY_SLURM = ("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT")
 """States of jobs in which Slurm has ended the script with SIGTERM."""
