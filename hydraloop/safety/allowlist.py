@@ -24,7 +24,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hydraloop.errors import UserError, suggestion
-from hydraloop.safety.known_packages import to_install
 from hydraloop.safety.projects import RUN_FOLDERS
 from hydraloop.safety.public_targets import PACKAGES, REFUSED, is_offered, is_public, needs_no_object, within
 
@@ -250,10 +249,7 @@ class Allowlist:
 
     def _no_module(self, target: str, key: str) -> UserError:
         problem = f"{target} does not exist: there is no module {target.split('.')[0]!r}"
-        package, remedy = target.split(".")[0], self._advice.missing
-        if command := to_install(package):
-            remedy = command if package in self._trusted else f"{command}\n  Then {self.remedy(package)}"
-        return UserError(problem, key=f"{key}._target_", remedy=remedy)
+        return UserError(problem, key=f"{key}._target_", remedy=self._advice.missing)
 
     def _is_untrusted(self, target: str) -> bool:
         """Return whether a module of this name would come from an untrusted folder; imports nothing."""

@@ -18,7 +18,6 @@ from hydraloop.errors import UserError, emptying, suggestion
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.argument_types import CALL, add_check
-from hydraloop.safety.known_packages import to_install
 
 _SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
@@ -231,8 +230,8 @@ def refused(node: DictConfig, cause: BaseException, key: str) -> UserError | Non
 
 
 def _not_installed(error: ModuleNotFoundError, key: str) -> UserError:
-    remedy = to_install(error.name) or "Check the spelling, or install the package."
-    return UserError(f"{str(error).rstrip('.')}{_place(error)}", key=key, remedy=remedy)
+    problem = f"{str(error).rstrip('.')}{_place(error)}"
+    return UserError(problem, key=key, remedy="Check the spelling, or install the package.")
 
 
 def _type_name(value: Any) -> str:

@@ -34,7 +34,7 @@ BUILDING: dict[str, tuple[str, str]] = {
     "~model +task.model._target_=misspelt.Net": ("misspelt.Misspelt.after_trian_iter", "Did you mean after_train_iter"),
     "~model +task.model._target_=needing.Net": (
         "task.model._target_",
-        "(needing.py, line 1)\n  Install it: pip install timm",
+        "(needing.py, line 1)\n  Check the spelling, or install the package.",
     ),
     "+hooks.mine._target_=options.Mine +hooks.mine.every=abc": (
         "hooks.mine.every",
