@@ -30,8 +30,6 @@ _OURS = ("--dry-run", "--json", "--pdb", "--trusted-links")
 _HYDRAS = ("--hydra-help", "--info")
 """Flags of Hydra that do not exist here."""
 _BEGINS_OVERRIDE = re.compile(r"[+~]*[\w.@/]+=")
-_NOT_A_NUMBER = re.compile(r"^(\+?\w+=)nan$")
-"""`debug=nan` names an option of a group. Hydra would read a number."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,7 +151,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     for index, line in enumerate(overrides):
         check_text(line)
         try:
-            parsed.extend(parser.parse_overrides([_NOT_A_NUMBER.sub(r"\1'nan'", line)]))
+            parsed.extend(parser.parse_overrides([line]))
         except OverrideParseException as error:
             remedy = (
                 "Write key=value, +key=value to add, ~key to delete. Quote a value with special characters "

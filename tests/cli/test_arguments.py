@@ -69,14 +69,6 @@ def test_no_schedule_is_none_in_a_sweep_too() -> None:
     assert arguments.with_hook_options_swept(["seed=1,2", "scheduler={}"]) == ["seed=1,2", "scheduler=[]"]
 
 
-def test_nan_is_the_name_of_an_option() -> None:
-    lines = ["debug=nan", "+debug=nan", "seed=1", "optimizer.lr=nan"]
-    assert [override.input_line for override in arguments.parse(lines)] == [
-        "debug='nan'", "+debug='nan'", "seed=1", "optimizer.lr=nan",
-    ]  # fmt: skip
-    assert arguments.with_hook_lists(lines[:1]) == (["debug='nan'"], [])
-
-
 def test_dry_run_is_a_flag_among_hydras() -> None:
     args = arguments.read(["seed=1", "--dry-run", "-m"])
     assert (args.dry_run, args.multirun, args.overrides) == (True, True, ["seed=1"])

@@ -31,8 +31,8 @@ class InfiniteLoss(nn.CrossEntropyLoss):
 OPTIONS = {
     "fast": ["debug=fast", "hooks=[ema]"],
     "fast in iterations": ["debug=fast", "experiment=char_lm", "engine.accumulate=2"],
-    "nan": ["debug=nan", "task.model=null", "+task.model._target_=models.NaNGradient"],
-    "inf": ["debug=nan", "task.loss=null", "+task.loss._target_=models.InfiniteLoss"],
+    "nonfinite": ["debug=nonfinite", "task.model=null", "+task.model._target_=models.NaNGradient"],
+    "inf": ["debug=nonfinite", "task.loss=null", "+task.loss._target_=models.InfiniteLoss"],
     "profile": ["debug=profile"],
     "overfit": ["debug=overfit", "experiment=diabetes", "hooks=[ema]", "precision=bf16"],
     "overfit in iterations": [
@@ -63,7 +63,7 @@ def test_fast_goes_through_every_part_of_a_run(name: str, project: Project) -> N
 
 @pytest.mark.slow
 def test_nan_names_the_operation_and_its_line(project: Project) -> None:
-    shown, run = trained(project, "nan"), project.run
+    shown, run = trained(project, "nonfinite"), project.run
     assert shown.code == 1
     assert "Function 'MulBackward0' returned nan values" in str(run.result["error"])
     assert "(logits * 0).sqrt()" in shown.text, "the line of the forward pass"
@@ -102,7 +102,7 @@ def test_overfit_learns_one_batch_by_heart(name: str, project: Project) -> None:
 
 def test_hooks_of_debug_are_added_to_those_that_are_selected() -> None:
     with composer() as opened:
-        cfg = job(["debug='nan'", "hooks=[ema]", "hooks.anomaly_detection.check_nan=false"], opened)
+        cfg = job(["debug=nonfinite", "hooks=[ema]", "hooks.anomaly_detection.check_nan=false"], opened)
     assert list(cfg.hooks) == ["ema", "anomaly_detection", "check_invalid_loss"]
     assert (cfg.hooks.anomaly_detection.check_nan, cfg.hooks.check_invalid_loss.interval) == (False, 1)
 
@@ -113,7 +113,7 @@ def test_every_file_begins_with_what_its_option_does() -> None:
         assert (first, second.split(":")[0]) == ("# @package _global_", f"# debug={file.stem}")
 
 
-# Without `debug=nan`. -------------------------------------------------------------------------------------------------
+# Without `debug=nonfinite`. ------------------------------------------------------------------------------------------
 
 DIVERGES = ("optimizer.lr=1e30", "~default_hooks.grad_clip")
 SHORT = ("engine.max_epochs=1", "engine.device=cpu", "data.loader.num_workers=0")
