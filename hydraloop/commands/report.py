@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hydraloop.commands.status import sweep_in
 from hydraloop.errors import UserError, printable
-from hydraloop.report import comparison_page, run_page, sweep_page
+from hydraloop.report import runs_page, sweep_page
 from hydraloop.report.page import FILENAME
 from hydraloop.report.run_data import RunData
 from hydraloop.run_files.environment import shown
@@ -28,13 +28,10 @@ def run(args: argparse.Namespace) -> int:
     if others and any(sweeps):
         remedy = "Name several runs, or one sweep. A job of a sweep is a run: its folder is that of its number."
         raise UserError("only runs are compared", key="directory", remedy=remedy)
-    sweep = sweeps[0]
-    if others:
-        comparison_page.write([RunData(path.absolute()) for path in args.directory], output)
-    elif sweep is None:
-        run_page.write(RunData(first.absolute()), output)
+    if sweeps[0] is None:
+        runs_page.write([RunData(path.absolute()) for path in args.directory], output)
     else:
-        sweep_page.write(sweep, output)
+        sweep_page.write(sweeps[0], output)
     print(printable(shown(output)))
     if args.open:
         webbrowser.open(output.absolute().as_uri())

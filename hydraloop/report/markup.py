@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydraloop.engine.report.formats import number
 
@@ -28,7 +28,7 @@ def element(name: str, *content: object, **attributes: object) -> Html:
     """Return an element. `class_` is the attribute `class`; an attribute that is None is left out."""
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     opening = "".join(f' {key}="{escape(str(value))}"' for key, value in given.items())
-    return Html(f"<{name}{opening}>{''.join(map(html, content))}</{name}>")
+    return Html(f"<{name}{opening}>{''.join(html(one) for one in content if one is not None)}</{name}>")
 
 
 def section(title: str, *content: object, is_open: bool = True) -> Html:
@@ -68,24 +68,3 @@ def facts(named: Mapping[str, object]) -> Html:
     shown = {name: f"{value:,}" if isinstance(value, int) else value for name, value in named.items() if value}
     parts = [element("div", element("dt", name), element("dd", value)) for name, value in shown.items()]
     return element("dl", *parts) if parts else Html()
-
-
-def tree(node: Any, typed: Collection[str], key: str = "") -> Html:
-    """Return a config as a tree that can be folded, in which typed keys are marked.
-
-    Args:
-        typed: their full keys.
-        key: of the node.
-    """
-    parts = []
-    for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
-        full = f"{key}.{name}" if key else str(name)
-        mark = "typed" if full in typed else None
-        if isinstance(value, Mapping | list) and value:
-            is_open = any(one == full or one.startswith(f"{full}.") for one in typed)
-            heading = element("summary", str(name), class_=mark)
-            parts.append(element("details", heading, tree(value, typed, full), open="" if is_open else None))
-        else:
-            shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-            parts.append(element("div", element("b", str(name)), ": ", shown, class_=mark))
-    return element("div", *parts, class_="tree")

@@ -2,9 +2,8 @@
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const colors = ["#1f77b4", "#f08c00", "#2f9e44", "#d6336c", "#7048e8", "#0c8599", "#a87132", "#868e96"];
 
-function template(place) {
-  const is_dark = dark.matches && !place.closest(".optuna");
-  const [text, line, ground] = is_dark ? ["#c8d0dc", "#303947", "#1c222b"] : ["#3a4554", "#e6e9ee", "#ffffff"];
+function template() {
+  const [text, line, ground] = dark.matches ? ["#c8d0dc", "#303947", "#1c222b"] : ["#3a4554", "#e6e9ee", "#ffffff"];
   const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, title: { standoff: 10 } };
   return {
     layout: {
@@ -24,7 +23,7 @@ function draw(place) {
   }
   const bar = matchMedia("(hover: hover)").matches ? "hover" : false;
   const config = { responsive: true, displaylogo: false, displayModeBar: bar };
-  Plotly.newPlot(place, data, { ...layout, template: template(place) }, config);
+  Plotly.newPlot(place, data, { ...layout, template: template() }, config);
 }
 
 const plots = document.querySelectorAll("[data-figure]");
@@ -33,16 +32,15 @@ const seen = new IntersectionObserver(
   { rootMargin: "400px" },
 );
 plots.forEach((place) => seen.observe(place));
-dark.addEventListener("change", () => plots.forEach((place) => place.data && Plotly.relayout(place, { template: template(place) })));
+dark.addEventListener("change", () => plots.forEach((place) => place.data && Plotly.relayout(place, { template: template() })));
 addEventListener("beforeprint", () => plots.forEach((place) => place.data || draw(place)));
 
-for (const pictures of document.querySelectorAll(".pictures")) {
-  const [images, range] = [[...pictures.querySelectorAll("img")], pictures.querySelector("input")];
-  const show = () => {
-    images.forEach((image, index) => { image.hidden = index + 1 !== Number(range.value); });
-    pictures.querySelector("output").textContent = images[range.value - 1].title;
-  };
-  if (range) { range.addEventListener("input", show); show(); }
+for (const button of document.querySelectorAll(".copy")) {
+  button.addEventListener("click", async () => {
+    getSelection().selectAllChildren(button.previousElementSibling);
+    await navigator.clipboard?.writeText(button.previousElementSibling.textContent);
+    button.textContent = "copied";
+  });
 }
 
 for (const jobs of document.querySelectorAll(".jobs")) {

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
-import shlex
 import time
 from collections.abc import Mapping
 from importlib.resources import files
@@ -24,7 +22,7 @@ from hydraloop.run_files import atomic
 FILENAME = "report.html"
 _START = b"<!doctype html><!-- hydraloop report -->"
 _TAG = re.compile(r"<(?!br>|/?b>|/?extra>)")
-"""Begins a tag that plotly would draw: a link, an image. Optuna's own figures have line breaks."""
+"""Begins a tag that plotly would draw: a link, an image. Our labels have line breaks."""
 
 
 class Page:
@@ -38,35 +36,31 @@ class Page:
         self._title = title
         self._figures: list[str] = []
 
-    def figure(
-        self, title: str, data: list[Any], layout: Mapping[str, Any] | None = None, *, of_optuna: bool = False
-    ) -> Html:
+    def figure(self, title: str, data: list[Any], layout: Mapping[str, Any]) -> Html:
         """Add a figure of plotly, and return its place in the page.
 
         Args:
             title: above it.
             data: traces. Arrays of numpy become float32.
             layout: of plotly, without colors.
-            of_optuna: whether it has the width of the page, and colors that are inverted on a dark page.
         """
-        self._figures.append(json.dumps(_safe({"data": data, "layout": layout or {}})).replace("<", "\\u003c"))
+        text = json.dumps({"data": data, "layout": layout}, default=_encoded, allow_nan=False)
+        self._figures.append(_TAG.sub("\u2039", text).replace("<", "\\u003c"))
         place = element("div", class_="plot", data_figure=len(self._figures) - 1)
-        return element("figure", element("figcaption", title), place, class_="optuna" if of_optuna else None)
+        return element("figure", element("figcaption", title), place)
 
     def write(self, path: Path, *body: Html) -> None:
         """Write the page.
 
         Raises:
-            UserError: the file exists, and is not a report; or its folder does not exist.
+            UserError: the file exists, and is not a report.
             OSError: it cannot be written.
         """
         from plotly.offline import get_plotlyjs
 
-        if not path.parent.is_dir():
-            remedy = f"Create it: {shlex.join(['mkdir', '-p', str(path.parent)])}"
-            raise UserError(f"there is no folder {path.parent}", key="output", remedy=remedy)
         if path.is_dir() or (path.exists() and not path.read_bytes().startswith(_START)):
             raise UserError(f"{path} exists, and is not a report", key="output", remedy="Name another file.")
+        path.parent.mkdir(parents=True, exist_ok=True)
         folder = files("hydraloop.report")
         style, script, page = ((folder / f"page.{end}").read_text("utf-8") for end in ("css", "js", "html"))
         scripts = [get_plotlyjs() if self._figures else "", script]
@@ -89,19 +83,7 @@ class Page:
         atomic.write_bytes(path, text.encode("utf-8", "replace"), flush=False)
 
 
-def _safe(value: Any) -> Any:
-    """Return a part of a figure as JSON: arrays in base64, NaN as null, and no tags in texts, such as links."""
-    if isinstance(value, str):
-        return _TAG.sub("\u2039", value)
-    if isinstance(value, Mapping):
-        return {str(name): _safe(item) for name, item in value.items() if name != "template"}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
-        shape = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
-        with np.errstate(over="ignore"):  # becomes infinite
-            content = value.astype("<f4").tobytes()
-        return {"dtype": "f4", "bdata": base64.b64encode(content).decode(), **shape}
-    if isinstance(value, list | tuple | np.ndarray):
-        return [_safe(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _encoded(values: np.ndarray) -> dict[str, str]:
+    """Return an array as plotly reads it."""
+    with np.errstate(over="ignore"):  # becomes infinite
+        return {"dtype": "f4", "bdata": base64.b64encode(values.astype("<f4").tobytes()).decode()}

@@ -1,25 +1,56 @@
-"""RunData: what the files of a run say. Files may be missing, and others may have written them."""
+"""RunData: what the files of a run say, and its curves. Files may be missing, and others may have written them."""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError
-from hydraloop.report.curves import Curve, curves
 from hydraloop.run_files import attempts, lock
+from hydraloop.run_files.changes import ABSENT
 from hydraloop.run_files.config_yaml import loaded
-from hydraloop.run_files.environment import shown
-from hydraloop.run_files.record_log import FILENAME, LoggedObject, Record, read_some
+from hydraloop.run_files.record_log import FILENAME, Record, read_some
 from hydraloop.run_files.result import Result
 from hydraloop.run_files.run_directory import config_file
+from hydraloop.safety.secrets import mask_command
 
 _POINTS = 2000
 """The most points of a curve. A screen has fewer columns."""
+_START = 65_536
+"""Characters at the start of a log, which name the model and the data."""
+_LEFT_OUT = frozenset({"perf/eta", "perf/skipped", "train/momentum"})
+_NEARLY_CONSTANT = 1.05
+"""The ratio of the greatest and the least learning rate or memory up to which there is no chart of it."""
+_TITLES = {  # in this order
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "": "other metrics",
+    "lr": "Learning rate",
+    "grad_norm": "Gradient norm",
+    "samples_per_second": "Throughput [samples/s]",
+    "time": "Time of an iteration [s]",
+    "memory": "Peak memory [MiB]",
+}
+ACCENT, QUIET = "#e8590c", "#868e96"
+"""Colors of the best curve and of the others, on light and on dark pages."""
+LAYOUT = {"xaxis": {"title": {"text": "iteration"}}, "hovermode": "closest"}
+"""Layout of plotly for a chart over the iterations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A number of a run over the completed iterations."""
+
+    iterations: np.ndarray
+    values: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -27,11 +58,6 @@ class RunData:
     """A run."""
 
     path: Path
-
-    @cached_property
-    def name(self) -> str:
-        """Return its path, as it is typed."""
-        return shown(self.path)
 
     @cached_property
     def records(self) -> list[Record]:
@@ -42,11 +68,6 @@ class RunData:
     def curves(self) -> dict[str, Curve]:
         """The numbers by name."""
         return curves(self.records)
-
-    @cached_property
-    def objects(self) -> list[tuple[Record, LoggedObject]]:
-        """The pictures, tables and other files, each with its record."""
-        return [(record, one) for record in self.records for one in record.objects]
 
     @cached_property
     def result(self) -> Result | None:
@@ -74,12 +95,98 @@ class RunData:
         except UserError:
             return None
 
+    @property
+    def command(self) -> str | None:
+        """The command that starts such a run again, secrets masked; None for a run that was started from Python."""
+        is_typed = self.file(".hydra/overrides.yaml") is not None
+        return mask_command(["python", "train.py", *attempts.typed_overrides(self.path)]) if is_typed else None
+
     @cached_property
-    def typed(self) -> list[str]:
-        """What was typed to start the run."""
-        return attempts.typed_overrides(self.path)
+    def subject(self) -> dict[str, str | None]:
+        """What was trained: the model, its parameters, the data and the experiment, as far as config and log say it."""
+        log, start = self.file("train.log"), ""
+        if log is not None:
+            with log.open(encoding="utf-8", errors="replace") as file:
+                start = file.read(_START)
+        model, data = (re.search(line, start) for line in (r"model +(\S+), ([\d,]+) parameters", r"\ndata +(.+)"))
+        names = {key: self.value(key).rpartition(".")[2] for key in ("task.model", "data.train")}
+        found = {"model": model[1] if model else names["task.model"], "parameters": model and model[2]}
+        found["data"] = f"{names['data.train']}: {data[1]}" if data else names["data.train"]
+        found["experiment"] = self.value("experiment_name")
+        return {name: value for name, value in found.items() if value != ABSENT}
+
+    def value(self, key: str) -> str:
+        """Return the value of a key of the config as text; of a node, the name of its class."""
+        found = self.config
+        for name in key.split("."):
+            if not isinstance(found, dict) or name not in found:
+                return ABSENT
+            found = found[name]
+        if isinstance(found, dict):
+            return str(found.get("_target_", "{…}"))
+        return "null" if found is None else str(found)
 
     def file(self, relative: str) -> Path | None:
         """Return a file of the run; None if it does not exist, or is elsewhere (a link)."""
         path = self.path / relative
         return path if path.is_file() and path.resolve().is_relative_to(self.path.resolve()) else None
+
+
+def curves(records: Iterable[Record], names: Sequence[str] | None = None) -> dict[str, Curve]:
+    """Return the curves of a run by name, such as `train/loss`; None: all."""
+    found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    for record in records:
+        for name, value in record.metrics.items():
+            if names is None or name in names:
+                found[name].append((record.iteration, value))
+    columns = {name: np.array(points, dtype=np.float64).T for name, points in found.items()}
+    return {name: Curve(x, y) for name, (x, y) in columns.items()}
+
+
+def charts(runs: Mapping[str, Mapping[str, Curve]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the title and the traces of each chart: the loss first, then metrics, then lr, speed and memory.
+
+    Args:
+        runs: the curves of each run, by its name in the legend. The name of a single run is not shown.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for number, (label, named) in enumerate(runs.items()):
+        for name, curve in named.items():
+            if name in _LEFT_OUT:
+                continue
+            mode, _, rest = name.partition("/")
+            group, _, chart = rest.rpartition("/")
+            series = f"{mode} {group}".strip().removeprefix("perf")
+            if rest.split("/")[0] == "lr":
+                chart, series = "lr", rest[3:]
+            elif rest == "data_time":
+                chart, series = "time", "waiting for data"
+            text = f"{label} {series}".strip() if len(runs) > 1 else series or chart
+            color = number if len(runs) > 1 else len(groups.get(chart, ()))
+            one = trace(curve, text, color=color, is_thin=mode == "train")
+            groups.setdefault(chart, []).append(one | ({"showlegend": True} if len(runs) > 1 else {}))
+    order = [*_TITLES]
+    for name in sorted(groups, key=lambda name: (order.index(name if name in order else ""), name)):
+        if name not in ("lr", "memory") or _changes(groups[name]):
+            yield _TITLES.get(name, name), groups[name]
+
+
+def trace(curve: Curve, name: str, *, color: int | str, is_thin: bool = False) -> dict[str, Any]:
+    """Return a line. A curve of one point is a marker.
+
+    Args:
+        color: of CSS, or the number of a color of the page.
+    """
+    return {
+        "x": curve.iterations,
+        "y": curve.values,
+        "name": name,
+        "mode": "lines" if len(curve.values) > 1 else "markers",
+        "marker": {"size": 9, "symbol": "star"},
+        "line": {"width": 1.4 if is_thin else 2.4, "color": color},
+    }
+
+
+def _changes(traces: Sequence[Mapping[str, Any]]) -> bool:
+    values = np.concatenate([trace["y"] for trace in traces])
+    return bool(np.nanmax(values) > _NEARLY_CONSTANT * np.nanmin(values))

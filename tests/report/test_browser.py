@@ -43,6 +43,8 @@ def check(browser: Any, name: str) -> None:
     assert driver.get_log("browser") == []
     assert driver.execute_script("return performance.getEntriesByType('resource').map(one => one.name)") == []
     assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    cut = "return [...document.querySelectorAll('.command *')].some(one => one.scrollWidth > one.clientWidth + 1)"
+    assert driver.execute_script(cut) is False
     assert driver.execute_script("return document.querySelectorAll('main a, main script, svg a').length") == 0
     browser.keep(name)
 
@@ -101,12 +103,10 @@ def test_a_run_shows_its_pictures_and_its_config(tmp_path: Path) -> None:
             opened(browser, tmp_path / "both.html", width=width, scheme=scheme)
             check(browser, f"report_runs_{width}_{scheme}")
         opened(browser, run / "report.html")
-        assert visible(browser, ".pictures output") == ["iteration 3"]
-        browser.find(".pictures input").send_keys("\ue012")  # the left arrow
-        assert visible(browser, ".pictures output") == ["iteration 2"]
-        assert len(visible(browser, ".pictures img")) == 1
-        assert visible(browser, ".tree .typed") == ["lr: 1"]
-        browser.click(".tree summary", text="data")
-        browser.click(".tree summary", text="train")
+        assert browser.count("figure img") == 1
+        browser.click("summary", text="Config")
         assert f"{HOSTILE}: 2" in browser.text
+        browser.click(".copy")
+        browser.until(lambda: visible(browser, ".copy") == ["copied"], "copied")
+        assert browser.driver.execute_script("return String(getSelection())") == "python train.py optimizer.lr=0.01"
         check(browser, "report_run_unfolded")

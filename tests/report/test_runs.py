@@ -31,14 +31,25 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     log.close()
     assert report(run) == 0
     page = Page(run / "report.html")
-    curves = ["loss", "accuracy", "Learning rate", "Peak memory [MiB]", "Time of an iteration [ms]"]
-    assert page.captions == [*curves, "val/seen", "val/worst, iteration 200"]
+    curves = ["loss", "accuracy", "Time of an iteration [s]"]  # the learning rate and the memory do not change
+    assert page.captions == [*curves, "val/seen, iteration 30", "val/worst, iteration 200"]
     assert "finished" in page.text
-    assert "0.9500" in page.text
-    assert page.body.count("data:image/png;base64,") == 11
-    assert "11 of 30 pictures" in page.text
+    assert page.body.count("data:image/png;base64,") == 1
     assert '<th scope="col">loss</th>' in page.body
-    assert '<div class="typed"><b>lr</b>: 0.01</div>' in page.body
+    assert "optimizer:\n  lr: 0.01" in page.text
+    assert page.facts["accuracy"] == "0.9500 (last)"
+    assert page.facts["memory"] == "100 MiB"
+    known = {"model": "Net", "parameters": "4,547", "data": "Spirals: train 9 samples", "experiment": "arms"}
+    assert page.facts.items() >= known.items()
+    assert page.commands == ["python train.py optimizer.lr=0.01"]
+
+
+def test_memory_that_changes_has_a_chart(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"mode": "train", "epoch": 1, "iteration": 210, "memory": 106.0, "lr": 0.0104}) + "\n")
+    assert report(run) == 0
+    assert Page(run / "report.html").captions[2:] == ["Time of an iteration [s]", "Peak memory [MiB]"]
 
 
 def test_names_with_html_are_text(tmp_path: Path) -> None:
@@ -96,7 +107,7 @@ def links_out_of_the_run(run: Path) -> None:
         (torn_line, "finished", "no records"),
         (without_a_config, "The run has no config.", "finished"),
         (failed, "last line", "first line"),
-        (links_out_of_the_run, "0 of 1 pictures", "data:image"),
+        (links_out_of_the_run, "Not shown: val/link (image)", "data:image"),
     ],
 )
 def test_a_run_with_damaged_or_missing_files(
@@ -124,6 +135,9 @@ def test_a_run_that_trains_is_shown_as_running(tmp_path: Path) -> None:
 
 def test_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [write_run(tmp_path / name, lr=lr) for name, lr in {"a": "0.1", "b": "0.01", "c": "0.1"}.items()]
+    result = json.loads((runs[0] / "result.json").read_text())
+    result["best"] = {"metric": "accuracy", "value": 0.95, "iteration": 200, "checkpoint": "best.pth"}
+    (runs[0] / "result.json").write_text(json.dumps(result))
     monkeypatch.chdir(tmp_path)
     assert report(*runs) == 0
     page = Page(tmp_path / "report.html")
@@ -131,6 +145,9 @@ def test_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [trace["name"] for trace in lr["data"]] == ["a", "b", "c"]
     assert lr["data"][0]["y"]["dtype"] == "f4"
     assert len(base64.b64decode(lr["data"][0]["y"]["bdata"])) == 20 * 4
+    assert page.body.count('<th scope="col">accuracy</th>') == 1
+    assert page.facts["model"] == "Net"
+    assert '<th scope="col">model</th>' not in page.body
     row = "<tr><td><code>optimizer.lr</code></td><td>0.1</td><td>0.01</td><td>0.1</td></tr>"
     assert row in page.body
     assert "seed" not in page.body.partition("Differences of the configs")[2].partition("</table>")[0]
@@ -141,8 +158,7 @@ def test_a_file_that_is_no_report_is_not_replaced(tmp_path: Path, capsys: pytest
     assert report(run, "--output", run / "result.json") == 2
     assert "exists, and is not a report" in capsys.readouterr().err
     assert json.loads((run / "result.json").read_text())["status"] == "finished"
-    assert report(run, "--output", run / "none" / "page.html") == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert report(run, "--output", run / "new" / "page.html") == 0
     assert [report(run), report(run)] == [0, 0]
 
 

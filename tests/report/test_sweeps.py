@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from hydraloop.run_files.record_writer import RecordLog
-from hydraloop.sweeps import states
-from hydraloop.sweeps.report import search_results
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.report.written import HOSTILE, Page, report
 from tests.sweeps.search.played import LR, Search
@@ -34,18 +32,34 @@ def test_a_sweep_has_its_best_average_its_curves_and_its_failures(tmp_path: Path
     told = {n: finished(value) for n, value in enumerate((0.8, 0.9, 0.7, 0.95))}
     write(made, told | {4: finished(math.nan, **failed), 5: finished(None, **failed)})
     write_records(made, 0, 1, 2, 3)
-    (made.folder(4) / states.LOG).write_text("early\n" + "x\n" * 30 + f"the last line {HOSTILE}\n")
     assert report(made.path) == 0
     page = Page(made.path / "report.html")
-    assert page.captions == ["val/accuracy", "train/loss", "Parallel coordinates: accuracy", "Slices: accuracy"]
-    assert "python train.py -m optimizer.lr=1e-3 seed=0,1 engine.max_epochs=3" in page.text
+    assert page.captions == ["val/accuracy", "train/loss"], "four jobs with a result are too few for what was tried"
+    assert page.commands[0] == "python train.py optimizer.lr=1e-3,1e-2,1e9 seed=0,1 engine.max_epochs=3"
+    assert page.commands[1] == "python train.py -m optimizer.lr=1e-3 seed=0,1 engine.max_epochs=3"
     assert "mean accuracy 0.8500 over 2 of 2 jobs" in page.text
-    assert ("the last line" in page.text, "early" in page.text) == (True, False)
+    assert f"ValueError: {HOSTILE}" in page.text
     assert page.tags.isdisjoint({"a", "img"})
-    loss = page.figures[1]["data"]
-    assert [trace["name"] for trace in loss if "name" in trace] == ["lr=1e-2", "best: lr=1e-3"]
-    assert [trace["fill"] for trace in loss if "fill" in trace] == ["tonexty"] * 2
+    names = [trace["name"] for trace in page.figures[1]["data"]]
+    assert names == ["job 2", "best: job 0", "best: job 1", "job 3"], "the best results are on top"
     assert "still runs" not in page.text
+
+
+def test_what_was_tried_has_axes_by_kind(tmp_path: Path) -> None:
+    made = sweep(tmp_path / "sweep", "optimizer.lr=1e-4,3e-4,1e-2,0.1", "model='small',big", "data.size=.inf,8")
+    write(made, {n: finished(n / 10) for n in range(16)})
+    assert report(made.path) == 0
+    page = Page(made.path / "report.html")
+    parallel, lr, model, size = page.figures
+    assert page.captions[1:] == ["accuracy over lr", "accuracy over model", "accuracy over size"]
+    assert lr["layout"]["xaxis"]["type"] == "log"
+    assert "type" not in lr["layout"]["yaxis"]
+    assert model["layout"]["xaxis"]["ticktext"] == ["small", "big"]
+    assert size["layout"]["xaxis"]["ticktext"] == [".inf", "8"]
+    best = parallel["data"][-1]
+    assert best["hovertemplate"].startswith("job 15<br>optimizer.lr=0.1<br>")
+    assert best["y"] == [1.0, 1.0, 1.0, 1.0]
+    assert {trace["line"]["color"] for trace in parallel["data"]} == {"#e8590c", "#868e96"}, "visible on white"
 
 
 def test_a_sweep_that_is_not_over_says_how_far_it_is_and_a_large_one_what_is_left_out(tmp_path: Path) -> None:
@@ -58,7 +72,7 @@ def test_a_sweep_that_is_not_over_says_how_far_it_is_and_a_large_one_what_is_lef
         made.lock.release()
     text = Page(made.path / "report.html").text
     assert "This sweep still runs: 2 of 1,200 jobs are over." in text
-    assert "curves of all but the best 500 of 1,200 jobs; rows of all but the best 1,000" in text
+    assert "curves and rows of all but the best 500 of 1,200 jobs" in text
     assert report(made.path) == 0
     assert "This sweep has not ended" in Page(made.path / "report.html").text
 
@@ -69,12 +83,12 @@ def test_trials_that_have_ended_early_are_drawn_with_their_last_value(tmp_path: 
     assert [trial.state for trial in search.history().trials].count("complete") == 1
     assert report(search.directory.path) == 0
     page = Page(search.directory.path / "report.html")
-    assert page.captions == ["Parallel coordinates: loss", "Slices: loss"]
-    assert len(page.figures[1]["data"][0]["x"]) == 6
+    assert page.captions == ["loss over lr"]
+    assert len(page.figures[0]["data"][0]["x"]) == 6
 
 
 @pytest.mark.parametrize("objectives", [{}, {"accuracy": "max", "time": "min"}])
-def test_a_search_has_the_figures_of_optuna(tmp_path: Path, objectives: dict[str, str]) -> None:
+def test_a_search_has_its_figures(tmp_path: Path, objectives: dict[str, str]) -> None:
     options = {"trials": 12, "sampler": "random", "objectives": objectives}
     search = Search(tmp_path, (LR, f"task=a,'{HOSTILE.replace(' ', '')}'" if not objectives else "task=a,b"), options)
     (changed(search, as_time) if objectives else search).run()
@@ -83,27 +97,15 @@ def test_a_search_has_the_figures_of_optuna(tmp_path: Path, objectives: dict[str
     assert report(directory.path) == 0
     page = Page(directory.path / "report.html")
     names = list(objectives) or ["loss"]
-    figures = ("Parallel coordinates: {}", "Slices: {}", "Importance (PED-ANOVA): {}")
-    wanted = [figure.format(name) for name in names for figure in figures]
+    wanted = [f"{name} over {key}" for name in names for key in ("lr", "task")]
+    front = ["Pareto front (orange)"] if objectives else []
     drawn = [title for title in page.captions if "/" not in title]
-    assert drawn == [*wanted, *(["Pareto front"] if objectives else [])]
-    assert ("Pareto front" in page.text) == bool(objectives)
-    lines = [one for one in page.figures[page.captions.index(wanted[0])]["data"] if "customdata" in one]
-    best = (max if objectives else min)(lines, key=lambda one: float(one["customdata"][0][1]))
-    assert best["line"]["color"].startswith("rgb(8"), "the best trial is the darkest line"
+    parallel = f"Parallel coordinates: {names[0]} (the best tenth in orange)"
+    assert drawn == [parallel, *wanted, *front, "Importance of keys (PED-ANOVA, 1 in all)"]
     assert page.tags.isdisjoint({"a", "img"})
     assert "\\u003c" not in page.source.replace("\\u003cbr>", "").replace("\\u003cextra>", "").replace(
         "\\u003c/extra>", ""
     )
-
-
-def test_without_optuna_the_page_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("hydraloop.report.search_figures", search_results.__name__):
-        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
-    made = sweep(tmp_path / "sweep", "seed=0,1,2")
-    write(made, {n: finished(0.8 + n) for n in range(3)})
-    assert report(made.path) == 0
-    assert "is not installed: pip install optuna" in Page(made.path / "report.html").text
 
 
 def test_a_sweep_and_a_run_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

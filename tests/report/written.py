@@ -17,6 +17,8 @@ from hydraloop.run_files.result import Objective, Result
 HOSTILE = '<script>alert(1)</script><a href="javascript:alert(2)">x</a><img src=http://x.invalid onerror=alert(3)>'
 """A name that must not become a part of the page."""
 
+_SUBJECT = "experiment_name: arms\ntask: {model: {_target_: model.Net}}\ndata: {train: {_target_: data.Spirals}}\n"
+
 
 class Page(HTMLParser):
     """What a page contains.
@@ -51,6 +53,16 @@ class Page(HTMLParser):
         return self.source.partition("<main>")[2].partition("</main>")[0]
 
     @property
+    def facts(self) -> dict[str, str]:
+        """The facts in the head, by name."""
+        return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", self.source))
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands in the head that can be copied."""
+        return re.findall(r"<pre><code>(.*?)</code><button", self.source)
+
+    @property
     def captions(self) -> list[str]:
         """The titles of the figures."""
         return re.findall(r"<figcaption>(.*?)</figcaption>", self.source)
@@ -65,7 +77,8 @@ def report(*arguments: str | Path) -> int:
 def write_run(path: Path, *, count: int = 20, name: str = "accuracy", lr: str = "0.01") -> Path:
     """Write the files of a run that has finished."""
     (path / ".hydra").mkdir(parents=True)
-    (path / ".hydra" / "config.yaml").write_text(f"seed: 0\noptimizer: {{lr: {lr}}}\n", encoding="utf-8")
+    (path / ".hydra" / "config.yaml").write_text(f"seed: 0\noptimizer: {{lr: {lr}}}\n{_SUBJECT}", encoding="utf-8")
+    (path / "train.log").write_text("model      Net, 4,547 parameters\ndata       train 9 samples\n", encoding="utf-8")
     (path / ".hydra" / "overrides.yaml").write_text(f"- optimizer.lr={lr}\n", encoding="utf-8")
     log = RecordLog(path / "metrics.jsonl")
     for number in range(1, count + 1):

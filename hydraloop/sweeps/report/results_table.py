@@ -111,12 +111,12 @@ def averages_table(found: Results, most: int = _MOST) -> Table:
     return table
 
 
-def pareto_table(found: Results, search: SearchResults, most: int = _MOST) -> Table:
-    """Return a table of `most` trials that no other trial dominates, the best by the first objective at first."""
+def pareto_table(found: Results, search: SearchResults) -> Table:
+    """Return a table of trials that no other trial dominates, the best by the first objective at first."""
     keys = [key for key in found.keys if key != found.average]
     table = new_table("job", *short_keys(keys).values(), *search.objectives, title="Pareto front")
     swept = {row.job: row.swept for row in found.rows}
-    for point in search.pareto[:most]:
+    for point in search.pareto[:_MOST]:
         cells = [brief(swept[point.jobs[0]].get(key, "")) for key in keys]
         table.add_row(", ".join(map(str, point.jobs)), *cells, *map(number, point.values.values()))
     return table
