@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
@@ -43,19 +41,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, UserError) as error:
-        given = getattr(args, "directory", None) or getattr(args, "run", None) or Path()
-        reports.show(_of_disk(error, given) if isinstance(error, OSError) else error)
+        reports.show(error if isinstance(error, UserError) else UserError(str(error)))
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def _of_disk(error: OSError, given: Path | list[Path | str]) -> UserError:
-    """Return an error of the file system as one message.
-
-    Args:
-        given: what the command line names.
-    """
-    named = [str(path) for path in (given if isinstance(given, list) else [given])]
-    remedy = f"See its permissions and the free space: ls -ld {shlex.join(named)}; df {shlex.join(named)}"
-    return UserError(f"{error.filename or named[0]}: {error.strerror}", remedy=remedy)
