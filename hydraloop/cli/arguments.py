@@ -1,4 +1,4 @@
-"""The command line before Hydra reads it: flags, parsed overrides, and `hooks=a,b` and `scheduler={}` as lists."""
+"""The command line before Hydra reads it: flags, parsed overrides, and `hooks=a,b` as a list."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK, remember_overrides
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
-"""Groups from which any number of options is selected. `{}` means none; Hydra would merge it, without effect."""
+"""Groups from which any number of options is selected."""
 
 _OURS = ("--dry-run", "--json", "--pdb", "--trusted-links")
 """Flags that Hydra does not have."""
@@ -142,7 +142,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """Return the overrides, parsed by Hydra.
 
     Raises:
-        UserError: one is not an override, or not text.
+        UserError: one is not an override, or not text; or it is `scheduler={}`, which would have no effect.
     """
     # glob(*) lists the options of a group, which takes a config loader; only an open composer has one.
     loader = GlobalHydra.instance().config_loader() if GlobalHydra.instance().is_initialized() else None
@@ -165,6 +165,14 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             elif re.fullmatch(r"\w+(\.\w+)+", line):
                 remedy = f"Give it a value: {line}=…"
             raise UserError(f"{line!r} is not key=value", remedy=remedy) from error
+    for override in parsed:
+        group = override.key_or_group
+        if group in LIST_GROUPS and not override.is_delete() and override.value() == {}:
+            raise UserError(
+                "{} selects nothing and removes nothing: Hydra merges it",
+                key=group,
+                remedy=f"To select none, use {group}=[].",
+            )
     return parsed
 
 
@@ -236,7 +244,7 @@ def with_hook_lists(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     lines: list[str] = []
     rewritten: list[str] = []
     for override in parse(overrides):
-        line = _with_empty_list(override)
+        line = override.input_line or ""
         if override.key_or_group in HOOK_GROUPS and _is_plain_list(override):
             key, _, names = line.partition("=")
             line = f"{key}=[{names}]"
@@ -257,19 +265,12 @@ def with_hook_options_swept(overrides: Sequence[str]) -> list[str]:
     lines: list[str] = []
     for override in parsed:
         group, _, option = override.key_or_group.partition(".")
-        line = _with_empty_list(override)
+        line = override.input_line or ""
         plain = not (is_sweep(override) or override.is_delete() or override.is_add() or override.is_force_add())
         if group in swept and option and plain:
             line = f"{override.key_or_group}=choice({override.get_value_element_as_str()})"
         lines.append(line)
     return lines
-
-
-def _with_empty_list(override: Override) -> str:
-    """Return the override as typed, with `scheduler={}` as `scheduler=[]`."""
-    line = override.input_line or ""
-    is_empty = override.key_or_group in LIST_GROUPS and not is_sweep(override) and override.value() == {}
-    return f"{line.partition('=')[0]}=[]" if is_empty else line
 
 
 def _is_plain_list(override: Override) -> bool:

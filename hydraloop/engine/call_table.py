@@ -146,7 +146,7 @@ def not_applied() -> UserError:
         "the schedules of this run would not be applied, and the learning rate would be constant",
         key="default_hooks.param_scheduler",
         remedy=(
-            "For a constant learning rate, use scheduler={}. Otherwise leave this null out. In Python, give "
+            "For a constant learning rate, use scheduler=[]. Otherwise leave this null out. In Python, give "
             'hooks={"param_scheduler": hydraloop.hooks.ParamSchedulerHook()}.'
         ),
     )

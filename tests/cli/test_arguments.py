@@ -19,10 +19,6 @@ from tests.config.composed import composer
         ("hooks=ema, profiler", "hooks=[ema, profiler]"),
         ("hooks=a,b,c,d", "hooks=[a,b,c,d]"),
         ("hooks=mine/ema,profiler", "hooks=[mine/ema,profiler]"),
-        ("scheduler={}", "scheduler=[]"),
-        ("+scheduler={}", "+scheduler=[]"),
-        ("hooks={}", "hooks=[]"),
-        ("default_hooks={ }", "default_hooks=[]"),
     ],
 )
 def test_plain_names_are_read_as_a_list(typed: str, read: str) -> None:
@@ -52,7 +48,6 @@ def test_plain_names_are_read_as_a_list(typed: str, read: str) -> None:
         "~hooks.ema",
         "scheduler=cosine,linear",
         "scheduler={mine:1}",
-        "scheduler={},[]",
         "scheduler.cosine={}",
         "~scheduler",
         "optimizer={}",
@@ -63,10 +58,6 @@ def test_plain_names_are_read_as_a_list(typed: str, read: str) -> None:
 )
 def test_everything_else_stays_as_it_was_typed(typed: str) -> None:
     assert arguments.with_hook_lists([typed]) == ([typed], [])
-
-
-def test_no_schedule_is_none_in_a_sweep_too() -> None:
-    assert arguments.with_hook_options_swept(["seed=1,2", "scheduler={}"]) == ["seed=1,2", "scheduler=[]"]
 
 
 def test_dry_run_is_a_flag_among_hydras() -> None:

@@ -121,7 +121,7 @@ def test_an_engine_that_only_evaluates_needs_none(tmp_path: Path) -> None:
         ),
         ("~default_hooks.sampler_seed", DEFAULTS, []),
         ("default_hooks.sampler_seed=null", DEFAULTS[1:], [SAME]),
-        ("default_hooks=[] scheduler={} +default_hooks.sampler_seed=null", (), [SAME, "default_hooks is empty"]),
+        ("default_hooks=[] scheduler=[] +default_hooks.sampler_seed=null", (), [SAME, "default_hooks is empty"]),
         (
             "default_hooks=[] +hooks.logger._target_=hydraloop.hooks.LoggerHook",
             DEFAULTS,

@@ -21,7 +21,7 @@ engine.accumulate=4 engine.val_interval=2
 optimizer.lr=1e-2 'optimizer.betas=[0.9,0.99]'
 optimizer=sgd optimizer.momentum=0.9
 scheduler=cosine scheduler.cosine.begin=1
-scheduler={}
+'scheduler=[]'
 ~optimizer +optimizer@optimizer.a=adam +optimizer@optimizer.b=sgd 'optimizer.a.match=head.*'
 -m optimizer.lr=1e-3,1e-2 'hooks=[],[ema],[ema,mlflow]'
 -m 'hooks=[ema]' hooks.ema.priority=HIGH,LOW

@@ -39,7 +39,6 @@ VALUES = (
     "secrets=[x]",
     "+new={a:1}",
     "engine.max_epochs=choice(1,2)",
-    "scheduler={}",
 )
 GROUPS = (
     "hooks=[],[ema],[ema,profiler]",
