@@ -66,10 +66,9 @@ def check_order(slots: Sequence[Slot], *, key_of: Callable[[str], str] = lambda 
         for earlier in slot.runs_after:
             if position.get(earlier, -1) > position[slot.name]:
                 other = slots[position[earlier]]
-                allow = ", or set engine.check_order=false to allow this order."
-                remedy = f"Give it a number above {other.priority}{allow}"
+                remedy = f"Give it a number above {other.priority}."
                 if other.priority == 100:
-                    remedy = f"Give {earlier} a number below {slot.priority}{allow}"
+                    remedy = f"Give {earlier} a number below {slot.priority}."
                 raise UserError(
                     f"{slot.name} (priority {slot.priority}) must run after {earlier} (priority {other.priority}), "
                     f"because it uses its results",
@@ -109,13 +108,15 @@ def in_place(hooks: Mapping[str, Hook | None], slots: Sequence[Slot] | None) -> 
         slots: the places of these hooks; None: from their classes.
 
     Raises:
-        UserError: a hook does not fit the engine.
+        UserError: a hook does not fit the engine, or comes before one that it `runs_after`.
     """
     found = {name: hook for name, hook in hooks.items() if hook is not None}
     for name, hook in found.items():
         check_hook(hook, f"hooks.{name}")
         hook.attach(name, f"hooks.{name}")
-    return found, [slot_of(name, hook) for name, hook in found.items()] if slots is None else [*slots]
+    places = [slot_of(name, hook) for name, hook in found.items()] if slots is None else [*slots]
+    check_order(in_order(places), key_of=lambda name: found[name].key)
+    return found, places
 
 
 def check_needed(hooks: Mapping[str, Hook | None], *, scheduled: bool, has_epochs: bool) -> None:

@@ -58,8 +58,6 @@ class EngineConf:
     `check_invalid_loss`, the loss ends the run in any case, with a longer error. The losses of steps that fp16 or
     `grad_clip.skip_nonfinite` has skipped do not count. A validation whose loss is NaN does not end the run, but its
     other metrics count as NaN where validations are compared: it is never the best."""
-    check_order: bool = True
-    """Whether to reject hook priorities that break a hook's `runs_after`."""
     device: str = "auto"
     """`auto` (the accelerator if there is one), or a torch device: `cpu`, `cuda:1`, …"""
     threads: Optional[int] = None

@@ -33,9 +33,8 @@ def validate(cfg: DictConfig, *, trains: bool = False) -> None:
         check_hooks(cfg)
         if trains and has_schedules(cfg) and is_left_out(cfg, "param_scheduler"):
             raise not_applied()
-        if cfg.engine.check_order:
-            groups = {str(name): group for group in HOOK_GROUPS for name in cfg[group]}
-            check_order(slots_of(cfg), key_of=lambda name: f"{groups.get(name, 'default_hooks')}.{name}")
+        groups = {str(name): group for group in HOOK_GROUPS for name in cfg[group]}
+        check_order(slots_of(cfg), key_of=lambda name: f"{groups.get(name, 'default_hooks')}.{name}")
 
 
 @contextmanager

@@ -17,7 +17,6 @@ SELECTIONS = [
     ["hooks=[ema,profiler]"],
     ["hooks=[profiler,ema]", "hooks.ema.priority=HIGH", "hooks.profiler.priority=45"],
     ["hooks=[ema]", "hooks.ema.priority=10"],
-    ["hooks=[ema]", "hooks.ema.priority=LOWEST", "engine.check_order=false"],
     ["default_hooks=[checkpoint,logger,timer]"],
     ["default_hooks=[]"],
     ["default_hooks.checkpoint=null", "~default_hooks.logger", "default_hooks.timer.priority=50"],
@@ -96,10 +95,9 @@ def test_the_plan_has_no_node_of_hydras() -> None:
     assert text.splitlines()[0] == "# The composed config"
 
 
-def test_the_order_is_not_checked_where_the_user_says_so() -> None:
+def test_an_order_that_breaks_runs_after_is_refused() -> None:
     with composer() as opened:
         with pytest.raises(hydraloop.UserError, match="must run after"):
             command.compose_job(["default_hooks.checkpoint.priority=20"], opened)
-        command.compose_job(["default_hooks.checkpoint.priority=20", "engine.check_order=false"], opened)
         with pytest.raises(hydraloop.UserError, match="must run after"):
             command.compose_job(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)

@@ -58,14 +58,11 @@ def test_the_order_is_the_same_at_every_mount_point_closing_ones_included(tmp_pa
     assert points[-3:] == ["on_exception", "after_train", "after_run"]
 
 
-def test_the_builder_checks_the_order_unless_told_not_to(tmp_path: Path) -> None:
+def test_the_builder_checks_the_order(tmp_path: Path) -> None:
     overrides = ["hooks=[ema]", "hooks.ema.priority=95"]
     with pytest.raises(UserError, match="must run after ema") as caught:
         hydraloop.build(hydraloop.compose(overrides, folder=ROOT), run_dir=tmp_path)
     assert caught.value.key == "default_hooks.checkpoint.priority"
-    engine = hydraloop.build(hydraloop.compose([*overrides, "engine.check_order=false"], folder=ROOT), run_dir=tmp_path)
-    names = _names(engine.calls.slots)
-    assert names.index("checkpoint") < names.index("ema")
 
 
 # Errors of hooks. ----------------------------------------------------------------------------------------------------

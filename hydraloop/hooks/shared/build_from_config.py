@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.engine.call_table import Slot, check_order, in_order, slot_of
+from hydraloop.engine.call_table import Slot, slot_of
 from hydraloop.engine.hook import Hook, OnError, check_hook
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import as_callable, instantiate
@@ -52,8 +52,6 @@ def build_hooks(
     built = {name: hook for name, hook in hooks.items() if hook is not None}
     if several:
         _check_policies(built, on_errors)
-    if cfg.engine.check_order:  # again: `runs_after` of a custom hook is known only now
-        check_order(in_order(slots), key_of=lambda name: built[name].key)
     return hooks, slots, on_errors
 
 
