@@ -10,6 +10,7 @@ import argparse
 import gc
 import io
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydraloop import schemas
 from hydraloop.cli import arguments, resume_command
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import show, show_help, show_plan
-from hydraloop.commands.parser import COMMANDS, listed_names
+from hydraloop.commands import dispatch, parser
 from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
 from hydraloop.plan import Draft
@@ -34,7 +36,8 @@ from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.run_files.output import print_to, replace_unencodable
-from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
+from hydraloop.run_files.uncollected import uncollected
+from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN, in_script
 from hydraloop.sweeps import planning
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.slurm import submitted
@@ -63,14 +66,24 @@ def main(
         folder: used instead of the calling file's folder. A config may name the Python files in it.
         hydra_sections: whether config files may set all options of Hydra. By default, the others must be typed.
     """
+    folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
+    ALLOWLIST.trust_folder(folder)
+    ALLOWLIST.trust(trusted)
+    ALLOWLIST.hydra_sections = hydra_sections
+    ALLOWLIST.advice = ALLOWLIST.advice or IN_MAIN
+    _start(folder, folder / config_path, config_name)
+
+
+def without_project() -> None:
+    """Run a command as `main` does, without the code of a project. Only hydraloop and torch are trusted."""
+    ALLOWLIST.advice = in_script(shlex.join(["python", "train.py", *sys.argv[1:]]))
+    _start(None, Path(schemas.__file__).parent, "hydraloop/project")
+
+
+def _start(project: Path | None, configs: Path, name: str) -> None:
     with in_one_line():
         replace_unencodable()
-        folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
         gc.freeze()  # the collector would go through all imported objects many times: a fifth of a dry run
-        ALLOWLIST.trust_folder(folder)
-        ALLOWLIST.trust(trusted)
-        ALLOWLIST.hydra_sections = hydra_sections
-        ALLOWLIST.advice = ALLOWLIST.advice or IN_MAIN
         if torchrun.is_several():
             torchrun.keep_quiet()
         if torchrun.rank() > 0:
@@ -79,7 +92,7 @@ def main(
             torchrun.end_with_launcher()
         peers = Peers()
         reports = Reports(os.environ.get("HYDRA_FULL_ERROR") == "1", as_json="--json" in sys.argv)
-        code = _run(_App(folder, folder / config_path, config_name, reports, peers))
+        code = _run(_App(project, configs, name, reports, peers))
         if torchrun.is_several():
             peers.leave(code)
         if code:
@@ -90,7 +103,7 @@ def _run(app: _App) -> int:
     try:
         with terminable():
             app.peers.begin()
-            app.run(sys.argv[1:])
+            return app.run(sys.argv[1:])
     except SystemExit:  # the end of a sweep; or argparse has printed the version
         raise
     except BaseException as error:
@@ -100,12 +113,11 @@ def _run(app: _App) -> int:
             app.reports.show(error)
         app.reports.debug(error)
         return code
-    return 0
 
 
 def _complete(argv: Sequence[str], folder: Path, name: str) -> None:
     """Let Hydra answer a shell at a press of Tab. Nothing is completed after the name of a command."""
-    if COMMANDS.keys().isdisjoint(os.environ.get("COMP_LINE", "").split()):
+    if parser.COMMANDS.keys().isdisjoint(os.environ.get("COMP_LINE", "").split()):
         from hydraloop.cli import hydra_run
 
         with redirect_stderr(io.StringIO()), suppress(Exception, SystemExit):  # a mistake in it
@@ -124,8 +136,8 @@ def _exit_code(error: BaseException, reports: Reports) -> int:
 class _App:
     """One command line."""
 
-    project: Path
-    """The folder whose Python files a config may name."""
+    project: Path | None
+    """The folder whose Python files a config may name; None: no project is trusted."""
     configs: Path
     name: str
     """Of the primary config."""
@@ -133,8 +145,12 @@ class _App:
     peers: Peers
     """The other ranks, if this process is one of several."""
 
-    def run(self, argv: Sequence[str]) -> None:
-        """Show what the arguments ask for, or train once, or in a sweep."""
+    def run(self, argv: Sequence[str]) -> int:
+        """Do what the arguments ask for: run a command, show something, or train once or in a sweep.
+
+        Returns:
+            The exit code.
+        """
         if environment.is_received():
             from hydraloop.sweeps import received
 
@@ -144,63 +160,116 @@ class _App:
             argv, job = private.of_rank(argv)
         args = arguments.read(argv)
         environment.set_command([*environment.script(), *args.config_flags])
-        if args.overrides[:1] == [resume_command.NAME]:
-            return self._resume(args, argv)
+        found = None if job is not None or args.shell_completion else parser.find(args.overrides, asks=args.help)
+        if found is not None or self.project is None:
+            return self._command(found, args, argv)
+        return self._train(args, argv, job)
+
+    def _command(self, found: parser.Found | None, args: argparse.Namespace, argv: Sequence[str]) -> int:
+        if args.help:
+            show(parser.listing() if found is None else parser.help_of(found.name))
+            return 0
+        if found is None:
+            raise UserError("hydraloop trains nothing itself", remedy=f"Type python train.py …\n{parser.listing()}")
+        if found.name not in parser.OF_PROJECTS:
+            words = list(argv)
+            words.remove(found.name)
+            return dispatch.run([found.name, *words])
+        if self.project is None and found.name in ("resume", "check"):
+            remedy = f"The project's script does that: {shlex.join(['python', 'train.py', *argv])}"
+            raise UserError("it runs the code of a project", key=found.name, remedy=remedy)
+        if found.name == "check":
+            args.overrides = [*found.before, *found.words]
+            return self._train(args, argv, checks=True)
+        typed = parser.on_run(found, args)
+        if found.name == "resume":
+            self._resume(typed, args, argv)
+            return 0
+        with uncollected():
+            from hydraloop.commands import on_ranks  # imports torch
+
+        on_ranks.run(typed, argv, self.peers)
+        return 0
+
+    def _train(
+        self,
+        args: argparse.Namespace,
+        argv: Sequence[str],
+        job: Mapping[str, Any] | None = None,
+        *,
+        checks: bool = False,
+    ) -> int:
+        """Compose the config of the project, and show it, check the project, or train.
+
+        Args:
+            job: of a sweep, of which this process is a rank.
+        """
         name = args.config_name or self.name
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         if args.shell_completion:
-            return _complete([*arguments.flags(argv, args, folder), *args.overrides], folder, name)
+            _complete([*arguments.flags(argv, args, folder), *args.overrides], folder, name)
+            return 0
         with opened(folder, name, args.config_dir) as composer:
             if environment.is_received():
+                from hydraloop.sweeps import received
+
                 received.run_job(composer, self._starter())
             if job is not None:
                 from hydraloop.sweeps.job import train_rank
 
-                return train_rank(job, args.overrides, composer, self._starter())
+                train_rank(job, args.overrides, composer, self._starter())
+                return 0
             if args.help:
-                return show_help(args, composer, self.project, listed_names())
+                assert self.project is not None
+                show_help(args, composer, self.project, parser.listed_names())
+                return 0
             with redirect_stderr(io.StringIO()) if torchrun.is_ours() else nullcontext():  # it was said already
                 draft = planning.check_command(args, composer)
-            overrides = draft.overrides
             remember_config(draft.cfg)
-            if args.dry_run:
-                return show_plan(draft, as_json=args.json)
+            if args.dry_run and not checks:
+                show_plan(draft, as_json=args.json)
+                return 0
             if args.json:
                 raise arguments.no_json()
-            if args.cfg is None:
-                if args.pdb:
-                    self._use_debugger(draft)
-                if not isinstance(draft, SweepDraft):
-                    if submitted.is_run(draft) and not torchrun.is_several():
-                        return submitted.submit_run(draft)
-                    return self._starter().run(draft, name, argv)
-                from hydraloop.sweeps import run_sweep
+            if checks:
+                from hydraloop.commands import check
 
-                run_sweep.run(draft, self._starter(), name)
+                return check.run(draft)
+            if args.cfg is None:
+                self._use_debugger(args, draft)
+                if isinstance(draft, SweepDraft):
+                    from hydraloop.sweeps import run_sweep
+
+                    run_sweep.run(draft, self._starter(), name)
+                elif submitted.is_run(draft) and not torchrun.is_several():
+                    submitted.submit_run(draft)
+                else:
+                    self._starter().run(draft, name, argv)
+                return 0
         from hydraloop.cli import hydra_run
 
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
-        return hydra_run.show([*flags, *overrides], folder, name)
+        hydra_run.show([*flags, *draft.overrides], folder, name)
+        return 0
 
-    def _resume(self, args: argparse.Namespace, argv: Sequence[str]) -> None:
+    def _resume(self, typed: parser.OnRun, args: argparse.Namespace, argv: Sequence[str]) -> None:
         """Continue a run with its saved config, or show its plan."""
-        if args.help:
-            return show(f"{resume_command.HELP}\n\n{listed_names()}")
-        environment.set_command([*environment.script(), *args.overrides[:2]])
+        assert self.project is not None
+        environment.set_command([*environment.script(), typed.name, str(typed.run)])
         with opened(self.project, resume_command.BASE) as composer:
-            draft = resume_command.check_resume(args, composer)
+            draft = resume_command.check_resume(typed.run, typed.overrides, composer)
             if args.dry_run:
                 return show_plan(draft, as_json=args.json)
             if args.json:
                 raise arguments.no_json()
-            if args.pdb:
-                self._use_debugger(draft)
+            self._use_debugger(args, draft)
             return self._starter().run(draft, resume_command.BASE, argv)
 
-    def _use_debugger(self, draft: Draft) -> None:
+    def _use_debugger(self, args: argparse.Namespace, draft: Draft) -> None:
         """Open the debugger after an error of the run, or refuse to."""
-        check_debugger(draft.cfg, is_sweep=isinstance(draft, SweepDraft))
-        self.reports.with_debugger = True
+        if args.pdb:
+            check_debugger(draft.cfg, is_sweep=isinstance(draft, SweepDraft))
+            self.reports.with_debugger = True
 
     def _starter(self) -> RunStarter:
         from hydraloop.processes.run_starter import RunStarter

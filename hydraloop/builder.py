@@ -62,8 +62,8 @@ def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock:
         log_notices(cfg, given=parts.hooks)
         if checkpoint is None:
             cut_after(run_dir / FILENAME, iteration=-1, last_validation=-1)
-        folder = None if plan.is_recorded else plan.attempt or run_dir / RECORDS
-        run_directory.record(cfg, run_dir, resumed=checkpoint is not None, folder=folder)
+        if not plan.is_recorded:
+            run_directory.record(cfg, plan.attempt or run_dir / RECORDS)
     return engine
 
 

@@ -33,8 +33,6 @@ class Draft:
     """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
     typed: Sequence[str]
     """The keys that the command line sets, without the axes of a sweep that a config file sets."""
-    follows_links: bool = False
-    """Whether links that lead out of the directory of a run or sweep are followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +71,7 @@ def plan_run(draft: Draft, locks: ExitStack, find: checkpoint_to_resume.Find | N
     cfg, key = draft.cfg, "hydra.run.dir"
     directory = Path(cfg.hydra.run.dir)
     is_named = key in draft.typed or (cfg.resume == "auto" and is_constant(cfg.hydra.run))
-    plan, _ = _plan(
-        cfg,
-        directory if is_named else None,
-        lambda: directory,
-        locks,
-        key=key,
-        find=find,
-        follows_links=draft.follows_links,
-    )
+    plan, _ = _plan(cfg, directory if is_named else None, lambda: directory, locks, key=key, find=find)
     if find is not None:
         print(f"restarted in {plan.run_dir}, from {plan.checkpoint or 'the beginning'}")
     elif cfg.resume == "auto" and plan.checkpoint is None:
@@ -159,7 +149,6 @@ def _plan(
     *,
     key: str,
     find: checkpoint_to_resume.Find | None = None,
-    follows_links: bool = False,
 ) -> tuple[RunPlan, RunLock]:
     """Choose a directory and a checkpoint, and lock the directory until `locks` closes.
 
@@ -173,7 +162,7 @@ def _plan(
     lock_key = key if cfg.resume is None else "resume"
     find = find or partial(checkpoint_to_resume.find, cfg, key=key)
     found, _ = find(named)
-    if found is not None and not follows_links:
+    if found is not None:
         run_directory.check_links(found, key=lock_key)
     directory = found or named or new()
     lock = RunLock(directory, key=lock_key, patience=patience)

@@ -87,10 +87,10 @@ def test_the_first_minutes_in_an_empty_folder(installed: Path, tmp_path: Path) -
     demo = tmp_path / "demo"
     printed = shell("python train.py hooks=ema,mlflow engine.max_epochs=2", demo, **path)
     assert "status      finished" in printed
-    printed = shell("hydraloop -m optimizer.lr=1e-3,1e-2 engine.max_epochs=2", demo, **path)
-    assert "\n  python -m hydraloop optimizer.lr=0.01" in printed
+    printed = shell("python train.py -m optimizer.lr=1e-3,1e-2 engine.max_epochs=2", demo, **path)
+    assert "\n  python train.py optimizer.lr=0.01" in printed
     run = shell("ls -d outputs/*/*", demo, **path).strip()
-    assert '"accuracy"' in shell(f"hydraloop evaluate {run}", demo, **path), "the project of the run is trusted"
+    assert '"accuracy"' in shell(f"python train.py evaluate {run}", demo, **path)
     assert "2 passed" in shell("python -m pytest -p no:cacheprovider", demo, **path)
     (tmp_path / "yaml.py").write_text("raise SystemExit('a command for runs imported a file of the working directory')")
     assert shell(f"hydraloop status demo/{run}", tmp_path, **path).startswith("finished")
@@ -99,10 +99,11 @@ def test_the_first_minutes_in_an_empty_folder(installed: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_every_option_composes_without_the_clone(installed: Path, tmp_path: Path) -> None:
     path = {"PATH": f"{installed}:/usr/bin:/bin"}
+    (tmp_path / "train.py").write_text("import hydraloop\n\nhydraloop.main()\n")
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("defaults: [hydraloop/project, _self_, experiment: null]\n")
     for line in ("model=small_cnn", "task=regression model=mlp", "model=small_cnn hooks=[ema,wandb]"):
-        assert "Nothing was trained" in shell(f"hydraloop --dry-run data=digits {line}", tmp_path, **path)
+        assert "Nothing was trained" in shell(f"python train.py --dry-run data=digits {line}", tmp_path, **path)
 
 
 @pytest.mark.nightly

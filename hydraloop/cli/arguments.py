@@ -19,13 +19,12 @@ from hydra.errors import HydraException, OverrideParseException
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
-from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK, remember_overrides
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected."""
 
-_OURS = ("--dry-run", "--json", "--pdb", "--trusted-links")
+_OURS = ("--dry-run", "--json", "--pdb")
 """Flags that Hydra does not have."""
 _HYDRAS = ("--hydra-help", "--info")
 """Flags of Hydra that do not exist here."""
@@ -38,8 +37,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dry-run", action="store_true")
     made.add_argument("--json", action="store_true")
     made.add_argument("--pdb", action="store_true")
-    made.add_argument("--trusted-links", action="store_true")
-    made.add_argument("--trusted", action="append", default=[], help=argparse.SUPPRESS)  # not short for --trusted-links
     return made
 
 
@@ -63,7 +60,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         SystemExit: after --version.
-        UserError: a flag with a wrong value, that runs code or belongs to another command; a secret that is masked.
+        UserError: a flag with a wrong value, or that runs code; a secret that is masked.
     """
     made = parser()
     made.error = refuse  # type: ignore[method-assign]  # Hydra makes this parser
@@ -78,12 +75,6 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
             "this flag loads a pickle file, which can run code",
             key="--experimental-rerun",
             remedy="Use resume=… or --config-dir.",
-        )
-    if args.trusted:
-        raise UserError(
-            "it belongs to python -m hydraloop resume and the commands for finished runs",
-            key="--trusted",
-            remedy=ALLOWLIST.remedy(*(package for given in args.trusted for package in given.split(","))),
         )
     for line in args.overrides:
         if MASK in line:  # copied from what hydraloop has printed or written

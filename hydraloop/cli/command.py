@@ -47,7 +47,7 @@ def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
         print(f"read as a list: {' '.join(typed.rewritten)}", file=sys.stderr)
     cfg = explained(composer.compose, typed.lines, composer)
     _check(cfg, typed.lines, composer, typed.keys, trains=args.cfg is None)
-    return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys, follows_links=args.trusted_links)
+    return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys)
 
 
 def compose_job(

@@ -85,6 +85,8 @@ class Reports:
             text = f"{describe(error)}\n"
         elif isinstance(error, UserError) and not self.with_traceback:
             text = f"error: {error}\n"
+        elif trace := getattr(error, "trace", ""):  # in another process
+            text = f"error: {error}\n{trace}"
         else:
             text = "".join(traceback.format_exception(error))
         print(printable(mask_text(text)), end="", file=sys.stderr)

@@ -3,7 +3,6 @@ that was started from Python, or whose config does not resolve here."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,9 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.run_config import config_of
 from hydraloop.errors import UserError, missing_path
 from hydraloop.plan import Draft
-from hydraloop.run_files import environment
 from hydraloop.run_files.checkpoint_files import newest_intact
 from hydraloop.run_files.result import PAUSE
-from hydraloop.run_files.run_directory import checkpoint_folders, config_file, holds_run, is_own, run_of
-from hydraloop.safety import working_directory
+from hydraloop.run_files.run_directory import checkpoint_folders, config_file, holds_run, run_of
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
 from hydraloop.validate.config import validate
@@ -32,52 +29,19 @@ from hydraloop.validate.hooks import hook_nodes
 NAME = "resume"
 BASE = "hydraloop"
 """The primary config, which has no options of the user."""
-HELP = """usage: resume RUN [KEY=VALUE …] [--dry-run] [--pdb] [--trusted PACKAGES] [--trusted-links]
-
-Continue a run with its saved config. RUN is a run directory, outputs/<date>/<run>, or a checkpoint file in it.
-KEY=VALUE changes an option, and +KEY=VALUE adds one. The run prints each change.
-PACKAGES, such as timm,peft, may be named by the config; a dot stands for the files in the working directory. Only
-`python -m hydraloop resume` takes them. --trusted-links follows links that lead out of the run directory."""
 
 
-def trusted(argv: Sequence[str]) -> tuple[Path, list[str], list[str]]:
-    """Decide what `python -m hydraloop resume …` trusts.
-
-    Args:
-        argv: from `resume` on.
-
-    Returns:
-        The folder whose Python files are trusted, the packages that are trusted, and the arguments without
-        `--trusted`. If the working directory is not trusted: the folder of hydraloop, whose files are refused by name.
-    """
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--trusted", action="append", default=[])
-    args, rest = parser.parse_known_args(argv)
-    environment.trusted = [f"--trusted={packages}" for packages in args.trusted]
-    named = Path(next((word for word in rest[1:] if not word.startswith("-")), ""))  # a missing one is reported later
-    run_dir = run_of(named) if named.exists() else None
-    here = working_directory.trust(argv, run_dir or named, args.trusted)
-    return Path.cwd() if here else Path(__file__).parents[1], ALLOWLIST.packages, rest
-
-
-def check_resume(args: argparse.Namespace, composer: Composer) -> Draft:
+def check_resume(path: Path, lines: Sequence[str], composer: Composer) -> Draft:
     """Return the draft that continues a run, with its saved config and the node `hydra`, checked.
 
     Args:
-        args: the overrides are `resume`, the run, and changes of its config.
+        path: the run directory, or a checkpoint file in it.
+        lines: changes of the config, as typed.
         composer: of the config BASE.
 
     Raises:
         UserError: there is no run, or it cannot be continued from its config, or a mistake in the overrides.
     """
-    is_other = args.multirun or args.cfg is not None or args.config_flags
-    if is_other or args.unknown or not args.overrides[1:]:
-        raise UserError(
-            "it takes a run directory, overrides, --dry-run, --pdb and --trusted-links",
-            key=NAME,
-            remedy="Write resume outputs/<date>/<run> engine.max_epochs=4.",
-        )
-    path, lines = Path(args.overrides[1]), args.overrides[2:]
     run_dir = run_of(path) if path.exists() else None
     if run_dir is None or not holds_run(run_dir):
         raise UserError(
@@ -98,8 +62,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Draft:
     cfg = config_of(run_dir, ["resume_strict=true", f"{PAUSE}=null", *own_lines], meta)
     _check_given(run_dir, meta)
     _check_secrets(cfg)
-    if not is_own(run_dir):
-        _check_out_dirs(cfg, run_dir, typed)
+    _check_out_dirs(cfg, run_dir, typed)
     cfg.resume, cfg.load_from, cfg.detach = str(path), None, cfg.detach and "detach" in typed
     composed = composer.compose(hydra_lines)
     with open_dict(cfg):
@@ -108,7 +71,7 @@ def check_resume(args: argparse.Namespace, composer: Composer) -> Draft:
         cfg.hydra.overrides.task = lines
     check_hydra_node(cfg, typed)
     validate(cfg)
-    return Draft(overrides=lines, cfg=cfg, typed=typed, follows_links=args.trusted_links)
+    return Draft(overrides=lines, cfg=cfg, typed=typed)
 
 
 def _meta(checkpoint: Path | None) -> Mapping[str, Any]:
@@ -135,13 +98,13 @@ def _check_given(run_dir: Path, meta: Any) -> None:
 
 
 def _check_out_dirs(cfg: DictConfig, run_dir: Path, typed: Sequence[str]) -> None:
-    """Refuse to write checkpoints outside of a run that may come from someone else, unless the folder was typed."""
+    """Refuse to write checkpoints outside of the run, which may come from someone else, unless the folder was typed."""
     for hook, node in hook_nodes(cfg):
         key, folder = f"{hook}.out_dir", node.get("out_dir")
         is_inside = folder is None or Path(folder).expanduser().resolve().is_relative_to(run_dir.resolve())
         if key not in typed and not is_inside:
             raise UserError(
-                f"{folder} is outside of {run_dir}, and the run does not belong to this project",
+                f"{folder} is outside of {run_dir}, and a run may come from someone else",
                 key=key,
                 remedy=f"To write there, add {shlex.quote(f'{key}={folder}')}\n"
                 f"  To write into the run directory, add {key}=null",

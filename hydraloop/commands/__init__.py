@@ -1,1 +1,1 @@
-"""The commands of `python -m hydraloop` for runs and sweeps, one file each. `parser` lists them."""
+"""The commands of `python train.py` and `hydraloop`, one file each. `parser` lists them."""

@@ -1,4 +1,4 @@
-"""`python -m hydraloop attach`: what a detached controller or a run prints, until it ends."""
+"""`hydraloop attach`: what a detached controller or a run prints, until it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a command of `python -m hydraloop`, and reports its mistakes. Imports torch only for a command that needs it."""
+"""Runs a command that runs no code of a project, and reports its mistakes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,23 +17,13 @@ def run(argv: Sequence[str]) -> int:
     """Run a command, whose name is the first argument.
 
     Returns:
-        The exit code: 0; 1 if something was not possible; 2 after a mistake, 1 after one in a command that
-        loads the run; 130 after Ctrl-C, otherwise 128 + the number of the signal.
+        The exit code: 0; 1 if something was not possible; 2 after a mistake; 130 after Ctrl-C.
     """
     reports = Reports(with_traceback=False, as_json="--json" in argv)
     try:
-        args = parser.read(argv)
-    except UserError as error:
-        reports.show(error)
-        return 2
-    name = args.command
-    if name in parser.ON_RANKS:
-        from hydraloop.commands import on_ranks
-
-        return on_ranks.run(argv, args)
-    try:
+        args = parser.viewed(argv[0], argv[1:])
         with deferred():
-            module = importlib.import_module(f"hydraloop.commands.{name}")
+            module = importlib.import_module(f"hydraloop.commands.{args.command}")
         code: int = module.run(args)
         sys.stdout.flush()
         return code

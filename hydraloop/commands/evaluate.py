@@ -1,4 +1,4 @@
-"""`python -m hydraloop evaluate`: the metrics of a finished run, as JSON."""
+"""`python train.py evaluate`: the metrics of a finished run, as JSON."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""`python -m hydraloop export`: the model of a run for use without hydraloop.
+"""`python train.py export`: the model of a run for use without hydraloop.
 
 A file has its weights (safetensors), or its graph (pt2, onnx).
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import inspect
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from itertools import islice
 from pathlib import Path
@@ -22,17 +21,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from hydraloop.commands.finished_run import FinishedRunCommand, check_output
+from hydraloop.commands.parser import OnRun
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import sets_of
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, any_of
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
 from hydraloop.run_files import atomic
 from hydraloop.schemas.data import SPLITS
 
-_KEY = "--format"
+_KEY = "format"
+_FORMATS = ("safetensors", "pt2", "onnx")
 _ONNX = ("onnx", "onnxscript")
 """Packages that torch.onnx needs."""
 _SAMPLES = 2
@@ -42,16 +43,18 @@ _SAMPLES = 2
 class Export(FinishedRunCommand):
     """Writes the model to a file, in one process."""
 
-    def __init__(self, args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> None:
-        self._format: str = args.format
+    def __init__(self, typed: OnRun) -> None:
+        self._format = typed.own.get("format", "")
+        if self._format not in _FORMATS:
+            problem = f"{self._format!r} is not a format" if self._format else "it needs a format"
+            raise UserError(problem, key=_KEY, remedy=f"Use {any_of([f'format={name}' for name in _FORMATS])}.")
         missing = [name for name in _ONNX if self._format == "onnx" and importlib.util.find_spec(name) is None]
         if missing:
-            pip = ["pip", "install", *missing]
-            remedy = f"Install it: {' '.join(pip)}"
+            remedy = f"Install it: {' '.join(['pip', 'install', *missing])}"
             raise UserError(f"onnx needs {' and '.join(missing)}", key=_KEY, remedy=remedy)
-        self._output = Path(given.get("output", f"model.{self._format}"))
+        self._output = Path(typed.own.get("output", f"model.{self._format}"))
         check_output(self._output)
-        super().__init__(args, given, overrides)
+        super().__init__(typed)
         self.cfg.distributed.nproc_per_node = 1
         self.cfg.engine.compile = False
 
@@ -102,7 +105,7 @@ def _write_weights(engine: Engine, checkpoint: Path, path: Path) -> None:
     facts["published_from"] = checkpoint.name
     obstacle = write_safetensors(path, engine.model.state_dict(), facts, like=checkpoint)
     if obstacle is not None:
-        raise UserError(f"safetensors cannot have these weights: {obstacle}", key=_KEY, remedy="Use --format pt2.")
+        raise UserError(f"safetensors cannot have these weights: {obstacle}", key=_KEY, remedy="Use format=pt2.")
 
 
 def _graph(engine: Engine, name: str) -> torch.export.ExportedProgram:
@@ -112,7 +115,7 @@ def _graph(engine: Engine, name: str) -> torch.export.ExportedProgram:
         raise UserError(
             f"{name} needs a batch as an example, and the data of the run has none",
             key="data",
-            remedy="Give data.test a data set, or use --format safetensors.",
+            remedy="Give data.test a data set, or use format=safetensors.",
         )
     task = engine.task.cpu().eval()
     with _refusing(f"{type(task.model).__name__} cannot be exported as a graph"):
@@ -198,5 +201,5 @@ def _refusing(problem: str) -> Iterator[None]:
         raise UserError(
             f"{problem}: {type(error).__name__}: {reason}",
             key=_KEY,
-            remedy="Change the model so that torch.export takes it, or write its weights: --format safetensors.",
+            remedy="Change the model so that torch.export takes it, or write its weights: format=safetensors.",
         ) from error

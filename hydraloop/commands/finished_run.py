@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
 from itertools import count
 from pathlib import Path
 
+from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.loading import find, load_found
-from hydraloop.commands.on_ranks import RankCommand
+from hydraloop.commands.parser import OnRun
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loader, sets_of
@@ -18,26 +18,35 @@ from hydraloop.errors import UserError, suggestion
 _SPLITS = ("test", "val")
 
 
-class FinishedRunCommand(RankCommand):
-    """A command for a finished run.
-
-    Args:
-        args: of the command line, with the directory `run`.
-        given: the command's own `key=value` arguments.
-        overrides: changes of the run's config.
+class FinishedRunCommand(ABC):
+    """A command for a finished run. Its config gets the number of processes with which the run was trained.
 
     Raises:
         UserError: a wrong argument, no run directory, or no checkpoint.
     """
 
-    def __init__(self, args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> None:
-        self.split = given.get("split", "test")
+    def __init__(self, typed: OnRun) -> None:
+        self.split = typed.own.get("split", "test")
         if self.split not in _SPLITS:
             remedy = suggestion(self.split, _SPLITS)
             raise UserError(f"there is no split {self.split!r} to evaluate", key="split", remedy=remedy)
-        self.found = find(args.run, given.get("checkpoint", "best"), overrides)
-        self.source = f"weights: {self.found.file}"
-        super().__init__(self.found.cfg, self.found.saved.get("meta") or {}, overrides)
+        self.found = find(typed.run, typed.own.get("checkpoint", "best"), typed.overrides)
+        self.cfg, meta = self.found.cfg, self.found.saved.get("meta") or {}
+        self.trained_by: int | None = meta.get("ranks")
+        """How many ranks have trained; None if no checkpoint says so."""
+        options = self.cfg.distributed
+        if "distributed.nproc_per_node" not in typed_keys(typed.overrides):  # of a run of torchrun, the config says 1
+            options.nproc_per_node = meta.get("ranks_per_node", options.nproc_per_node)
+        options.nnodes, options.max_restarts = 1, 0
+
+    @property
+    def processes(self) -> int:
+        """How many processes have to be started for it, if no launcher has. Valid until `run`."""
+        return int(self.cfg.distributed.nproc_per_node)
+
+    @abstractmethod
+    def run(self, ranks: Distributed) -> str:
+        """Do it; called on each rank. Returns what to print on rank 0."""
 
     def engine(self, ranks: Distributed, *splits: str) -> Engine:
         """Return the engine of the run, with its weights and the data of some splits."""

@@ -5,115 +5,69 @@ They start as many processes as the run had, so that results have the same bits.
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import logging
-import os
-import signal
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from omegaconf import DictConfig
-
-from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.console import PrintableFormatter
-from hydraloop.cli.error_reports import Reports
-from hydraloop.commands import parser
-from hydraloop.errors import UserError, printable
+from hydraloop.commands.evaluate import Evaluate
+from hydraloop.commands.export import Export
+from hydraloop.commands.finished_run import FinishedRunCommand
+from hydraloop.commands.parser import OnRun
+from hydraloop.commands.predict import Predict
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.distributed.process_group import connect
+from hydraloop.errors import printable
 from hydraloop.processes import elastic, torchrun
-from hydraloop.processes.termination_signals import terminable
-from hydraloop.processes.unloading import leave_before_unloading
-from hydraloop.run_files.uncollected import uncollected
-from hydraloop.safety import working_directory
-from hydraloop.safety.secrets import remember_overrides
+from hydraloop.processes.failure import Failure
+from hydraloop.processes.peers import Peers
+from hydraloop.run_files import environment
 
-if TYPE_CHECKING:
-    from hydraloop.engine.distributed.comm import Distributed
+_COMMANDS: dict[str, type[FinishedRunCommand]] = {"evaluate": Evaluate, "predict": Predict, "export": Export}
 
 
-class RankCommand(ABC):
-    """A command whose arguments have been checked as far as that needs no data and no model.
+def run(typed: OnRun, argv: Sequence[str], peers: Peers) -> None:
+    """Run a command, on several ranks if the run had several. Rank 0 prints the result.
 
     Args:
-        cfg: of the run. It gets the number of processes with which the run was trained.
-        meta: of a checkpoint of the run.
-        overrides: changes of the run's config, as typed.
-    """
-
-    source: str
-    """What is used, for the terminal."""
-
-    def __init__(self, cfg: DictConfig, meta: Mapping[str, Any], overrides: Sequence[str]) -> None:
-        self.cfg = cfg
-        self.trained_by: int | None = meta.get("ranks")
-        """How many ranks have trained; None if no checkpoint says so."""
-        options = cfg.distributed
-        if "distributed.nproc_per_node" not in typed_keys(overrides):  # of a run of torchrun, the config says 1
-            options.nproc_per_node = meta.get("ranks_per_node", options.nproc_per_node)
-
-    @property
-    def processes(self) -> int:
-        """How many processes have to be started for it, if no launcher has. Valid until `run`."""
-        return int(self.cfg.distributed.nproc_per_node)
-
-    @abstractmethod
-    def run(self, ranks: Distributed) -> str:
-        """Do it; called on each rank. Returns what to print on rank 0."""
-
-
-def run(argv: Sequence[str], args: argparse.Namespace) -> int:
-    """Run a command. Returns the exit code: 0, 1 after an error message, 128 + n after signal n."""
-    finished = leave_before_unloading()
-    remember_overrides(args.overrides)
-    _log_warnings()
-    working_directory.trust(argv, args.run, args.trusted)
-    if torchrun.is_several():
-        torchrun.keep_quiet()
-    ranks: list[Distributed] = []
-    try:
-        with terminable():
-            code = _run(argv, args, ranks)
-    except (Exception, KeyboardInterrupt) as error:
-        if _reports(error, *ranks):
-            Reports(with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1").show(error)
-        code = 128 + getattr(error, "number", signal.SIGINT) if isinstance(error, KeyboardInterrupt) else 1
-    if torchrun.is_several():
-        finished(code)
-    return code
-
-
-def prepare(args: argparse.Namespace) -> RankCommand:
-    """Return a command: an object of the class `Evaluate` in `evaluate.py`, or of another command's.
+        argv: all arguments of this process.
 
     Raises:
-        UserError: a mistake in its arguments, or a run that cannot be loaded.
+        UserError: a mistake in the arguments, or a run that cannot be loaded.
+        BaseException: the error of this rank, or of the one that has failed first.
     """
-    given, overrides = parser.split(args)
-    with uncollected():
-        module = importlib.import_module(f"hydraloop.commands.{args.command}")
-    made: RankCommand = getattr(module, args.command.capitalize())(args, given, overrides)
-    return made
-
-
-def _run(argv: Sequence[str], args: argparse.Namespace, ranks: list[Distributed]) -> int:
-    """Run a command, and add this process's connection to the other ranks to `ranks`."""
-    command = prepare(args)
-    from hydraloop.engine.distributed.process_group import connect
-
+    _log_warnings()
+    command = prepare(typed)
     if command.processes > 1 and not torchrun.is_several():
-        return elastic.run_module(["hydraloop", *argv], command.processes)
-    distributed = connect(command.cfg.distributed, command.cfg.engine.device)
-    ranks.append(distributed)
-    differ = command.trained_by not in (None, distributed.world_size)
+        ended, _ = elastic.launch(command.cfg.distributed, environment.script()[1:], argv, {})
+        if ended.error is not None:
+            raise ended.error
+        return
+    peers.skip_plan()
+    ranks = connect(command.cfg.distributed, command.cfg.engine.device)
+    differ = command.trained_by not in (None, ranks.world_size)
     note = f" (trained by {command.trained_by} ranks: the last digits can differ)" if differ else ""
-    text = command.run(distributed)
-    if distributed.is_main:
-        print(printable(f"{command.source}{note}"), file=sys.stderr)  # standard output has only the result
+    text = _result(command, ranks)
+    if ranks.is_main:
+        print(printable(f"weights: {command.found.file}{note}"), file=sys.stderr)  # standard output has only the result
         print(text)
-    distributed.close()
-    return 0
+    ranks.close()
+
+
+def prepare(typed: OnRun) -> FinishedRunCommand:
+    """Return a command whose arguments are checked as far as that needs no data and no model."""
+    return _COMMANDS[typed.name](typed)
+
+
+def _result(command: FinishedRunCommand, ranks: Distributed) -> str:
+    try:
+        return command.run(ranks)
+    except BaseException as error:
+        ranks.abandon(error)
+        first = ranks.first_failure()
+        if ranks.world_size == 1 or first is None:
+            raise
+        raise Failure.of(error, ranks.rank, first=first).error() from error
 
 
 def _log_warnings() -> None:
@@ -121,12 +75,3 @@ def _log_warnings() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("warning: %(message)s"))
     logging.basicConfig(level=logging.WARNING if torchrun.rank() == 0 else logging.CRITICAL, handlers=[handler])
-
-
-def _reports(error: BaseException, distributed: Distributed | None = None) -> bool:
-    """Return whether this rank prints the error: the one that failed first."""
-    if distributed is None:  # all ranks have the same mistake
-        return torchrun.rank() == 0 or not isinstance(error, UserError | KeyboardInterrupt)
-    distributed.abandon(error)
-    failed = distributed.first_failure()
-    return failed is None or failed[0] == distributed.rank

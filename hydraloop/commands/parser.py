@@ -1,16 +1,19 @@
-"""The command lines of `python -m hydraloop <command>`: their one parser, and the list of commands for `--help`."""
+"""The commands: their list for `--help`, and what follows the name of one in a command line."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple
 
 from hydraloop.cli.arguments import refuse
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, close_names
+from hydraloop.run_files import environment
 
 
 @dataclass(frozen=True)
@@ -18,202 +21,224 @@ class Command:
     """A command, as `--help` shows it."""
 
     arguments: str
-    """As typed, in the list of commands."""
+    """As typed."""
     summary: str
     details: str = ""
     """More sentences for the command's own help."""
-    keys: dict[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
     """Arguments that are typed as `key=value`, with their possible values."""
 
 
 _SPLIT = {"split": "test|val"}
 _CHECKPOINT = {"checkpoint": "best|last|FILE"}
+_RUN = "RUN is a run directory, outputs/<date>/<run>. key=value changes an option of the run, and +key=value adds one."
+_FOLDER = "FOLDER is a sweep, multirun/<date>/<sweep>, or a run, outputs/<date>/<run>."
 COMMANDS = {
     "new": Command(
-        "<folder>",
+        "FOLDER [--from EXAMPLE]",
         "write a small project",
-        "Without --from, it is a classification with a model, data, a hook and a test.",
+        "Without --from, it is a classification with a model, data, a hook and a test. A wrong one lists all.",
     ),
-    "resume": Command("<run>", "continue a run with its saved config"),
-    "evaluate": Command("<run>", "print the metrics of a finished run as JSON", keys=_SPLIT | _CHECKPOINT),
+    "resume": Command(
+        "RUN [key=value …] [--dry-run] [--pdb]",
+        "continue a run with its saved config",
+        f"{_RUN} RUN may also be a checkpoint file. The run prints each change.",
+    ),
+    "evaluate": Command(
+        "RUN", "print the metrics of a finished run as JSON", f"{_RUN} Nothing is written.", _SPLIT | _CHECKPOINT
+    ),
     "predict": Command(
-        "<run>",
+        "RUN",
         "write the predictions of a finished run, in the order of the data",
-        keys={**_SPLIT, **_CHECKPOINT, "output": "FILE.jsonl|FILE.npz"},
+        _RUN,
+        {**_SPLIT, **_CHECKPOINT, "output": "FILE.jsonl|FILE.npz"},
     ),
     "export": Command(
-        "<run>", "write the model of a finished run for use without hydraloop", keys={**_CHECKPOINT, "output": "FILE"}
+        "RUN",
+        "write the model of a finished run for use without hydraloop",
+        f"{_RUN} safetensors has the weights, pt2 (torch.export) and onnx the graph of the model.",
+        {"format": "safetensors|pt2|onnx", **_CHECKPOINT, "output": "FILE"},
     ),
-    "runs": Command(
-        "[folder]",
-        "list all runs and jobs of sweeps, the newest first",
-        "Without a folder, it looks in outputs/ and multirun/.",
-    ),
-    "status": Command("<folder>", "print how a sweep or a run is doing"),
-    "attach": Command("<folder>", "show a sweep or a run until it ends", "Ctrl-C leaves it running."),
-    "results": Command("<sweep>", "print the results of a sweep, and write results.csv and results.json"),
-    "report": Command(
-        "<folder>",
-        "write a page of HTML about a run or a sweep",
-        "With several runs, the page compares them. It needs no network.",
-    ),
-    "stop": Command("<folder>", "let a sweep or a run save and end, and end all of its processes"),
-    "sync": Command("<folder>", "send trackers the records and files that they do not have"),
     "check": Command(
         "[key=value …]",
-        "test the data, the model and the task of the project in this folder",
-        "It runs train.py until that calls hydraloop.main(), and trains some iterations in a temporary folder. "
-        "Exit code: 0 no problem, 1 a problem, 2 a mistake.",
+        "test the data, the model and the task of the project",
+        "It trains some iterations in a temporary folder. Exit code: 0 no problem, 1 a problem, 2 a mistake.",
+    ),
+    "runs": Command(
+        "[FOLDER] [--sort METRIC] [--json]",
+        "list all runs and jobs of sweeps, the newest first",
+        "Without a folder, it looks in outputs/ and multirun/. --sort lists the best first by a metric: accuracy, "
+        "loss, test.accuracy.",
+    ),
+    "status": Command("FOLDER [--json]", "print how a sweep or a run is doing", _FOLDER),
+    "attach": Command("FOLDER", "show a sweep or a run until it ends", f"{_FOLDER} Ctrl-C leaves it running."),
+    "results": Command("SWEEP [--json]", "print the results of a sweep, and write results.csv and results.json"),
+    "report": Command(
+        "FOLDER … [--open] [--output FILE]",
+        "write a page of HTML about a run or a sweep",
+        f"{_FOLDER} Several runs are compared. The page is report.html in the folder; of several runs, in the working "
+        "directory. It needs no network. --open shows it in a browser.",
+    ),
+    "stop": Command(
+        "FOLDER [--kill]",
+        "let a sweep or a run save and end, and end all of its processes",
+        f"{_FOLDER} --kill kills at once; so does a second stop.",
+    ),
+    "sync": Command(
+        "FOLDER … [hooks.<tracker>.<option>=value] [--again]",
+        "send trackers the records and files that they do not have",
+        f"{_FOLDER} Or it is a folder of them (outputs/). An option is used instead of the run's. --again sends "
+        "everything, because the service was replaced or has moved; with an option of a tracker, to that one only. "
+        "A tracker of a project is only used by its script.",
     ),
 }
-ON_RANKS = ("evaluate", "predict", "export")
-"""Commands that load a run, on as many processes as the run had."""
-PLACE = ("config-path", "config-name", "config-dir")
-"""Flags of Hydra that say where the config is."""
-_PROGRAM = "python -m hydraloop"
-_COLUMN = 39
-"""Where the summaries begin in the list."""
+OF_RUNS = ("resume", "evaluate", "predict", "export")
+"""Commands that load a run."""
+OF_PROJECTS = (*OF_RUNS, "check")
+"""Commands that run the code of a project."""
+_SPLIT_OVERRIDE = tuple("=,[{(:")
+"""An argument that ends with one of these was divided at a space."""
 
 
-def listing() -> str:
-    """Return the list of commands."""
-    lines = ["Commands for runs and sweeps; <command> --help lists the arguments"]
-    for name, command in COMMANDS.items():
-        typed = f"  {_PROGRAM} {name} {command.arguments}"
-        if len(typed) >= _COLUMN:
-            lines.append(typed)
-            typed = ""
-        lines.append(f"{typed:{_COLUMN}}{command.summary}")
-    return "\n".join(lines)
+class Found(NamedTuple):
+    """A command in a command line."""
+
+    name: str
+    words: list[str]
+    """What is typed after the name, without flags."""
+    before: list[str]
+    """Overrides before the name."""
 
 
-def listed_names() -> str:
-    """Return the names of all commands, for the end of every help."""
-    title = f"Commands for finished runs and sweeps ({_PROGRAM} <command> --help)"
-    return "\n".join([title, textwrap.fill(", ".join(COMMANDS), 78, initial_indent="  ", subsequent_indent="  ")])
+class OnRun(NamedTuple):
+    """The arguments of a command that loads a run."""
+
+    name: str
+    run: Path
+    own: dict[str, str]
+    """The command's own `key=value` arguments."""
+    overrides: list[str]
+    """Changes of the run's config."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        refuse(message)
+def find(words: Sequence[str], *, asks: bool = False) -> Found | None:
+    """Return the command in the words of a command line that are no flags: the first one that is not an override.
 
+    None: there is no command, or a word is part of an override, which `arguments.parse` reports.
 
-def read(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments of a command. Its name is the first one.
+    Args:
+        asks: for `--help`, where a word may also be the name of a topic.
 
     Raises:
-        SystemExit: after a mistake, with argparse's message, or after `--help`.
+        UserError: there is no such command.
     """
-    return of(argv[0]).parse_intermixed_args(argv[1:])
+    for index, word in enumerate(words):
+        if "=" in word or word.startswith(("+", "~")):
+            continue
+        if word in COMMANDS:
+            return Found(word, [*words[index + 1 :]], [*words[:index]])
+        divided = [*words[:index], ""][index - 1].endswith(_SPLIT_OVERRIDE) or [*words, ""][index + 1].startswith("=")
+        if asks or divided or not re.fullmatch(r"[a-z]+", word):
+            return None
+        near = close_names(word, COMMANDS, most=1, cutoff=0.7)
+        remedy = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}. Options are key=value."
+        raise UserError(f"there is no command {word}", remedy=remedy)
+    return None
 
 
-def of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a command."""
-    command = COMMANDS[name]
-    description = textwrap.fill(f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}", 78)
-    parser = _Parser(
-        prog=f"{_PROGRAM} {name}",
-        description=description,
-        epilog=listed_names(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def on_run(found: Found, args: argparse.Namespace) -> OnRun:
+    """Return the arguments of a command that loads a run.
+
+    Args:
+        args: the flags.
+
+    Raises:
+        UserError: there is no run, a flag that the command does not take, or an argument without a value.
+    """
+    name, keys = found.name, COMMANDS[found.name].keys
+    command = shlex.join([*environment.script(), name])
+    if not found.words:
+        raise UserError("it needs a run directory", key=name, remedy=f"Write {command} outputs/<date>/<run>.")
+    run, *rest = found.words
+    overrides, own = [*found.before], dict[str, str]()
+    for text in rest:
+        key, _, value = text.partition("=")
+        if key not in keys:
+            overrides.append(text)
+        elif not value:
+            raise UserError("it has no value", key=key, remedy=f"Write {key}={keys[key]}, or leave it out.")
+        else:
+            own[key] = value
+    flags = {"--multirun": args.multirun, "--cfg": args.cfg}
+    if name != "resume":
+        flags |= {"--dry-run": args.dry_run, "--pdb": args.pdb, "--json": args.json}
+    wrong = [*args.unknown, *args.config_flags, *(flag for flag, given in flags.items() if given)]
+    wrong += ["detach" for line in overrides if line.lstrip("+").startswith("detach=")]
+    if wrong:
+        remedy = f"Leave it out. {command} --help lists what it takes."
+        raise UserError(f"{name} continues in this terminal, with the config of the run", key=wrong[0], remedy=remedy)
+    return OnRun(name, Path(run), own, overrides)
+
+
+def viewed(name: str, words: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of a command that runs no code of a project.
+
+    Args:
+        words: all that is typed except for the name.
+
+    Raises:
+        UserError: a mistake in them.
+    """
+    parser = argparse.ArgumentParser(prog=name, add_help=False, allow_abbrev=False)
+    parser.error = refuse  # type: ignore[method-assign]
     parser.set_defaults(command=name)
     if name in ("runs", "status", "results"):
-        parser.add_argument("--json", action="store_true", help="print one JSON document, also for an error")
-    if name in ON_RANKS:
-        _add_run(parser, name)
-    elif name == "report":
-        _add_report(parser)
-    elif name == "sync":
-        _add_trackers(parser)
-    elif name == "new":
+        parser.add_argument("--json", action="store_true")
+    if name == "new":
         _add_new(parser)
     elif name == "runs":
-        _add_runs(parser)
-    elif name == "check":
-        _add_project(parser)
+        parser.add_argument("directory", nargs="?", type=Path)
+        parser.add_argument("--sort")
+    elif name == "report":
+        parser.add_argument("directory", nargs="+", type=Path)
+        parser.add_argument("--open", action="store_true")
+        parser.add_argument("--output", type=Path)
+    elif name == "sync":
+        parser.add_argument("directory", nargs="+")
+        parser.add_argument("--again", action="store_true")
+        parser.add_argument("--follow", action="store_true")  # used by runs and sweeps
     else:
-        _add_directory(parser, name)
-    return parser
-
-
-def _add_run(parser: argparse.ArgumentParser, name: str) -> None:
-    parser.add_argument("run", type=Path, help="the run directory, outputs/<date>/<run>")
-    own = ", ".join(f"{key}={values}" for key, values in COMMANDS[name].keys.items())
-    what = f"{own}; or changes of the run's config, such as data.test.root=/data"
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])
-    what = "packages whose classes the config may name, such as timm,peft; a dot for the files in the working directory"
-    parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGES", help=what)
-    if name == "export":
-        what = "weights, or the graph of the model (torch.export, ONNX)"
-        parser.add_argument("--format", required=True, choices=("safetensors", "pt2", "onnx"), help=what)
-
-
-def _add_directory(parser: argparse.ArgumentParser, name: str) -> None:
-    parser.add_argument("directory", type=Path, help="multirun/<date>/<sweep>, or outputs/<date>/<run>")
-    if name == "stop":
-        parser.add_argument("--kill", action="store_true", help="kill at once; so does a second stop")
-
-
-def _add_runs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", nargs="?", type=Path, metavar="FOLDER", help="a folder to look in")
-    what = "the best first by a metric: accuracy, loss, test.accuracy"
-    parser.add_argument("--sort", metavar="METRIC", help=what)
-
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
-    what = "multirun/<date>/<sweep>, or outputs/<date>/<run>; several runs are compared"
-    parser.add_argument("directory", nargs="+", type=Path, metavar="FOLDER", help=what)
-    parser.add_argument("--open", action="store_true", help="show the page in a browser")
-    what = "the page (report.html in the folder; with several runs, in the working directory)"
-    parser.add_argument("--output", type=Path, metavar="FILE", help=what)
+        parser.add_argument("directory", type=Path)
+        if name == "stop":
+            parser.add_argument("--kill", action="store_true")
+    return parser.parse_intermixed_args(words)
 
 
 def _add_new(parser: argparse.ArgumentParser) -> None:
     from hydraloop.commands.new import STARTER, templates
 
-    parser.add_argument("directory", type=Path, help="a new folder", metavar="FOLDER")
-    what = "an example to start from: "
-    names = templates()
-    parser.add_argument(
-        "--from", dest="template", choices=names, default=STARTER, help=what + ", ".join(names), metavar="EXAMPLE"
-    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--from", dest="template", choices=templates(), default=STARTER)
 
 
-def _add_trackers(parser: argparse.ArgumentParser) -> None:
-    what = "a run, a sweep, or a folder of them (outputs/); or an option that is used instead of the run's, such as "
-    parser.add_argument("directory", nargs="+", help=f"{what}hooks.mlflow.tracking_uri=http://localhost:5000")
-    what = "send everything, because the service has been replaced or has moved; with an option of a tracker, to that "
-    parser.add_argument("--again", action="store_true", help=f"{what}one only")
-    what = "a package or file with a custom tracker"
-    parser.add_argument("--trusted", action="append", default=[], metavar="PACKAGE", help=what)
-    what = "used by runs and sweeps: send what is new until the process ends that has started this one"
-    parser.add_argument("--follow", action="store_true", help=what)
+def listing() -> str:
+    """Return the list of commands."""
+    lines = ["Commands; --help <command> lists the arguments"]
+    return "\n".join([*lines, *(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())])
 
 
-def _add_project(parser: argparse.ArgumentParser) -> None:
-    what = "as after `python train.py`"
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what, default=[])
-    for name in PLACE:
-        parser.add_argument(f"--{name}", help=what)
+def listed_names() -> str:
+    """Return the names of all commands, for the end of every help."""
+    title = "Commands (--help <command>)"
+    return "\n".join([title, textwrap.fill(", ".join(COMMANDS), 78, initial_indent="  ", subsequent_indent="  ")])
 
 
-def split(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
-    """Return the command's own `key=value` arguments, and the changes of the run's config.
-
-    Raises:
-        UserError: an argument of the command has no value.
-    """
-    keys = COMMANDS[args.command].keys
-    own: dict[str, str] = {}
-    overrides = []
-    for text in args.overrides:
-        key, _, value = text.partition("=")
-        if key not in keys:
-            overrides.append(text)
-        elif not value:
-            remedy = f"Write {key}={keys[key]}, or leave it out."
-            raise UserError("it has no value", key=key, remedy=remedy)
-        else:
-            own[key] = value
-    return own, overrides
+def help_of(name: str) -> str:
+    """Return the help of a command."""
+    command = COMMANDS[name]
+    program = ["python", "train.py"] if name in OF_PROJECTS else ["hydraloop"]
+    keys = [f"[{key}={values}]" for key, values in command.keys.items()]
+    more = ["[key=value …]"] if command.keys else []
+    usage = " ".join(["usage:", *program, name, command.arguments, *keys, *more])
+    text = f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}"
+    return "\n\n".join([usage, textwrap.fill(text, 78), listed_names()])

@@ -1,13 +1,12 @@
-"""`python -m hydraloop predict`: the predictions of a finished run, in the order of the data.
+"""`python train.py predict`: the predictions of a finished run, in the order of the data.
 
 A file is `.jsonl` with one line for each sample, or `.npz` with one array for each output.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hydraloop.commands.finished_run import FinishedRunCommand, check_output
+from hydraloop.commands.parser import OnRun
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.run_files import atomic
@@ -32,15 +32,15 @@ Parts = Iterator[tuple[str, Any]]
 class Predict(FinishedRunCommand):
     """Writes the predictions for one split to a file."""
 
-    def __init__(self, args: argparse.Namespace, given: Mapping[str, str], overrides: Sequence[str]) -> None:
-        self._output = Path(given.get("output", "predictions.jsonl"))
+    def __init__(self, typed: OnRun) -> None:
+        self._output = Path(typed.own.get("output", "predictions.jsonl"))
         check_output(self._output)
         if self._output.suffix not in FORMATS:
             problem = f"{self._output} is neither JSON lines nor NumPy's format"
             other = f"{self._output.stem}.jsonl"
             remedy = f"Use {other} or .npz."
             raise UserError(problem, key="output", remedy=remedy)
-        super().__init__(args, given, overrides)
+        super().__init__(typed)
 
     def run(self, ranks: Distributed) -> str:
         """Write the file on rank 0. Returns its path."""

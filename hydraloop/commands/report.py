@@ -1,4 +1,4 @@
-"""`python -m hydraloop report`: a page of HTML about a run or a sweep, or a comparison of runs."""
+"""`hydraloop report`: a page of HTML about a run or a sweep, or a comparison of runs."""
 
 from __future__ import annotations
 

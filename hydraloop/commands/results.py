@@ -1,4 +1,4 @@
-"""`python -m hydraloop results`: the results of a sweep."""
+"""`hydraloop results`: the results of a sweep."""
 
 from __future__ import annotations
 

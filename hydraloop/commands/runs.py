@@ -1,4 +1,4 @@
-"""`python -m hydraloop runs`: lists all runs and jobs of a project, from their files. Imports no torch.
+"""`hydraloop runs`: lists all runs and jobs of a project, from their files. Imports no torch.
 
 There is no database, so nothing can disagree with the files. A thousand runs take half a second of a processor. So only
 those parts of a config are parsed that are shown.

@@ -1,4 +1,4 @@
-"""`python -m hydraloop status`: how a sweep or a run is doing, from the files of its directory.
+"""`hydraloop status`: how a sweep or a run is doing, from the files of its directory.
 
 Neither this command nor `attach`, `results` and `stop` need the project and its packages, or import torch.
 """
@@ -16,7 +16,7 @@ from hydraloop.errors import UserError, missing_path, printable
 from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.run_files import lock
 from hydraloop.run_files.checkpoint_files import candidates
-from hydraloop.run_files.environment import resume_command, shown
+from hydraloop.run_files.environment import of_project, shown
 from hydraloop.run_files.output import print_json
 from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.sweeps import states, sweep_description
@@ -89,7 +89,7 @@ def _state_of_run(path: Path) -> JobState:
 def _of_run(path: Path) -> list[str]:
     state = _state_of_run(path)
     continues = state.state in ("interrupted", "paused") and candidates(*checkpoint_folders(path))
-    hint = [f"  {shlex.join(resume_command(path))}"] if continues else []
+    hint = [f"  {shlex.join(of_project('resume', path))}"] if continues else []
     return [*_described(state, "the run", path, path), *hint]
 
 

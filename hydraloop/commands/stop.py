@@ -1,4 +1,4 @@
-"""`python -m hydraloop stop`: let a sweep or a run on this machine, or on Slurm, save and end."""
+"""`hydraloop stop`: let a sweep or a run on this machine, or on Slurm, save and end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`python -m hydraloop sync`: send the records and files that trackers do not have yet.
+"""`hydraloop sync`: send the records and files that trackers do not have yet.
 
 Each record is sent exactly once: sending resumes at each tracker's cursor, with the same code as during training.
 Runs that are still training or being followed are skipped. A description may come from anywhere, so it only selects
-hydraloop's own classes and those in `--trusted` packages.
+hydraloop's own classes and, after `python train.py`, those of the project.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import yaml
 
 from hydraloop.errors import printable
 from hydraloop.run_files.record_log import FILENAME, count
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, run_dirs
@@ -34,8 +35,6 @@ def run(args: argparse.Namespace) -> int:
     """Send what is left. Returns the exit code: 0 if all is sent, 1 if something is left, 2 for a wrong argument."""
     if args.follow:
         follow(Path(args.directory[0]))
-    if args.trusted:
-        sys.path.insert(0, os.getcwd())  # `__main__` has removed it
     log_to_stderr(logging.WARNING, "%(message)s")
     options: dict[str, dict[str, Any]] = {}
     directories = []
@@ -44,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
             directories.append(Path(argument))
         else:
             options.setdefault(option[1], {})[option[2]] = yaml.safe_load(option[3])
-    return send_all(directories, How(again=args.again, options=options, trusted=args.trusted))
+    return send_all(
+        directories, How(again=args.again, options=options, folders=ALLOWLIST.folders, trusted=ALLOWLIST.packages)
+    )
 
 
 def send_all(directories: Sequence[Path], how: How = _REST) -> int:

@@ -46,12 +46,11 @@ def start(draft: Draft, key: str, directory: Path, log: str, *flags: str) -> NoR
         log: name of the file in it for what the command prints.
         flags: of the command.
     """
-    words = [*environment.command()[1:], *flags, *continued(draft.overrides, key, directory), *environment.trusted]
-    links = ["--trusted-links"] if draft.follows_links else []
+    words = [*environment.command()[1:], *flags, *continued(draft.overrides, key, directory)]
     with (directory / log).open("ab") as file:
         begin = file.tell()
         process = subprocess.Popen(
-            [sys.executable, "-u", *words, *links],
+            [sys.executable, "-u", *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

@@ -29,7 +29,7 @@ from hydraloop.plan import RunPlan
 from hydraloop.processes import nodes, rank_log, torchrun
 from hydraloop.processes.failure import Ended, Failure, cause
 from hydraloop.processes.private import masked_lists
-from hydraloop.run_files import atomic, environment
+from hydraloop.run_files import atomic
 from hydraloop.run_files.result import FILENAME
 from hydraloop.run_files.uncollected import uncollected
 
@@ -108,7 +108,7 @@ def launch(
             torchrun.NODE: name,
             torchrun.OWNER: str(os.getpid()),
         }
-        words, codes, number = [*command, *shown["arguments"], *environment.trusted], dict[int, tuple[int, int]](), 0
+        words, codes, number = [*command, *shown["arguments"]], dict[int, tuple[int, int]](), 0
         try:
             with env_override(variables), _passing_on(Path(name)):
                 rendezvous["max_restarts"] = int(options.max_restarts)
@@ -141,16 +141,6 @@ def _ended(folder: Path, failures: Sequence[Failure], number: int) -> Ended:
 def is_stopped() -> bool:
     """Whether the process that has started this rank was told to end, so that a restart must not train."""
     return torchrun.is_ours() and Path(os.environ[torchrun.NODE], _STOPPED).exists()
-
-
-def run_module(arguments: Sequence[str], processes: int) -> int:
-    """Run `python -m …` on several ranks, which print their errors themselves. Returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
-        exit_codes, number = run(processes, name, "-m", *arguments)
-    for rank, code in exit_codes.values():
-        if code < 0 and code != -signal.SIGTERM:  # which the launcher sends after another failure
-            print(f"error: rank {rank} was ended by signal {-code}", file=sys.stderr)
-    return 128 + number if number else int(bool(exit_codes))
 
 
 @contextlib.contextmanager

@@ -114,6 +114,10 @@ class Peers:
         store.set(_agreed(torchrun.rank()), "")
         return plan
 
+    def skip_plan(self) -> None:
+        """Note that this rank neither leads nor follows: its command trains nothing."""
+        self._is_planned = True
+
     # Errors, and the end. --------------------------------------------------------------------------------------------
 
     def failed(self, error: BaseException) -> None:

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydraloop.safety.working_directory import UNTRUSTED
-
 _GIT = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-optional-locks"]
 _GIT_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CONFIG_HOME") if name in os.environ}
 """Without variables from a config. The user's git config is read, because it has `safe.directory`."""
@@ -22,8 +20,6 @@ SWEEP_OWNER = "HYDRALOOP_SWEEP_OWNER"
 SUBMITTED = "HYDRALOOP_SUBMITTED_COMMAND"
 """Variable with the path of a file that has the overrides of this process, which is a job of Slurm."""
 
-trusted: list[str] = []
-"""The flags `--trusted` of the command line, which are removed from the arguments."""
 _command: list[str] | None = None
 
 
@@ -71,12 +67,10 @@ def git_diff(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of git; None if it fails or takes more than 5 s, or if the working directory is not trusted.
+    """Return the output of git; None if it fails or takes more than 5 s.
 
     Git starts no other program, except the filters that the repository's config names.
     """
-    if UNTRUSTED in os.environ:
-        return None
     try:
         done = subprocess.run(
             [*_GIT, *arguments],
@@ -108,11 +102,11 @@ def command() -> list[str]:
     return list(_command or script())
 
 
-def resume_command(run_dir: Path) -> list[str]:
-    """Return the command that continues a run: `python train.py resume outputs/<run>`."""
-    words = command() if _command else ["python", "-m", "hydraloop"]  # a script that calls `build` reads no arguments
+def of_project(name: str, path: Path) -> list[str]:
+    """Return a command that runs the code of the project: `python train.py resume outputs/<run>`."""
+    words = list(_command or ("python", "train.py"))  # a script that calls `build` reads no arguments
     words = words[: words.index("resume")] if "resume" in words else words
-    return [*(word for word in words if not word.startswith("--config-")), "resume", shown(run_dir)]
+    return [*(word for word in words if not word.startswith("--config-")), name, shown(path)]
 
 
 def set_command(words: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,8 +22,6 @@ from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.config_yaml import masked_yaml
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
-from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.projects import owns, remember
 
 OUTPUTS = Path("outputs")
 """Runs of one job, by default as `outputs/<date>/<time>-<id>`."""
@@ -89,21 +86,10 @@ def is_recorded(run_dir: Path) -> bool:
     return (run_dir / RECORDS / CONFIG).exists()
 
 
-def record(cfg: DictConfig, run_dir: Path, *, resumed: bool, folder: Path | None = None) -> None:
-    """Write the config, for a later `resume=`.
-
-    A new run is also recorded as one of the projects whose Python files are trusted.
-
-    Args:
-        resumed: the run continues what an earlier process started.
-        folder: for the config. None: it is written already.
-    """
-    if not resumed:
-        for project in {*ALLOWLIST.folders, sys.path[0] or "."}:  # the last one has the code of `python -m`
-            remember(Path(project), run_dir)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(folder / CONFIG, masked_yaml(cfg, resolve=False))
+def record(cfg: DictConfig, folder: Path) -> None:
+    """Write the config, for a later `resume=`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(folder / CONFIG, masked_yaml(cfg, resolve=False))
 
 
 def record_checkpoint_folder(run_dir: Path, folder: Path) -> None:
@@ -126,11 +112,12 @@ def check_links(directory: Path, *, key: str) -> None:
     for link in _links(directory):
         target = Path(os.path.realpath(link))
         if not target.is_relative_to(inside):
+            moved = f"rm {shlex.quote(link)} && mv {shlex.quote(str(target))} {shlex.quote(link)}"
             raise UserError(
                 f"{link} is a link to {target}, outside of {directory}",
                 key=key,
-                remedy="If the links there are yours, add --trusted-links to the command; Python's build has no such "
-                "option. Otherwise do not resume this run.",
+                remedy=f"If it is yours, move what it names into the directory: {moved}\n"
+                "  Otherwise do not resume this run.",
             )
 
 
@@ -164,8 +151,3 @@ def run_of(path: Path) -> Path | None:
         return path
     run_dir = path.resolve().parent.parent
     return run_dir if (run_dir / RECORDS).exists() else None
-
-
-def is_own(run_dir: Path) -> bool:
-    """Return whether the user has started a run in a project whose Python files are trusted."""
-    return any(owns(Path(project), run_dir) for project in ALLOWLIST.folders)

@@ -24,9 +24,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hydraloop.errors import UserError, suggestion
-from hydraloop.safety.projects import RUN_FOLDERS
 from hydraloop.safety.public_targets import PACKAGES, REFUSED, is_offered, is_public, needs_no_object, within
 
+_RUN_FOLDERS = ("outputs", "multirun")
+"""Folders of a project that contain its runs, and no code."""
 _NOT_A_PROJECT = ("site-packages", "dist-packages")
 _OURSELVES = "hydraloop"
 """The rest of hydraloop is refused, even if its source is in the project's folder: it contains this list."""
@@ -39,8 +40,8 @@ class Advice(NamedTuple):
     """Returns a sentence that trusts the given packages, from its verb on."""
     folder: str
     """The folder whose Python files are trusted."""
-    missing: str = "Check the spelling, or install the package."
-    """How to find a module that does not exist."""
+    command: str = ""
+    """What to type instead, because this process trusts only hydraloop and torch."""
 
 
 def _quoted(names: list[str]) -> str:
@@ -60,6 +61,15 @@ IN_MAIN = Advice(
 )
 
 
+def in_script(command: str) -> Advice:
+    """Return the advice for a command without the script of a project.
+
+    Args:
+        command: the same one with the script.
+    """
+    return IN_MAIN._replace(command=command)
+
+
 class Allowlist:
     """What may be instantiated in this process."""
 
@@ -75,7 +85,7 @@ class Allowlist:
     def trust_folder(self, folder: Path) -> None:
         """Allow the Python files under the caller's folder, except virtual environments and runs in it."""
         self._folders.add(folder.resolve())
-        self._untrusted.update(folder.resolve() / name for name in RUN_FOLDERS)
+        self._untrusted.update(folder.resolve() / name for name in _RUN_FOLDERS)
 
     def distrust(self, folder: Path) -> None:
         """Refuse the Python files under a folder, also if it is in a trusted folder: a run may come from anywhere."""
@@ -151,6 +161,11 @@ class Allowlist:
             )
         if not self._name_allowed(target):
             top_level = target.split(".")[0]
+            if self._advice.command and not within(target, (*PACKAGES, _OURSELVES)):
+                problem = f"{target} is not a class of hydraloop or torch, and no project is trusted here"
+                raise UserError(
+                    problem, key=f"{key}._target_", remedy=f"Let the project's script do it: {self._advice.command}"
+                )
             if top_level not in sys.stdlib_module_names and _file_of(top_level) is None:
                 raise self._no_module(target, key)
             raise self._refused(target, key)
@@ -249,7 +264,8 @@ class Allowlist:
 
     def _no_module(self, target: str, key: str) -> UserError:
         problem = f"{target} does not exist: there is no module {target.split('.')[0]!r}"
-        return UserError(problem, key=f"{key}._target_", remedy=self._advice.missing)
+        remedy = "Check the spelling, or install the package."
+        return UserError(problem, key=f"{key}._target_", remedy=remedy)
 
     def _is_untrusted(self, target: str) -> bool:
         """Return whether a module of this name would come from an untrusted folder; imports nothing."""

@@ -157,7 +157,6 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
         overrides=lines,
         cfg=configs[0],
         typed=typed,
-        follows_links=args.trusted_links,
         jobs=jobs,
         master=master,
         grid=grid,

@@ -69,8 +69,7 @@ def _created(path: Path, description: Description, draft: SweepDraft) -> Settled
 def _continued(path: Path, description: Description, draft: SweepDraft) -> Settled:
     """Return a sweep with the jobs of this command line, which it gets if they are new."""
     directory = SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
-    if not draft.follows_links:
-        check_links(path, key=_KEY)
+    check_links(path, key=_KEY)
     directory.lock.acquire()
     try:
         for part in (*path.glob(".*.[0-9]*.part"), *path.glob(f"*/.{states.FILENAME}.*.part")):

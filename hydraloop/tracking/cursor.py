@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.run_files import atomic
-from hydraloop.run_files.environment import shown
+from hydraloop.run_files.environment import of_project, shown
 from hydraloop.run_files.record_log import FILENAME, count
 from hydraloop.tracking.tracker import FOLDER
 
@@ -81,9 +81,9 @@ def is_complete(run_dir: Path, name: str, attempt: int) -> bool:
 
 def sync_command(folder: Path, kinds: Iterable[str], *flags: str) -> str:
     """Return the command that sends what trackers of these kinds do not have of a run or sweep."""
-    packages = {kind.partition(".")[0] for kind in kinds} - {"hydraloop"}
-    trusted = [word for package in sorted(packages) for word in ("--trusted", package)]
-    return shlex.join(["python", "-m", "hydraloop", "sync", *flags, *trusted, shown(folder)])
+    if all(kind.startswith("hydraloop.") for kind in kinds):
+        return shlex.join(["python", "-m", "hydraloop", "sync", *flags, shown(folder)])
+    return shlex.join([*of_project("sync", folder), *flags])
 
 
 def path_of(run_dir: Path, name: str) -> Path:

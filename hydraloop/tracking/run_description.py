@@ -177,7 +177,7 @@ def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool, f
 def _tell_of_shards(run_dir: Path) -> None:
     log.warning(
         "checkpoints in shards (FSDP2) are not sent; "
-        "for a single file, run `python -m hydraloop export %s --format safetensors`",
+        "for a single file, run `python train.py export %s format=safetensors`",
         run_dir,
     )
 

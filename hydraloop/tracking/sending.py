@@ -166,9 +166,9 @@ def _loaded(kind: str, how: How) -> type[Tracker]:
     try:
         return load_tracker(kind, folders=how.folders, packages=how.trusted)
     except ValueError as error:
-        package = kind.partition(".")[0]
-        remedy = "start the command in the project's folder" if package in how.trusted else f"add --trusted {package}"
-        raise ValueError(f"{error}; if you trust its code, {remedy}") from error
+        if how.folders:
+            raise
+        raise ValueError(f"{error}; the project's script sends it: python train.py sync <folder>") from error
 
 
 def _drain(tracker: Tracker, cursor: Cursor, name: str, until: Once) -> str | None:

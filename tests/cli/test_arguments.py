@@ -101,10 +101,3 @@ def test_with_a_sweep_a_comma_sweeps(line: str, capsys: pytest.CaptureFixture[st
     assert isinstance(checked, planning.SweepDraft)
     assert checked.jobs.swept[0] == "hooks"
     assert "read as a list" not in capsys.readouterr().err
-
-
-def test_only_the_module_takes_trusted_packages() -> None:
-    """It is not taken for the beginning of `--trusted-links`, either."""
-    with pytest.raises(UserError, match=r'^--trusted: .*\n.*trusted=\["peft", "timm"\]'):
-        arguments.read(["resume", "run", "--trusted", "timm,peft"])
-    assert arguments.read(["resume=run", "--trusted-links"]).trusted_links

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.cli import arguments
 from hydraloop.cli.compose import opened
 from hydraloop.cli.notebook import compose
 from hydraloop.cli.resume_command import BASE, check_resume
@@ -38,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(*words: str) -> Draft:
     with opened(REPOSITORY, BASE) as composer:
-        return check_resume(arguments.read(["resume", *words]), composer)
+        return check_resume(Path(words[0]), words[1:], composer)
 
 
 def test_the_saved_config_is_changed_by_what_is_typed(run: Path) -> None:

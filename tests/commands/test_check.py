@@ -1,4 +1,4 @@
-"""`hydraloop check`: mistakes in data, models and tasks are found, and named with what to do."""
+"""`python train.py check`: mistakes in data, models and tasks are found, and named with what to do."""
 
 from __future__ import annotations
 
@@ -136,15 +136,10 @@ def project(tmp_path: Path) -> Project:
 
 
 def check(project: Project, *overrides: str) -> Done:
-    return project.python("-m", "hydraloop", "check", *overrides)
+    return project.train("check", *overrides)
 
 
-def test_a_project_that_is_missing_or_cannot_be_built_is_one_message(project: Project) -> None:
-    project.path.mkdir()
-    project.write("train.py", "print('another framework')\nraise SystemExit(3)\n")
-    assert "no project" in (done := check(project)).err
-    assert done.code == 2
-    (project.path / "train.py").unlink()
+def test_a_project_that_cannot_be_built_is_one_message(project: Project) -> None:
     planted.write(project.path, "none", 0)
     done = check(project, "task.model._target_=parts.Missing")
     assert done.code == 1

@@ -70,6 +70,7 @@ ERRORS = {
     "train.py --json -m seed=1,2": ("--json", "add --dry-run"),
     "train.py --json --help": ("--json", "add --dry-run"),
     "train.py --json --cfg job": ("--json", "add --dry-run"),
+    "train.py evaluate run --json": ("--json", "Leave it out."),
     "-m hydraloop status sweeep --json": ("directory", "Did you mean sweep?"),
 }
 

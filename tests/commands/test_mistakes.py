@@ -12,49 +12,65 @@ from tests.e2e.projects import Project
 from tests.marks import slow
 from tests.sweeps import written
 
-MISTAKES: dict[str, tuple[int, str, str]] = {
-    # command line: (exit code, problem, remedy)
-    "evaluate nope": (1, "run: nope is not a run directory", "Name one, outputs/<date>/<run>."),
-    "evaluate conf": (1, "run: conf is not a run directory", "Name one"),
-    "evaluate": (2, "the following arguments are required: run", ""),
-    "evaluate empty": (1, "checkpoint: empty has no complete checkpoint", "Train with default_hooks.checkpoint"),
-    "evaluate run checkpoint=nope.pth": (1, "checkpoint: there is no checkpoint file nope.pth", "Name a file"),
-    "evaluate run checkpoint=": (1, "checkpoint: it has no value", "Write checkpoint=best|last|FILE, or leave it out."),
-    "evaluate run task.model.width=8": (1, "checkpoint: the weights do not fit the model SmallCNN", "Use the model of"),
-    "evaluate run task.model._target_=no_module.Net": (
-        1,
+MISTAKES: dict[str, tuple[str, str]] = {
+    # command line: (problem, remedy)
+    "train.py evaluate nope": ("run: nope is not a run directory", "Name one, outputs/<date>/<run>."),
+    "train.py evaluate split=val": ("run: split=val is not a run directory", "Name one"),
+    "train.py evaluate": ("evaluate: it needs a run directory", "Write python train.py evaluate outputs/<date>/<run>."),
+    "train.py evalute run": ("there is no command evalute", "Did you mean evaluate?"),
+    "train.py seed=1 evalute run": ("there is no command evalute", "Did you mean evaluate?"),
+    "train.py evaluate run run": ("'run' is not key=value", "Write key=value"),
+    "train.py evaluate empty": ("checkpoint: empty has no complete checkpoint", "Train with default_hooks.checkpoint"),
+    "train.py evaluate run checkpoint=nope.pth": ("checkpoint: there is no checkpoint file nope.pth", "Name a file"),
+    "train.py evaluate run checkpoint=": ("checkpoint: it has no value", "Write checkpoint=best|last|FILE, or leave"),
+    "train.py evaluate run task.model.width=8": ("checkpoint: the weights do not fit the model SmallCNN", "Use the"),
+    "train.py evaluate run task.model._target_=no_module.Net": (
         "task.model._target_: no_module.Net does not exist: there is no module 'no_module'",
-        "Run the command in the folder of the project that trained the run, or install the package.",
+        "Check the spelling, or install the package.",
     ),
-    "evaluate run split=tset": (1, "split: there is no split 'tset'", "Did you mean test?"),
-    "evaluate run data.test=null": (1, "data.test: there is no data set", "Use split=val."),
-    "evaluate run data.tset=null": (1, "data.tset: there is no such option", "Did you mean test?"),
-    "predict run output=x.csv": (1, "output: x.csv is neither JSON lines", "Use x.jsonl or .npz."),
-    "predict run output=nope/x.npz": (1, "output: there is no folder nope", "Create it"),
-    "predict run output=run": (1, "output: run is a folder", "Name a file in it"),
-    "predict run output=run/metrics.jsonl": (1, "output: run/metrics.jsonl exists", "output=run/metrics_2.jsonl\n"),
-    "export run": (2, "the following arguments are required: --format", ""),
-    "export run --format pt2 output=train.py": (1, "output: train.py exists", "another file: output=train_2.py\n"),
-    "export run --format onnx": (1, "--format: onnx needs onnx and onnxscript", "pip install onnx onnxscript"),
-    "export branching --format pt2 --trusted .": (
-        1,
-        "--format: Branching cannot be exported as a graph",
-        "--format safetensors",
+    "train.py evaluate run split=tset": ("split: there is no split 'tset'", "Did you mean test?"),
+    "train.py evaluate run data.test=null": ("data.test: there is no data set", "Use split=val."),
+    "train.py evaluate run data.tset=null": ("data.tset: there is no such option", "Did you mean test?"),
+    "train.py evaluate run -m": ("--multirun: evaluate continues in this terminal", "Leave it out."),
+    "train.py evaluate run --config-name=x": ("--config-name=x: evaluate continues in this terminal", "Leave it out."),
+    "train.py evaluate run detach=true": ("detach: evaluate continues in this terminal", "Leave it out."),
+    "train.py evaluate run --trusted": ("--trusted: evaluate continues in this terminal", "Leave it out."),
+    "train.py predict run output=x.csv": ("output: x.csv is neither JSON lines", "Use x.jsonl or .npz."),
+    "train.py predict run output=nope/x.npz": ("output: there is no folder nope", "Create it"),
+    "train.py predict run output=run": ("output: run is a folder", "Name a file in it"),
+    "train.py predict run output=run/metrics.jsonl": (
+        "output: run/metrics.jsonl exists",
+        "output=run/metrics_2.jsonl\n",
     ),
-    "resume": (2, "resume: it takes a run directory", "Write resume outputs/<date>/<run> engine.max_epochs=4."),
-    "resume -m run": (2, "resume: it takes a run directory", ""),
-    "resume run --config-name=mine": (2, "resume: it takes a run directory", ""),
-    "resume gone": (2, "resume: gone is neither a run directory nor a checkpoint of one", "outputs/<date>/<run>"),
-    "resume run engine.max_epoch=1": (2, "engine.max_epoch: there is no such option", "Did you mean max_epochs"),
-    "resume run hooks=[profiler]": (2, "hooks: an option of a group cannot be selected", "Change its keys"),
-    "resume run engine.max_epochs=0": (2, "engine.max_epochs: ", "Use 1 or more."),
-    "resume run +hooks.ema.password=***": (2, "hooks.ema.password: its value is a secret", "Write its value"),
-    "resume unreadable": (2, "unreadable/.hydra/config.yaml cannot be read: could not", "Restore the file, or name"),
-    "status conf": (2, "directory: conf holds no sweep and no run", "Name one: ls -d multirun/*/* outputs/*/*"),
-    "stop conf": (2, "directory: conf holds no sweep and no run", "Name one"),
-    "results conf": (2, "directory: conf is not the directory of a sweep", ""),
-    "attach sweep": (2, "directory: sweep has no log: it was not detached", "python -m hydraloop status sweep"),
-    "sync conf": (2, "conf has no run with a tracker", ""),
+    "train.py export run": ("format: it needs a format", "Use format=safetensors, format=pt2 or format=onnx."),
+    "train.py export run format=pt3": ("format: 'pt3' is not a format", "format=pt2"),
+    "train.py export run format=pt2 output=train.py": ("output: train.py exists", "another file: output=train_2.py\n"),
+    "train.py export run format=onnx": ("format: onnx needs onnx and onnxscript", "pip install onnx onnxscript"),
+    "train.py export branching format=pt2": ("format: Branching cannot be exported", "format=safetensors"),
+    "train.py resume": ("resume: it needs a run directory", "Write python train.py resume outputs/<date>/<run>."),
+    "train.py resume -m run": ("--multirun: resume continues in this terminal", "Leave it out."),
+    "train.py resume run -cn mine": ("--config-name=mine: resume continues in this terminal", "Leave it out."),
+    "train.py resume gone": ("resume: gone is neither a run directory nor a checkpoint of one", "outputs/<date>/<run>"),
+    "train.py resume run engine.max_epoch=1": ("engine.max_epoch: there is no such option", "Did you mean max_epochs"),
+    "train.py resume run hooks=[profiler]": ("hooks: an option of a group cannot be selected", "Change its keys"),
+    "train.py resume run engine.max_epochs=0": ("engine.max_epochs: ", "Use 1 or more."),
+    "train.py resume run +hooks.ema.password=***": ("hooks.ema.password: its value is a secret", "Write its value"),
+    "train.py resume unreadable": ("unreadable/.hydra/config.yaml cannot be read: could not", "Restore the file, or"),
+    "-m hydraloop": ("hydraloop trains nothing itself", "python train.py"),
+    "-m hydraloop seed=1": ("hydraloop trains nothing itself", "python train.py"),
+    "-m hydraloop check seed=1": ("check: it runs the code of a project", "python train.py check seed=1"),
+    "-m hydraloop status": ("the following arguments are required: directory", ""),
+    "-m hydraloop status conf": (
+        "directory: conf holds no sweep and no run",
+        "Name one: ls -d multirun/*/* outputs/*/*",
+    ),
+    "-m hydraloop stop conf": ("directory: conf holds no sweep and no run", "Name one"),
+    "-m hydraloop results conf": ("directory: conf is not the directory of a sweep", ""),
+    "-m hydraloop attach sweep": (
+        "directory: sweep has no log: it was not detached",
+        "python -m hydraloop status sweep",
+    ),
+    "-m hydraloop sync conf": ("conf has no run with a tracker", ""),
 }
 LINES = [slow(line) if "branching" in line else line for line in MISTAKES]
 BRANCHING = """
@@ -89,25 +105,11 @@ def project(trained: Project, tmp_path_factory: pytest.TempPathFactory) -> Proje
 @pytest.mark.parametrize("line", LINES)
 def test_a_mistake_is_one_message(line: str, project: Project) -> None:
     before = project.files
-    done = project.python("-m", "hydraloop", *line.split())
-    code, problem, remedy = MISTAKES[line]
-    assert (done.code, done.out) == (code, ""), done.err
+    done = project.python(*line.split())
+    problem, remedy = MISTAKES[line]
+    assert (done.code, done.out) == (2, ""), done.err
     assert f"error: {problem.replace('PROJECT', str(project.path))}" in done.err
     assert remedy in done.err
     assert len(re.findall("error:", done.err)) == 1
     assert "Traceback" not in done.err
     assert project.files == before
-
-
-@pytest.mark.parametrize(
-    ("line", "code", "text"),
-    [
-        ("", 2, "error: there is no folder conf here"),
-        ("evalute run", 2, "python -m hydraloop evaluate <run>"),
-        ("--help", 0, "python -m hydraloop predict <run>"),
-    ],
-)
-def test_outside_of_a_project_the_commands_are_listed(line: str, code: int, text: str, tmp_path: Path) -> None:
-    done = Project(tmp_path).python("-m", "hydraloop", *line.split())
-    assert done.code == code
-    assert text in done.text

@@ -14,6 +14,7 @@ from hydraloop.commands import sync
 from hydraloop.commands.dispatch import run as command
 from hydraloop.run_files.lock import RunLock
 from hydraloop.run_files.result import Result
+from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import masked, name_secrets
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, sync_command
@@ -123,23 +124,26 @@ def test_no_class_is_taken_from_the_working_directory(tmp_path: Path, inside: st
     done = subprocess.run([*command, str(run_dir)], cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "the tracker 'evil.Evil' cannot be loaded" in done.stdout
-    assert "--trusted evil" in done.stdout
+    assert "the project's script sends it: python train.py sync <folder>" in done.stdout
     assert not (here / "executed").exists()
     track(run_dir, "tensorboard", TENSORBOARD)
     assert subprocess.run([*command, str(run_dir)], cwd=here, check=False).returncode == 0
 
 
-def test_a_custom_tracker_gets_no_masked_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_custom_tracker_gets_no_masked_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ALLOWLIST, "_trusted", {"tests"})
     service, run_dir = Service(), _run(tmp_path / "a")
     options = masked({"port": 0, "urls": ["http://h/x?sig=abc"], "token": "x"})
     track(run_dir, "mine", "tests.tracking.service.Posting", options)
-    trusted = ["--trusted", "tests", "--again", str(run_dir), "hooks.mine.urls=[]"]
+    again = ["--again", str(run_dir), "hooks.mine.urls=[]"]
     with service.up():
-        assert command(["sync", *trusted, f"hooks.mine.port={service.port}"]) == 1
+        assert command(["sync", *again, f"hooks.mine.port={service.port}"]) == 1
         shown = capsys.readouterr().out
         assert "hooks.mine.token has a secret, which is not stored: add hooks.mine.token=<value>" in shown
         assert service.requests == 0
-        assert command(["sync", *trusted, f"hooks.mine.port={service.port}", "hooks.mine.token=t0psecret"]) == 0
+        assert command(["sync", *again, f"hooks.mine.port={service.port}", "hooks.mine.token=t0psecret"]) == 0
     stored = Cursor.load(run_dir, "mine")
     assert stored is not None
     assert stored.sent == 3
@@ -159,6 +163,7 @@ def test_again_with_an_option_sends_to_that_tracker_only(tmp_path: Path) -> None
     assert other.sent == 3
 
 
-def test_the_printed_command_trusts_the_package_of_a_custom_tracker() -> None:
+def test_the_printed_command_for_a_custom_tracker_is_that_of_the_script() -> None:
     kinds = [TENSORBOARD, "my_project.webhook.WebhookTracker"]
-    assert sync_command(Path("outputs/a"), kinds) == "python -m hydraloop sync --trusted my_project outputs/a"
+    assert sync_command(Path("outputs/a"), kinds[:1]) == "python -m hydraloop sync outputs/a"
+    assert sync_command(Path("outputs/a"), kinds) == "python train.py sync outputs/a"

@@ -213,13 +213,6 @@ def test_from_another_directory_the_files_go_to_the_working_directory(project: P
     assert project.runs == []
 
 
-def test_as_a_module_in_a_projects_folder(project: Project) -> None:
-    done = project.python("-m", "hydraloop", "experiment=spirals", "hooks=weight_norm", QUICK)
-    assert done.code == 0, done.text
-    assert project.run.config.experiment_name == "spirals"
-    assert "weight norm" in done.out
-
-
 @pytest.mark.slow
 def test_two_starts_in_one_second_have_a_directory_each(project: Project) -> None:
     started = [project.begin(QUICK, SHORT, "engine.test=false") for _ in range(2)]

@@ -395,7 +395,7 @@ def test_a_rank_that_has_finished_is_not_failed_by_a_library_that_is_unloaded(la
     assert done.code == 0, done.text
     (project.path / "noted").unlink()
     if launcher == "ours":
-        done = project.python("-m", "hydraloop", "evaluate", "run", "split=val")
+        done = project.train("evaluate", "run", "split=val")
         assert done.code == 0, done.text
         (project.path / "noted").unlink()
 

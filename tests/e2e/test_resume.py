@@ -82,7 +82,7 @@ def test_a_run_is_continued_with_its_saved_config(project: Project) -> None:
     assert project.train(*QUICK, "hooks=[ema]", "+wandb_api_key=hunter2hunter2", "optimizer.lr=2e-3").code == 0
     run = project.run
     name = str(run.path.relative_to(project.path))
-    command = ("-m", "hydraloop", "resume", name, "engine.max_epochs=2")
+    command = ("train.py", "resume", name, "engine.max_epochs=2")
     refused = project.python(*command)
     assert (refused.code, "error: wandb_api_key: its value is a secret" in refused.err) == (2, True), refused.text
     done = project.python(*command, "wandb_api_key=hunter2hunter2", "hooks.ema.momentum=0.5")

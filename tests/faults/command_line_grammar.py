@@ -109,7 +109,7 @@ _OVERRIDE = st.one_of(
 )
 _FLAGS = """
 -m --multirun --cfg --cfg=job --resolve --help --package -cn --config-dir --config-name=x --config-path=conf --version
---pdb --lr --optimizer.lr=1 -x -- --- --trusted --info --hydra-help
+--pdb --lr --optimizer.lr=1 -x -- --- --info --hydra-help
 """
 _FLAG = st.sampled_from(_FLAGS.split())
 _LINES = [shlex.split(line) for line in VALID.strip().splitlines()]

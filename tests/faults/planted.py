@@ -1,4 +1,4 @@
-"""Plants mistakes in small projects, and counts how many `hydraloop check` finds.
+"""Plants mistakes in small projects, and counts how many `python train.py check` finds.
 
     python -m tests.faults.planted [seed] [kind …]
 
@@ -338,7 +338,7 @@ def write(folder: Path, kind: str, seed: int, *others: str) -> None:
 def problems(folder: Path) -> tuple[list[str], str]:
     """Return the checks that report a problem in a project, and the output."""
     done = subprocess.run(
-        [sys.executable, "-m", "hydraloop", "check"],
+        [sys.executable, "train.py", "check"],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -44,7 +44,7 @@ def test_a_rank_whose_launcher_was_killed_before_the_rank_could_ask_for_it_ends(
         torchrun.NODE: str(tmp_path / "folder"),
         torchrun.OWNER: str(launcher.pid),
     }
-    command = [sys.executable, "-m", "hydraloop", f"hydra.run.dir={tmp_path}/run"]
+    command = [sys.executable, "train.py", f"hydra.run.dir={tmp_path}/run"]
     done = subprocess.run(command, env={**os.environ, **variables}, cwd=REPOSITORY, timeout=30, capture_output=True)
     assert done.returncode == 1
     assert [path.name for path in tmp_path.iterdir()] == []

@@ -204,10 +204,8 @@ def test_auto_in_a_named_directory(composer: Composer, capsys: pytest.CaptureFix
 
 
 def test_no_link_leads_a_resumed_sweep_to_other_files(composer: Composer, tmp_path: Path) -> None:
-    begun, _ = start(composer, *LINES)
+    start(composer, *LINES)
     (tmp_path / "new" / "0").mkdir()
     (tmp_path / "new" / "0" / "job.log").symlink_to(tmp_path / "profile")
     with pytest.raises(UserError, match=r"^sweep.resume: .*new/0/job.log is a link to .*profile, outside of "):
         start(composer, *LINES, "sweep.resume=new")
-    plan = planned(*LINES, "sweep.resume=new")
-    resume_sweep.settle(begun.description, replace(plan, follows_links=True))

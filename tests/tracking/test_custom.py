@@ -56,7 +56,7 @@ def events(service: Service) -> list[str]:
 
 def sync(project: Project, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hydraloop", "sync", "--trusted", "my_project", *arguments],
+        [sys.executable, project.path / "train.py", "sync", *arguments],
         cwd=folder or project.path, env={"PYTHONPATH": str(REPOSITORY), "PATH": "/bin"},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

@@ -370,9 +370,7 @@ def test_a_call_that_hangs_for_one_job_delays_no_other_and_the_end_names_it(
         until(lambda: all(cursor_of(tmp_path / name).complete for name in "01245"))
         with caplog.at_level(logging.WARNING, "hydraloop"):
             sweep.end()
-    assert caplog.messages == [
-        f"{NAME}: not everything is sent in 3; python -m hydraloop sync --trusted tests {tmp_path} sends the rest"
-    ]
+    assert caplog.messages == [f"{NAME}: not everything is sent in 3; python train.py sync {tmp_path} sends the rest"]
     assert not senders(tmp_path)
 
 

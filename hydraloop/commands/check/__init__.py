@@ -1,23 +1,23 @@
-"""`hydraloop check`: tests the data, the model and the task of the project in the working directory."""
+"""`python train.py check`: tests the data, the model and the task of the project."""
 
 from __future__ import annotations
 
-import argparse
-
-from hydraloop.commands.check.project import composed
-from hydraloop.processes.termination_signals import terminable
+from hydraloop.errors import UserError
+from hydraloop.plan import Draft
+from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.validate.config import hydra_config
 
 
-def run(args: argparse.Namespace) -> int:
+def run(draft: Draft) -> int:
     """Print a line for each check. Return the exit code: 1 if there is a problem.
 
     Raises:
-        UserError: there is no project, or a mistake in its config.
+        UserError: the config is that of a sweep.
     """
-    with terminable(), composed(args) as draft:
-        from hydraloop.commands.check.all_checks import check  # imports torch
-        from hydraloop.commands.check.short_runs import Project
+    if isinstance(draft, SweepDraft):
+        raise UserError("a sweep has several configs", remedy="Leave -m out, and give one value to each option.")
+    from hydraloop.commands.check.all_checks import check  # imports torch
+    from hydraloop.commands.check.short_runs import Project
 
-        with hydra_config(draft.cfg):
-            return check(Project.of(draft))
+    with hydra_config(draft.cfg):
+        return check(Project.of(draft))

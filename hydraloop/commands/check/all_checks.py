@@ -1,4 +1,4 @@
-"""`hydraloop check`: tests the data, the model and the task of a project with short runs."""
+"""`python train.py check`: tests the data, the model and the task of a project with short runs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.optimizers import Group
 from hydraloop.engine.report.formats import duration, in_bytes, number, rate
 from hydraloop.engine.run import Run
-from hydraloop.run_files.environment import resume_command, shown
+from hydraloop.run_files.environment import of_project, shown
 from hydraloop.run_files.result import Result, describe
 
 _MOST_HOOKS = 3
@@ -157,7 +157,7 @@ class Report:
             and "given" not in self._run.settings.metadata  # objects from Python, which a command does not have
             and any((run_dir / "checkpoints").glob("*.pth"))
         ):
-            rows["continue"] = shlex.join(resume_command(run_dir))
+            rows["continue"] = shlex.join(of_project("resume", run_dir))
         return rows
 
 

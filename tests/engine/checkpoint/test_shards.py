@@ -224,7 +224,7 @@ def test_trackers_do_not_send_files_without_their_shards(folder: Path, caplog: p
     assert checkpoints(run, "all", None, ended=False) == [folder / "whole.pth"]
     assert checkpoints(run, "best", str(folder / "epoch_1.pth"), ended=True) == []
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"run `python -m hydraloop export {folder} --format safetensors`" in line
+    assert f"run `python train.py export {folder} format=safetensors`" in line
 
 
 def test_values_that_are_not_sharded_stay_as_they_are() -> None:

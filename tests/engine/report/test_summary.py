@@ -225,7 +225,7 @@ def test_summary_of_a_failed_run_has_the_command_to_continue(tmp_path: Path) -> 
     rows = _rows(summary(engine))
     assert rows["status"] == "failed: RuntimeError: on purpose"
     assert re.fullmatch(r"3 of 6 iterations in [\d.]+m?s", rows["trained"])
-    assert rows["continue"] == f"python -m hydraloop resume {shown(tmp_path)}", "a script may read no arguments"
+    assert rows["continue"] == f"python train.py resume {shown(tmp_path)}", "a script may read no arguments"
     assert not {"best", "validation", "test", "speed", "records", "profile"} & set(rows)
 
 
