@@ -1,7 +1,6 @@
 """`hydraloop runs`: lists all runs and jobs of a project, from their files. Imports no torch.
 
-There is no database, so nothing can disagree with the files. A thousand runs take half a second of a processor. So only
-those parts of a config are parsed that are shown.
+There is no database, so nothing can disagree with the files. A thousand runs take half a second of a processor.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from hydraloop.engine.report.formats import brief, duration, number
 from hydraloop.errors import UserError, missing_path, printable, suggestion
@@ -29,7 +26,7 @@ from hydraloop.run_files.output import print_json
 from hydraloop.run_files.record_log import FILENAME as LOG
 from hydraloop.run_files.result import FILENAME as RESULT
 from hydraloop.run_files.result import PAUSE, Objective, Result
-from hydraloop.run_files.run_directory import OUTPUTS, SWEEP_FILE, config_file
+from hydraloop.run_files.run_directory import OUTPUTS, config_file
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps import sweep_description
 from hydraloop.sweeps.current_states import current_states
@@ -39,7 +36,6 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 _ROOTS = (OUTPUTS, Path("multirun"))
 """Where the runs of a project are."""
 _HEADERS = ("run", "status", "experiment", "best", "time", "typed")
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if PyYAML was built with libyaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,6 @@ class _Run:
     """A run, or a job of a sweep."""
 
     path: Path
-    is_job: bool
     status: str
     """A `states.State`; `unknown` for the run of another program, or if its files cannot be read."""
     typed: list[str]
@@ -56,20 +51,8 @@ class _Run:
     """Empty if the file cannot be read."""
     started: float
     """When it was started, or resumed for the last time, in seconds since 1970."""
-    config: str
-    """`config.yaml` as text; empty without one."""
-
-    @property
-    def experiment(self) -> str:
-        """The option `experiment_name`; empty if it is not known."""
-        found = self._section("experiment_name")
-        return found if isinstance(found, str) else ""
-
-    @property
-    def hooks(self) -> list[str]:
-        """The names of the selected hooks, without default hooks."""
-        found = self._section("hooks")
-        return [name for name, options in found.items() if options] if isinstance(found, Mapping) else []
+    experiment: str
+    """The option `experiment_name`; empty if it is not known."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -82,14 +65,6 @@ class _Run:
         """Return the value of a metric; None if it is missing, not a number or NaN."""
         value = self.metrics.get(name)
         return value if isinstance(value, int | float) and value == value else None
-
-    def _section(self, name: str) -> Any:
-        """Return the value of a key without dots. hydraloop begins a line of the file only with such a key."""
-        found = re.search(rf"^{re.escape(name)}:.*\n(?:(?:[ \t-].*)?\n)*", self.config, re.MULTILINE)
-        try:
-            return None if found is None else yaml.load(found[0], _Loader)[name]
-        except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # written by another program
-            return None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -146,11 +121,9 @@ def _plain(row: _Run) -> dict[str, Any]:
     result = row.result
     return {
         "run": shown(row.path),
-        "job": row.is_job,
         "status": row.status,
         "experiment": row.experiment,
         "typed": row.typed,
-        "hooks": row.hooks,
         "started": datetime.fromtimestamp(row.started).astimezone().isoformat(timespec="seconds"),
         "seconds": result.seconds,
         "objective": None if result.objective is None else asdict(result.objective),
@@ -158,7 +131,7 @@ def _plain(row: _Run) -> dict[str, Any]:
     }
 
 
-def _find(folder: Path, *, in_sweep: bool = False) -> Iterator[_Run]:
+def _find(folder: Path) -> Iterator[_Run]:
     """Yield the runs in a folder and below it. No link in the folder is followed."""
     below: dict[str, bool] = {}
     with suppress(OSError), os.scandir(folder) as entries:
@@ -168,30 +141,31 @@ def _find(folder: Path, *, in_sweep: bool = False) -> Iterator[_Run]:
             started = [state for state in current_states(SweepDirectory.load(folder)) if state.state != "queued"]
             yield from [_job(folder, state) for state in started]
             return
-    in_sweep |= SWEEP_FILE in below
     if not below.keys().isdisjoint((RECORDS, RESULT, LOG)):
-        yield _read(folder, in_sweep)
+        yield _read(folder)
         return
     for name in sorted(below, key=lambda name: (len(name), name)):
         if below[name] and name[0] != ".":
-            yield from _find(folder / name, in_sweep=in_sweep)
+            yield from _find(folder / name)
 
 
-def _read(path: Path, is_job: bool, typed: list[str] | None = None) -> _Run:
-    result, config, started = _result(path), "", 0.0
+def _read(path: Path, typed: list[str] | None = None) -> _Run:
+    result, config, started = Result.read(path), "", 0.0
     with suppress(OSError, ValueError):
         file = config_file(path)
         started = (path if file is None else file).stat().st_mtime
         config = "" if file is None else file.read_text(encoding="utf-8")
+    experiment = re.search(r"^experiment_name: (.*)", config, re.MULTILINE)
     status: str = "unknown" if result is None else result.status
     if lock.holder(path) is not None:
         status = "running"
-    elif result is None and "\nexperiment_name: " in f"\n{config}":
+    elif result is None and experiment is not None:
         status = "interrupted"
     elif result is not None and (result.preempted_by or "").startswith(PAUSE):
         status = "paused"
     typed = typed_overrides(path) if typed is None else typed
-    return _Run(path, is_job, status, typed, result or Result("failed"), started, config)
+    name = "" if experiment is None else experiment[1].strip("'\"")
+    return _Run(path, status, typed, result or Result("failed"), started, name)
 
 
 def _job(sweep: Path, state: JobState) -> _Run:
@@ -204,20 +178,9 @@ def _job(sweep: Path, state: JobState) -> _Run:
     is_ours = isinstance(state.seconds, int | float) and isinstance(state.metric, str | None)
     if not (is_ours and isinstance(state.state, str) and path.resolve().is_relative_to(sweep.resolve())):
         raise TypeError(state)
-    found = _read(path, True, mask_overrides(state.overrides))
+    found = _read(path, mask_overrides(state.overrides))
     goal = found.result.objective
     if state.metric is not None and state.value is not None:
         goal = Objective(state.metric, state.rule, state.value, state.step or 0)
     result = replace(found.result, error=state.error, objective=goal, seconds=state.seconds)
     return replace(found, status=state.state, result=result)
-
-
-def _result(path: Path) -> Result | None:
-    """Return what `result.json` says; None if it cannot be read, or another program has written it."""
-    found = Result.read(path)
-    if found is None:
-        return None
-    goal = found.objective
-    has_mappings = all(isinstance(one, dict) for one in (found.progress, found.val_metrics, found.test_metrics))
-    is_ours = has_mappings and isinstance(found.seconds, int | float)
-    return found if is_ours and (goal is None or isinstance(goal.metric, str)) else None

@@ -94,7 +94,7 @@ class Result:
 
     @classmethod
     def read(cls, run_dir: Path, *, earlier: str | None = None) -> Self | None:
-        """Return the contents of the file; None if there is no file, or no complete one.
+        """Return the contents of the file; None if there is no file, or no complete one of hydraloop.
 
         Args:
             earlier: the `digest` of a file that an earlier attempt has written. That file is not read.
@@ -107,7 +107,10 @@ class Result:
             found["best"] = _with_number(Best, found.get("best"))
             found["objective"] = _with_number(Objective, found.get("objective"))
             found |= {name: _numbers(found.get(name) or {}) for name in ("val_metrics", "test_metrics", "hook_seconds")}
-            return cls(**found)
+            result = cls(**found)
+            texts = (result.error, result.reason, result.objective and result.objective.metric)
+            is_ours = isinstance(result.seconds, int | float) and all(isinstance(one, str | None) for one in texts)
+            return result if is_ours and isinstance(result.progress, dict) and isinstance(result.git, dict) else None
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 

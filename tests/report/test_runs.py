@@ -88,6 +88,12 @@ def failed(run: Path) -> None:
     (run / "train.log").write_text("first line\n" + "x\n" * 100 + "\x1b[31mlast line\x1b[0m")
 
 
+def of_another_program(run: Path) -> None:
+    odd = {"status": "finished", "seconds": 1, "objective": None, "git": ["a"], "test_metrics": {}}
+    (run / "result.json").write_text(json.dumps(odd))
+    (run / ".hydra" / "config.yaml").write_text("task: [1]\ndata: {train: {_target_: [1]}}\nexperiment_name: {a: 1}\n")
+
+
 def links_out_of_the_run(run: Path) -> None:
     secret = run.parent / "secret.png"
     Image.new("RGB", (9, 9)).save(secret)
@@ -107,6 +113,7 @@ def links_out_of_the_run(run: Path) -> None:
         (torn_line, "finished", "no records"),
         (without_a_config, "The run has no config.", "finished"),
         (failed, "last line", "first line"),
+        (of_another_program, "The run has no result.json", "finished"),
         (links_out_of_the_run, "Not shown: val/link (image)", "data:image"),
     ],
 )
