@@ -129,13 +129,6 @@ class Allowlist:
             return False
         return self.is_project_file(_file_of(top_level)) and self.is_project_file(_file_of(module))
 
-    def is_own(self, found: Any) -> bool:
-        """Return whether an object was defined in the project, not in a package."""
-        origin = _origin(found) or ""
-        if within(origin, (*PACKAGES, _OURSELVES)):
-            return False
-        return origin == "__main__" or self.is_project_file(getattr(sys.modules.get(origin), "__file__", None))
-
     @property
     def _advice(self) -> Advice:
         return self.advice or from_python("compose")

@@ -17,7 +17,6 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from hydraloop.errors import UserError, emptying, suggestion
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.argument_types import CALL, add_check
 
 _SPECIAL = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
@@ -33,7 +32,7 @@ def instantiate(node: Any, key: str) -> Any:
         UserError: a target is refused or unknown, or does not take the arguments.
     """
     require_target(node, key)
-    allowed, own = [CALL], set()
+    allowed = []
     for where, target_node in _targets(node, key):
         name = target_node._target_
         if not isinstance(name, str):
@@ -41,25 +40,14 @@ def instantiate(node: Any, key: str) -> Any:
         target = locate(name, where)
         _check_arguments(target, target_node, where)
         allowed += [name, f"{target.__module__}.{target.__qualname__}"]
-        if ALLOWLIST.is_own(target) and not target_node.keys() <= _SPECIAL:
-            own.add(where)
     try:
-        return hydra_versions.instantiate(_with_checks(node, key, own) if own else node, allowed)
+        return hydra_versions.instantiate(node, allowed)
     except Exception as error:
         where, cause = hydra_versions.failed_at(error) or key, _cause(error)
         mistake = _mistake_in(cause, node, where if where.startswith(key) else f"{key}.{where}", key)
         if mistake is None:
             raise
         raise mistake from (None if isinstance(cause, UserError | ModuleNotFoundError) else error)
-
-
-def _with_checks(node: DictConfig, key: str, own: set[str]) -> DictConfig:
-    """Return a copy of a node in which the arguments at the keys `own` are checked."""
-    node = hydra_versions.prepared(node)
-    for where, target_node in list(_targets(node, key)):
-        if where in own:
-            add_check(target_node, where)
-    return node
 
 
 def instantiate_callable(node: Any, key: str) -> Any:

@@ -25,7 +25,6 @@ EXPENSIVE = (
     "tensorboard",
     "matplotlib",
     "optuna",
-    "pydantic",
 )
 PROBE = """
 import atexit, json, pathlib, sys

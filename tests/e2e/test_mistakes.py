@@ -36,10 +36,7 @@ BUILDING: dict[str, tuple[str, str]] = {
         "task.model._target_",
         "(needing.py, line 1)\n  Check the spelling, or install the package.",
     ),
-    "+hooks.mine._target_=options.Mine +hooks.mine.every=abc": (
-        "hooks.mine.every",
-        "It takes int: ++hooks.mine.every=1",
-    ),
+    "+hooks.mine._target_=options.Mine +hooks.mine.every=abc": ("hooks.mine", "Change hooks.mine.every."),
     "experiment=own": (
         "task.loss",
         "write in the defaults of the file: - override /task: null\n  To select NoLoss with task=…, move NoLoss to a "
@@ -49,7 +46,7 @@ BUILDING: dict[str, tuple[str, str]] = {
 }
 """The mistakes for which a run directory exists. Others are in tests/cli/test_mistakes.py."""
 MISSPELT = "from hydraloop import Hook\nclass Misspelt(Hook):\n    def after_trian_iter(self, engine): ...\n"
-OPTIONS = "from hydraloop import Hook\nclass Mine(Hook):\n    def __init__(self, every: int = 1): ...\n"
+OPTIONS = "from hydraloop import Hook\nclass Mine(Hook):\n    def __init__(self, every=1): int(every)\n"
 OWN_TASK = "# @package _global_\ntask: {_target_: lossless.NoLoss, model: {_target_: lossless.Lossless}}\n"
 NET = """
 import torch

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from torch import nn
 import hydraloop
 from hydraloop.errors import UserError
 from hydraloop.optim.optimizers import build_optimizer
-from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.safety.allowlist import ALLOWLIST, from_python
 from hydraloop.safety.instantiate import instantiate
 from tests.config.composed import REPOSITORY
 
@@ -72,9 +75,20 @@ def make(seed: int, size: int) -> tuple[int, int]:
     return seed, size
 
 
+@dataclass
+class Box:
+    path: str = "."
+    sizes: Sequence[int] = ()
+    inner: Box | None = None
+
+
 @pytest.fixture(autouse=True)
 def _trusted() -> None:
     ALLOWLIST.trust([HERE])
+
+
+def in_a_project() -> AbstractContextManager[None]:
+    return ALLOWLIST.trusting(Path(__file__).parents[2], [], from_python("build"))
 
 
 def made(name: str, **arguments: Any) -> Any:
@@ -137,6 +151,56 @@ def built_at(key: str, *lines: str) -> Any:
         model = nn.Linear(1, 1)
         return build_optimizer(cfg, model, model)
     return instantiate(OmegaConf.select(cfg, key), key)
+
+
+class Mine:
+    """Its constructor fails in several ways."""
+
+    def __init__(self, every: int = 1, mode: str = "a", free: Any = None) -> None:
+        if every < 0:
+            raise ValueError(f"every cannot be {every}")
+        if free is not None:
+            free + 1
+
+
+class Bare:
+    """A class without arguments that cannot be built."""
+
+    def __init__(self) -> None:
+        raise ValueError("there is no variable ROOT")
+
+
+class Buggy:
+    def __init__(self, size: int) -> None:
+        len(None)  # type: ignore[arg-type]  # raises the error
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        (
+            "Mine",
+            {"every": -1, "mode": "b"},
+            r"Mine refuses its options: every cannot be -1 \(test_.*, line \d+\)\n  Change x\.every\.$",
+        ),
+        ("Mine", {"free": "abc"}, "Mine refuses its options: can only concatenate str"),
+        ("Bare", {}, r"Bare refuses .* ROOT \(.*\n  Change x\._target_, or add an option: \+x\.NAME"),
+    ],
+)
+def test_options_that_a_constructor_refuses_are_one_message(name: str, arguments: dict[str, Any], message: str) -> None:
+    with in_a_project(), pytest.raises(UserError, match=f"^x: {message}"):
+        made(name, **arguments)
+
+
+def test_a_type_error_that_names_no_option_may_be_a_bug() -> None:
+    with pytest.raises(Exception, match="NoneType") as caught:
+        made("Buggy", size=5)
+    assert not isinstance(caught.value, UserError)
+
+
+def test_arguments_are_passed_as_they_are_and_a_dataclass_has_its_own_target() -> None:
+    box = made("Box", path="a/b", sizes=[1, 2], inner={"_target_": f"{HERE}.Box"})
+    assert box == Box("a/b", [1, 2], Box())
 
 
 def reads(file: str) -> str:
