@@ -31,7 +31,7 @@ from hydraloop.engine.call_table import mount_points_of
 from hydraloop.engine.hook import Priority
 from hydraloop.schemas import stored
 from hydraloop.schemas.docs import field_docs, summary, typed
-from hydraloop.schemas.hook import HookConf
+from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import DEFAULT_HOOKS, Config
 
 ROOT = Path(hydraloop.__file__).resolve().parents[1]

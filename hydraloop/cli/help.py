@@ -20,11 +20,9 @@ from hydraloop.plan import Draft
 from hydraloop.run_files import environment
 from hydraloop.run_files.config_yaml import masked_yaml
 from hydraloop.run_files.output import print_json
-from hydraloop.schemas.distributed import DistributedConf
 from hydraloop.schemas.docs import field_docs, summary
-from hydraloop.schemas.engine import EngineConf
 from hydraloop.schemas.root import Config, InitConf
-from hydraloop.schemas.sweep import SweepConf
+from hydraloop.schemas.sections import DistributedConf, EngineConf, SweepConf
 from hydraloop.validate.hooks import slots_of
 
 _OTHER_GROUPS = {

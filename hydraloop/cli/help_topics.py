@@ -23,7 +23,7 @@ from hydraloop.errors import UserError, any_of, close_names
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.safety.secrets import masked
 from hydraloop.schemas.docs import Argument, arguments_of_schema, typed
-from hydraloop.schemas.hook import HookConf
+from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config
 
 _SELECTION = re.compile(r"`?\w+=\S+?`?(?:: |, (?=the default))")

@@ -19,7 +19,7 @@ from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.errors import UserError
 from hydraloop.run_files.result import PAUSE
-from hydraloop.schemas.engine import EngineConf
+from hydraloop.schemas.sections import EngineConf
 
 if TYPE_CHECKING:
     from hydraloop.optim.schedule import Schedule

@@ -14,22 +14,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-MODULES = (
-    "root",
-    "precision",
-    "task",
-    "data",
-    "examples",
-    "optimizer",
-    "scheduler",
-    "hooks_data",
-    "hooks_device",
-    "hooks_evaluation",
-    "hooks_guards",
-    "hooks_observing",
-    "hooks_tracking",
-    "hooks_training",
-)
+MODULES = ("root", "sections", "task", "data", "examples", "optimizer", "scheduler", "hooks", "hooks_observing")
 
 
 class _Schema:

@@ -6,9 +6,7 @@ from typing import Any, Dict, List, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-from hydraloop.schemas.distributed import DistributedConf
-from hydraloop.schemas.engine import EngineConf
-from hydraloop.schemas.sweep import SweepConf
+from hydraloop.schemas.sections import DistributedConf, EngineConf, SweepConf
 
 
 @dataclass

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli import arguments
 from hydraloop.errors import UserError, leave_out, missing_path, suggestion
-from hydraloop.schemas.sweep import SweepConf
+from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import Axis, key_of, lines_of
 from hydraloop.sweeps.search.space import Space, space_of
 

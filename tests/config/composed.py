@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hydraloop.cli import arguments, command
 from hydraloop.cli import compose as composing
-from hydraloop.schemas.sweep import SweepConf
+from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import jobs_of
 from hydraloop.sweeps.selection import select
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer
-from hydraloop.schemas.sweep import SweepConf
+from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import jobs_of
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.selection import select

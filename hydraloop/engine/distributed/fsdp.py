@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-    from hydraloop.schemas.distributed import FSDPConf
+    from hydraloop.schemas.sections import FSDPConf
 
 # The model. ----------------------------------------------------------------------------------------------------------
 

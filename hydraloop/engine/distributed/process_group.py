@@ -29,7 +29,7 @@ from hydraloop.run_files.result import describe
 from hydraloop.safety.secrets import mask_text
 
 if TYPE_CHECKING:
-    from hydraloop.schemas.distributed import DistributedConf
+    from hydraloop.schemas.sections import DistributedConf
 
 _FAILED = "failed"
 """The key in the store for the error of the rank that failed first."""

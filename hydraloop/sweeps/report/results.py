@@ -14,7 +14,7 @@ from typing import Any
 from hydraloop.run_files import atomic
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_command
-from hydraloop.schemas.sweep import SweepConf
+from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import key_of
 from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.report import search_results

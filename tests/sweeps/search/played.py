@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from hydraloop.cli import arguments
 from hydraloop.run_files.result import Objective, Result
-from hydraloop.schemas.sweep import SweepConf
+from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares

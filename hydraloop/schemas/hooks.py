@@ -1,11 +1,34 @@
-"""Options of the hooks of training: checkpoint, ema, param_scheduler, grad_clip, freeze, sampler_seed."""
+"""Options of all hooks, and of the hooks that act on training: on its weights, its data, its device and its end."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, List, Optional, Tuple
+from typing import Any, ClassVar, List, Optional, Tuple, Union
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
 
-from hydraloop.schemas.hook import HookConf, store_hooks
+
+@dataclass
+class HookConf:
+    """Base of the options of a hook. A subclass sets `_target_`."""
+
+    functions: ClassVar[Tuple[str, ...]] = ()
+    """Options that are functions: one that `_target_` names is given to the hook, not called."""
+
+    _target_: str = MISSING
+    priority: Optional[Union[int, str]] = None
+    """When the hook is called at each mount point: from 0 (first) to 100 (last), or a name such as HIGH. Null: the
+    default of its class."""
+    on_error: Optional[str] = "raise"
+    """What happens when the hook fails: `raise` ends the run, `warn` logs the error and continues, `disable` also
+    switches the hook off. Hooks that only observe default to `warn`: a failed chart should not end a training. The
+    others default to `raise`: without them it would be a different training. Hooks that communicate with other ranks
+    can only raise, because the other ranks would wait for them."""
+
+
+def store_hooks(store: ConfigStore, group: str = "hooks", **options: type) -> None:
+    """Store dataclasses under their names as options of `group`, which is `hooks` or `default_hooks`."""
+    for name, option in options.items():
+        store.store(group=group, name=name, package=f"{group}.{name}", node=option)
 
 
 @dataclass
@@ -147,8 +170,132 @@ class DistSamplerSeedHookConf(HookConf):
     _target_: str = "hydraloop.hooks.DistSamplerSeedHook"
 
 
+@dataclass
+class ModeSwitchHookConf(HookConf):
+    """Switches off strong augmentations and switches on an extra loss for the last epochs."""
+
+    _target_: str = "hydraloop.hooks.ModeSwitchHook"
+    num_last_epochs: int = 15
+    """Number of last epochs, at least 1. 15 of 300, as in YOLOX and MMDetection. A run with fewer epochs is in this
+    mode from its start; with `engine.max_iters`, a partial last epoch counts as one."""
+
+
+@dataclass
+class SyncRandomSizeHookConf(HookConf):
+    """Multi-scale training: a new input size every few iterations, the same on every rank."""
+
+    _target_: str = "hydraloop.hooks.SyncRandomSizeHook"
+    interval: int = 10
+    """Iterations at one size, at least 1. 10, as in YOLOX and MMDetection's BatchSyncRandomResize."""
+    min_ratio: float = 0.7
+    """Smallest height as a share of the data's height, above 0. MMDetection: 14 * 32 of 640 pixels."""
+    max_ratio: float = 1.3
+    """Largest height as a share of the data's height, at least `min_ratio`. MMDetection: 26 * 32 of 640 pixels."""
+    divisor: int = 1
+    """Heights and widths are multiples of this number. 1 allows any size, which images of 8 pixels need; detectors
+    usually need 32, MMDetection's value."""
+
+
+@dataclass
+class SetEpochInfoHookConf(HookConf):
+    """Calls `set_epoch(epoch)` of the task, the model and the train data set, if they have it."""
+
+    _target_: str = "hydraloop.hooks.SetEpochInfoHook"
+
+
+@dataclass
+class NumClassCheckHookConf(HookConf):
+    """Rejects, before the first iteration, a model whose number of classes differs from that of the data sets."""
+
+    _target_: str = "hydraloop.hooks.NumClassCheckHook"
+    ignore: Optional[List[str]] = None
+    """Modules, given by the end of their name in the task (`roi_head.mask_head`), whose `num_classes` has another
+    meaning. Null: `rpn_head`, as in MMDetection: it separates objects from background. A name that matches no module
+    with a number of classes is a warning."""
+
+
+@dataclass
+class EmptyCacheHookConf(HookConf):
+    """Returns unused cached memory to the device."""
+
+    _target_: str = "hydraloop.hooks.EmptyCacheHook"
+    before_epoch: bool = False
+    """Whether to empty the cache before each train, val and test epoch. False, as in MMEngine: the end of the previous
+    epoch is nearly the same moment."""
+    after_epoch: bool = True
+    """Whether to empty it after each train, val and test epoch. True, as in MMEngine: what follows needs other
+    sizes."""
+    after_iter: bool = False
+    """Whether to empty it after each iteration. False, as in MMEngine: every iteration would wait for the device and
+    allocate its memory again."""
+
+
+@dataclass
+class SyncBuffersHookConf(HookConf):
+    """Averages all buffers of the model over the ranks at the end of each epoch."""
+
+    _target_: str = "hydraloop.hooks.SyncBuffersHook"
+    norm_only: bool = False
+    """Whether to average only the running statistics of normalisation layers, and only before an evaluation. False, as
+    in MMEngine: checkpoints have the averages too."""
+
+
+@dataclass
+class SyncNormHookConf(SyncBuffersHookConf):
+    """Averages the running statistics of normalisation layers over the ranks before each evaluation."""
+
+    norm_only: bool = True
+    """Whether to average only the running statistics of normalisation layers, and only before an evaluation. True, as
+    in MMDetection's SyncNormHook."""
+
+
+@dataclass
+class EarlyStoppingHookConf(HookConf):
+    """Ends training when a metric has stopped improving."""
+
+    _target_: str = "hydraloop.hooks.EarlyStoppingHook"
+    monitor: Optional[str] = None
+    """The metric. Null: the task's first metric, as with `save_best=auto` (MMEngine has no default)."""
+    rule: Optional[str] = None
+    """Whether `greater` or `less` values are better. Null: derived from what the metric declares and from its name."""
+    min_delta: float = 0.0
+    """The smallest improvement that counts, in the metric's unit, 0 or more. 0: any improvement counts, because metrics
+    differ in scale. MMEngine's 0.1 is meant for percent."""
+    patience: int = 5
+    """Validations in a row without an improvement after which training stops, 0 or more. 5, as in MMEngine. 0 has the
+    same effect as 1."""
+    strict: bool = False
+    """Whether a validation that does not report the metric is an error. False, as in MMEngine: it is a warning. A
+    metric that the task does not declare is always an error before the first iteration."""
+    check_finite: bool = True
+    """Whether to stop at NaN or infinity. True, as in MMEngine: training rarely recovers."""
+    stopping_threshold: Optional[float] = None
+    """Stop as soon as a value is better than this one. Null, as in MMEngine: no threshold."""
+
+
+@dataclass
+class CheckInvalidLossHookConf(HookConf):
+    """Ends a run whose loss is NaN or infinite and reports the iteration, the samples and the parameter norms."""
+
+    _target_: str = "hydraloop.hooks.CheckInvalidLossHook"
+    interval: int = 50
+    """Iterations between two checks, at least 1. Each check covers all losses since the previous one. 50, as in
+    MMDetection, because a check is a host sync. 1 ends the run before the weights become NaN."""
+
+
+@dataclass
+class AnomalyDetectionHookConf(HookConf):
+    """Switches on torch's autograd anomaly mode, which names the operation whose gradient is NaN."""
+
+    _target_: str = "hydraloop.hooks.AnomalyDetectionHook"
+    check_nan: bool = True
+    """Whether a NaN in a gradient is an error. True, torch's default. False only adds the traceback of the forward pass
+    to errors of the backward pass, and costs no host syncs. Use false with precision=fp16, where scaled gradients
+    may overflow by design."""
+
+
 def register(store: ConfigStore) -> None:
-    """Store the default hooks in the group `default_hooks`, ema and freeze in `hooks`."""
+    """Store them in the groups `default_hooks` and `hooks`."""
     store_hooks(
         store,
         "default_hooks",
@@ -157,4 +304,18 @@ def register(store: ConfigStore) -> None:
         grad_clip=GradClipHookConf,
         sampler_seed=DistSamplerSeedHookConf,
     )
-    store_hooks(store, ema=EMAHookConf, freeze=FreezeHookConf)
+    store_hooks(
+        store,
+        ema=EMAHookConf,
+        freeze=FreezeHookConf,
+        mode_switch=ModeSwitchHookConf,
+        sync_random_size=SyncRandomSizeHookConf,
+        set_epoch_info=SetEpochInfoHookConf,
+        num_class_check=NumClassCheckHookConf,
+        empty_cache=EmptyCacheHookConf,
+        sync_buffers=SyncBuffersHookConf,
+        sync_norm=SyncNormHookConf,
+        early_stopping=EarlyStoppingHookConf,
+        check_invalid_loss=CheckInvalidLossHookConf,
+        anomaly_detection=AnomalyDetectionHookConf,
+    )
