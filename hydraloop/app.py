@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop import schemas
-from hydraloop.cli import arguments, resume_command
+from hydraloop.cli import arguments, resume_command, run_config
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import show, show_help, show_plan
@@ -34,6 +34,7 @@ from hydraloop.processes.failure import Requeue
 from hydraloop.processes.peers import Peers
 from hydraloop.processes.termination_signals import terminable
 from hydraloop.run_files import environment
+from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.run_files.output import print_to, replace_unencodable
 from hydraloop.run_files.uncollected import uncollected
@@ -44,6 +45,10 @@ from hydraloop.sweeps.slurm import submitted
 
 if TYPE_CHECKING:
     from hydraloop.processes.run_starter import RunStarter
+
+
+_SCHEMAS = Path(schemas.__file__).parent
+"""A folder without config files."""
 
 
 def main(
@@ -77,7 +82,7 @@ def main(
 def without_project() -> None:
     """Run a command as `main` does, without the code of a project. Only hydraloop and torch are trusted."""
     ALLOWLIST.advice = in_script(shlex.join(["python", "train.py", *sys.argv[1:]]))
-    _start(None, Path(schemas.__file__).parent, "hydraloop/project")
+    _start(None, _SCHEMAS, "hydraloop/project")
 
 
 def _start(project: Path | None, configs: Path, name: str) -> None:
@@ -209,6 +214,9 @@ class _App:
         if args.shell_completion:
             _complete([*arguments.flags(argv, args, folder), *args.overrides], folder, name)
             return 0
+        if folder.name == RECORDS:
+            remedy = f"Continue it: {shlex.join([*environment.script(), 'resume', str(folder.parent)])}"
+            raise UserError(f"{folder} has the config of a run", key="--config-path", remedy=remedy)
         with opened(folder, name, args.config_dir) as composer:
             if environment.is_received():
                 from hydraloop.sweeps import received
@@ -254,16 +262,16 @@ class _App:
 
     def _resume(self, typed: parser.OnRun, args: argparse.Namespace, argv: Sequence[str]) -> None:
         """Continue a run with its saved config, or show its plan."""
-        assert self.project is not None
         environment.set_command([*environment.script(), typed.name, str(typed.run)])
-        with opened(self.project, resume_command.BASE) as composer:
+        configs = self.configs if self.configs.is_dir() else _SCHEMAS
+        with opened(configs, run_config.NAME) as composer:
             draft = resume_command.check_resume(typed.run, typed.overrides, composer)
             if args.dry_run:
                 return show_plan(draft, as_json=args.json)
             if args.json:
                 raise arguments.no_json()
             self._use_debugger(args, draft)
-            return self._starter().run(draft, resume_command.BASE, argv)
+            return self._starter().run(draft, run_config.NAME, argv)
 
     def _use_debugger(self, args: argparse.Namespace, draft: Draft) -> None:
         """Open the debugger after an error of the run, or refuse to."""

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from torch import nn
 
+from hydraloop import schemas
 from hydraloop.builder import assemble
-from hydraloop.cli.run_config import config_of
+from hydraloop.cli import arguments, run_config
+from hydraloop.cli.compose import opened
 from hydraloop.data.loaders_from_config import check_splits
 from hydraloop.engine.checkpoint.format import EVALUATED
 from hydraloop.engine.checkpoint.format import load as load_file
@@ -60,8 +62,12 @@ def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Fou
         )
     file = checkpoint_of(run_dir, checkpoint)
     saved = load_file(file, key="checkpoint", mmap=True, only=EVALUATED)
-    cfg = config_of(run_dir, overrides, lambda: saved.get("meta") or {})
-    cfg.resume = cfg.load_from = cfg.init.checkpoint = None
+    changes = {"resume": None, "load_from": None, "init.checkpoint": None}
+    with opened(Path(schemas.__file__).parent, run_config.NAME) as composer:
+        lines = arguments.typed(overrides).lines
+        cfg = run_config.composed(run_dir, lines, composer, lambda: saved.get("meta") or {}, changes)
+    with open_dict(cfg):
+        del cfg["hydra"]
     return Found(run_dir, file, saved, cfg)
 
 

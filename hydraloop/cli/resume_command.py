@@ -10,12 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli import arguments
-from hydraloop.cli.command import check_hydra_node
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.run_config import config_of
+from hydraloop.cli.run_config import composed
 from hydraloop.errors import UserError, missing_path
 from hydraloop.plan import Draft
 from hydraloop.run_files.checkpoint_files import newest_intact
@@ -23,12 +22,9 @@ from hydraloop.run_files.result import PAUSE
 from hydraloop.run_files.run_directory import checkpoint_folders, config_file, holds_run, run_of
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.safety.secrets import MASK
-from hydraloop.validate.config import validate
 from hydraloop.validate.hooks import hook_nodes
 
 NAME = "resume"
-BASE = "hydraloop"
-"""The primary config, which has no options of the user."""
 
 
 def check_resume(path: Path, lines: Sequence[str], composer: Composer) -> Draft:
@@ -37,7 +33,7 @@ def check_resume(path: Path, lines: Sequence[str], composer: Composer) -> Draft:
     Args:
         path: the run directory, or a checkpoint file in it.
         lines: changes of the config, as typed.
-        composer: of the config BASE.
+        composer: of the config `run_config.NAME`.
 
     Raises:
         UserError: there is no run, or it cannot be continued from its config, or a mistake in the overrides.
@@ -50,28 +46,18 @@ def check_resume(path: Path, lines: Sequence[str], composer: Composer) -> Draft:
             remedy=missing_path(path, "Name one, outputs/<date>/<run>."),
         )
     ALLOWLIST.distrust(run_dir)
-    is_hydra = [override.key_or_group.partition(".")[0] == "hydra" for override in arguments.parse(lines)]
-    hydra_lines = [line for line, its in zip(lines, is_hydra, strict=True) if its]
-    own_lines = [line for line, its in zip(lines, is_hydra, strict=True) if not its]
-    typed = arguments.typed_keys(lines)
 
     @cache
     def meta() -> Mapping[str, Any]:
         return _meta(path if path.is_file() else newest_intact(*checkpoint_folders(run_dir)))
 
-    cfg = config_of(run_dir, ["resume_strict=true", f"{PAUSE}=null", *own_lines], meta)
     _check_given(run_dir, meta)
+    changes = {"resume": str(path), "load_from": None, "resume_strict": True, "detach": False, PAUSE: None}
+    typed = arguments.typed(lines)
+    cfg = composed(run_dir, typed.lines, composer, meta, changes)
     _check_secrets(cfg)
-    _check_out_dirs(cfg, run_dir, typed)
-    cfg.resume, cfg.load_from, cfg.detach = str(path), None, cfg.detach and "detach" in typed
-    composed = composer.compose(hydra_lines)
-    with open_dict(cfg):
-        cfg.hydra = composed.hydra
-    with read_write(cfg.hydra):
-        cfg.hydra.overrides.task = lines
-    check_hydra_node(cfg, typed)
-    validate(cfg)
-    return Draft(overrides=lines, cfg=cfg, typed=typed)
+    _check_out_dirs(cfg, run_dir, typed.keys)
+    return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys)
 
 
 def _meta(checkpoint: Path | None) -> Mapping[str, Any]:

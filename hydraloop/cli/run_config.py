@@ -1,33 +1,51 @@
-"""The config of a run that has been started: read from its directory, changed by overrides. Imports no torch."""
+"""The config of a run that has been started: read from its directory, and composed again with what is typed."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.cli import arguments
-from hydraloop.errors import UserError, suggestion
+from hydraloop.cli.command import compose_job
+from hydraloop.cli.compose import Composer
+from hydraloop.errors import UserError
+from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.run_files.attempts import RECORDS
-from hydraloop.run_files.config_yaml import loaded, remember_config, resolved_but_secrets
+from hydraloop.run_files.config_yaml import loaded, remember_config
 from hydraloop.run_files.run_directory import CONFIG, config_file
 from hydraloop.schemas.root import Config
 
+NAME = "_saved_run"
+"""The primary config: the saved one, merged into the options without choices, so that types are checked."""
+_OF_HYDRA = ("defaults", "hydra")
+"""Keys with which a file would select other files, or set Hydra's options. No run writes them."""
 
-def config_of(run_dir: Path, overrides: Sequence[str], meta: Callable[[], Mapping[str, Any]]) -> DictConfig:
-    """Return the config of a run, or of its newest resumption, resolved.
+
+def composed(
+    run_dir: Path,
+    lines: Sequence[str],
+    composer: Composer,
+    meta: Callable[[], Mapping[str, Any]],
+    changes: Mapping[str, Any],
+) -> DictConfig:
+    """Return the config of a run, or of its newest resumption, with the node `hydra`, composed and checked.
 
     Options that a newer version has added have their defaults.
 
     Args:
-        overrides: `key=value`, for keys of the config; `+key=value` adds one.
+        lines: overrides, as on the command line.
+        composer: of the config NAME.
         meta: returns that of the checkpoint; called only for an interpolation that does not resolve here (a resolver of
             the user's train.py, an environment variable). It has the value that it had in the run.
+        changes: of the saved config, by key. Overrides replace them.
 
     Raises:
         UserError: the config cannot be read or does not fit this version, or an override does not fit the config.
@@ -35,67 +53,86 @@ def config_of(run_dir: Path, overrides: Sequence[str], meta: Callable[[], Mappin
     file = config_file(run_dir)
     if file is None:
         raise UserError(f"{run_dir} has no {RECORDS}/{CONFIG}", key="run", remedy="Name another run.")
+    saved = loaded(file, file)
+    for key in _OF_HYDRA:
+        if key in saved:
+            remedy = "Restore the file, or remove the key."
+            raise UserError(f"no run writes this key into {file}", key=key, remedy=remedy)
     try:
-        cfg = _typed(loaded(file, file))
+        schema = OmegaConf.structured(Config)
+        OmegaConf.set_struct(schema, False)  # a run may have keys of the user's own
+        OmegaConf.merge(schema, saved)
     except OmegaConfBaseException as error:
         raise UserError(
             f"the config of {run_dir} does not fit this version of hydraloop: {str(error).splitlines()[0]}",
             key=error.full_key or None,
             remedy=f"Change {file}, or use the version that trained the run.",
         ) from error
-    OmegaConf.set_struct(cfg, True)
-    for override in arguments.parse(overrides):
-        _apply(override, cfg)
-    _fill(cfg, cache(lambda: loaded(meta().get("config", ""), f"the config in a checkpoint of {run_dir}")))
-    remember_config(cfg)
-    return _typed(resolved_but_secrets(cfg))  # under torchrun, the ranks resolve them
+    for key, value in changes.items():
+        OmegaConf.update(saved, key, value, force_add=True)
+    overrides = arguments.parse(lines)
+    for override in overrides:
+        _check_selection(override, saved, composer)
+    _check_hooks(overrides, saved, composer)
+    node = {"defaults": ["/hydraloop", "_self_"], **OmegaConf.to_container(saved)}  # type: ignore[dict-item]
+    ConfigStore.instance().store(NAME, node)
+    run = cache(lambda: loaded(meta().get("config", ""), f"the config in a checkpoint of {run_dir}"))
+
+    def compose(lines: Sequence[str]) -> DictConfig:
+        cfg = composer.compose(lines)
+        _fill(cfg, run)
+        remember_config(cfg)
+        return cfg
+
+    return compose_job(lines, composer, compose=compose)
 
 
-def _typed(config: Any) -> DictConfig:
-    schema = OmegaConf.structured(Config)
-    OmegaConf.set_struct(schema, False)  # a run may have keys of the user's own
-    cfg = OmegaConf.merge(schema, config)
-    assert isinstance(cfg, DictConfig)
-    return cfg
-
-
-def _apply(override: Override, cfg: DictConfig) -> None:
-    """Change the config as on a command line, where groups are already composed."""
+def _check_selection(override: Override, saved: DictConfig, composer: Composer) -> None:
+    """Refuse several values, and options of groups, except for hooks that are added."""
     key, line = override.key_or_group, override.input_line
-    if override.is_delete() or override.is_sweep_override() or override.package is not None:
-        remedy = f"Write {key}=null." if override.is_delete() and "." in key else "Write key=value."
-        raise UserError(f"{line} cannot change the config of a run", remedy=remedy)
-    parent, _, name = key.rpartition(".")
-    node = OmegaConf.select(cfg, parent) if parent else cfg
-    if not override.is_add() and not (isinstance(node, DictConfig | ListConfig) and name in _names(node)):
-        arguments_of_commands = () if parent else ("split", "checkpoint")
-        remedy = f"To add it: +{line}"
-        if isinstance(node, DictConfig):
-            near = suggestion(name, [*_names(node), *arguments_of_commands])
-            remedy = near + f" {remedy}" if OmegaConf.get_type(node) is dict else near
-        raise UserError("there is no such option", key=key, remedy=remedy)
-    value = override.value()
-    if isinstance(OmegaConf.select(cfg, key), DictConfig) and isinstance(value, str | list):
-        raise UserError(
-            "an option of a group cannot be selected: the config of a run is composed",
-            key=key,
-            remedy=f"Change its keys, {key}.…=…",
-        )
-    try:
-        OmegaConf.update(cfg, key, value, merge=True, force_add=True)
-    except OmegaConfBaseException as error:
-        raise UserError(str(error).splitlines()[0], key=key, remedy="Give it another value.") from error
+    if override.is_sweep_override():
+        raise UserError(f"{line} has several values, and a run has one", key=key, remedy="Give it one value.")
+    if isinstance(override.value(), dict) or not composer.is_group(key):
+        return
+    names = _names(override)
+    there = [name for name in names if OmegaConf.select(saved, f"{key}.{name}") is not None]
+    if key in HOOK_GROUPS and override.is_add() and not there:
+        return
+    problem = "an option of a group cannot be selected: the config of a run is composed"
+    remedy = f"Change its keys, {key}.…=…, or start a new run with load_from=<checkpoint>."
+    if key in HOOK_GROUPS and there:
+        problem, remedy = f"{there[0]} is in the run already", f"Change its options: {key}.{there[0]}.…=…"
+    elif key in HOOK_GROUPS:
+        add = f"To add hooks: {shlex.quote(f'+{key}=[' + ','.join(names) + ']')}. " if names else ""
+        remedy = f"{add}To remove one: {key}.<name>=null"
+    raise UserError(problem, key=key, remedy=remedy)
 
 
-def _names(node: DictConfig | ListConfig) -> list[str]:
-    return [str(name) for name in (node if isinstance(node, DictConfig) else range(len(node)))]
+def _check_hooks(overrides: Sequence[Override], saved: DictConfig, composer: Composer) -> None:
+    """Refuse an option of a hook that is neither in the run nor added."""
+    added = {f"{one.key_or_group}.{name}" for one in overrides if one.is_add() for name in _names(one)}
+    for override in overrides:
+        group, *rest = override.key_or_group.split(".")
+        if group not in HOOK_GROUPS or len(rest) < 2 or override.is_add() or override.is_force_add():
+            continue
+        hook = f"{group}.{rest[0]}"
+        is_there = hook in added or OmegaConf.select(saved, hook) is not None
+        if not is_there and rest[0] in composer.options(group):
+            remedy = f"Add it: {shlex.join([f'+{group}=[{rest[0]}]', override.input_line or ''])}"
+            raise UserError("this hook is not selected", key=hook, remedy=remedy)
+
+
+def _names(override: Override) -> list[str]:
+    """Return the options that an override selects, if its key is a group."""
+    value: Any = override.value()
+    return [str(name) for name in (value if isinstance(value, list) else [value]) if name is not None]
 
 
 def _fill(node: DictConfig | ListConfig, run: Callable[[], Any], prefix: str = "") -> None:
     """Replace each interpolation that does not resolve by its value in `run`, if it has one."""
     for name in range(len(node)) if isinstance(node, ListConfig) else list(node):
         key = f"{prefix}{name!s}"
-        if OmegaConf.is_missing(node, name):
+        if OmegaConf.is_missing(node, name) or key == "hydra":
             continue  # given as an object, in Python
         try:
             value = node[name]

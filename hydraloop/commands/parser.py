@@ -163,6 +163,8 @@ def on_run(found: Found, args: argparse.Namespace) -> OnRun:
     overrides, own = [*found.before], dict[str, str]()
     for text in rest:
         key, _, value = text.partition("=")
+        if key not in keys and (near := close_names(key, keys, most=1, cutoff=0.8)):
+            raise UserError("there is no such argument", key=key, remedy=f"Did you mean {near[0]}={value}?")
         if key not in keys:
             overrides.append(text)
         elif not value:

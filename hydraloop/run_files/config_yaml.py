@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -19,8 +21,13 @@ from hydraloop.safety.secrets import mask_text, masked, remember
 
 try:
     from yaml import CDumper as Dumper  # four times faster
+    from yaml import CSafeLoader as Loader
 except ImportError:  # PyYAML was built without libyaml
     from yaml import Dumper  # type: ignore[assignment]
+    from yaml import SafeLoader as Loader  # type: ignore[assignment]
+
+_MOST_BYTES, _DEEPEST = 1_000_000, 100
+"""Of a config that is read. That of a large run has 30,000 bytes and 10 levels."""
 
 
 def loaded(source: Path | str, name: object) -> DictConfig:
@@ -30,16 +37,42 @@ def loaded(source: Path | str, name: object) -> DictConfig:
         name: of the file or the text, for the error.
 
     Raises:
-        UserError: it is no YAML, has a tag of another object than a path, or is not a mapping.
+        UserError: it is no YAML of a run: another kind of file, too long, too deep, with aliases or tags of objects,
+            or not a mapping. Paths are allowed.
     """
     try:
-        config = OmegaConf.load(source) if isinstance(source, Path) else OmegaConf.create(source)
+        text = _text_of(source) if isinstance(source, Path) else source
+        _check_yaml(text)
+        config = OmegaConf.create(text)
         if not isinstance(config, DictConfig):
             raise ValueError("it is not a mapping")
     except (OSError, ValueError, yaml.YAMLError) as error:
         problem = f"{name} cannot be read: {' '.join(str(error).split())}"
         raise UserError(problem, remedy="Restore the file, or name another run.") from error
     return config
+
+
+def _text_of(file: Path) -> str:
+    """Return the text of a regular file."""
+    opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
+    with open(opened, "rb") as content:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise ValueError("it is not a regular file")
+        text = content.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+    return text.decode("utf-8")
+
+
+def _check_yaml(text: str) -> None:
+    """Refuse what makes a short text a large or a deep config. No run writes it."""
+    depth = 0
+    for event in yaml.parse(text, Loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has an alias")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"it is deeper than {_DEEPEST} levels")
 
 
 def plain(value: Any) -> Any:
@@ -67,26 +100,6 @@ def resolved(cfg: DictConfig) -> Any:
             key=error.full_key or None,
             remedy="Write a value. Interpolations of the job, ${hydra:…}, resolve only in runs of the command line.",
         ) from error
-
-
-def resolved_but_secrets(cfg: DictConfig) -> Any:
-    """Return a config as `resolved` does, but leave the interpolation of each secret that is interpolated.
-
-    Raises:
-        UserError: as `resolved`.
-    """
-
-    def shown(written: Any, value: Any, hidden: Any) -> Any:
-        if value == hidden:
-            return value
-        if isinstance(written, Mapping):
-            return {name: shown(written[name], value[name], hidden[name]) for name in value}
-        if isinstance(written, list):
-            return [shown(*items) for items in zip(written, value, hidden, strict=True)]
-        return written
-
-    values = resolved(cfg)
-    return shown(OmegaConf.to_container(cfg, resolve=False, enum_to_str=True), values, masked(values))
 
 
 def differing(values: Any, shown: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

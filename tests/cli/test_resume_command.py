@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from omegaconf import OmegaConf
 
 from hydraloop.cli.compose import opened
 from hydraloop.cli.notebook import compose
-from hydraloop.cli.resume_command import BASE, check_resume
+from hydraloop.cli.resume_command import check_resume
+from hydraloop.cli.run_config import NAME
 from hydraloop.engine.checkpoint.format import write
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
@@ -36,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(*words: str) -> Draft:
-    with opened(REPOSITORY, BASE) as composer:
+    with opened(REPOSITORY / "conf", NAME) as composer:
         return check_resume(Path(words[0]), words[1:], composer)
 
 
@@ -51,7 +53,65 @@ def test_the_saved_config_is_changed_by_what_is_typed(run: Path) -> None:
     assert check(str(run), "engine.pause_after=3").cfg.engine.pause_after == 3
 
 
-@pytest.mark.parametrize("text", ["seed: !unknown 1", "seed: !!python/object/apply:os.getcwd []", "[1", "[1]"])
+def test_hooks_are_added_and_removed_as_on_a_command_line(run: Path) -> None:
+    changed = check(
+        str(run), "~hooks.ema", "~default_hooks.progress", "+hooks=[profiler]", "hooks.profiler.priority=40"
+    ).cfg
+    assert (list(changed.hooks), "progress" in changed.default_hooks) == (["profiler"], False)
+    assert (changed.hooks.profiler._target_, changed.hooks.profiler.priority) == ("hydraloop.hooks.ProfilerHook", 40)
+    assert list(check(str(run), "+hooks=profiler,tta").cfg.hooks) == ["ema", "profiler", "tta"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("optimizer=sgd", "optimizer: an option of a group cannot be selected: .*\n  Change its keys, optimizer.…=…"),
+        ("+optimizer=sgd", "optimizer: an option of a group cannot be selected"),
+        (
+            "hooks=[profiler]",
+            r"hooks: an option of a group cannot be .*\n  To add hooks: '\+hooks=\[profiler\]'",
+        ),
+        ("hooks=[]", "hooks: an option of a group cannot be selected: .*\n  To remove one: hooks.<name>=null"),
+        ("+hooks=[ema]", "hooks: ema is in the run already\n  Change its options: hooks.ema.…=…"),
+        ("hooks.tta.transforms=[]", r"hooks.tta: this hook is not selected\n  Add it: '\+hooks=\[tta\]' 'hooks.tta"),
+        ("seed=1,2", "seed: seed=1,2 has several values"),
+        ("seed=abc", "seed: Value 'abc'"),
+        ("engine.max_epoch=3", "engine.max_epoch: .*\n.*max_epochs"),
+    ],
+)
+def test_a_saved_config_has_types_and_its_groups_are_selected(line: str, message: str, run: Path) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        check(str(run), line)
+
+
+@pytest.mark.parametrize("key", ["defaults", "hydra"])
+def test_a_saved_config_selects_no_other_file(key: str, run: Path, tmp_path: Path) -> None:
+    file = tmp_path / ".hydra" / "config.yaml"
+    file.parent.mkdir()
+    file.write_text((run / ".hydra" / "config.yaml").read_text() + f"{key}: [mine]\n")
+    with pytest.raises(UserError, match=f"^{key}: no run writes this key into {file}"):
+        check(str(tmp_path))
+
+
+def test_a_pipe_is_no_config(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    os.mkfifo(tmp_path / ".hydra" / "config.yaml")
+    with pytest.raises(UserError, match="run: "):
+        check(str(tmp_path))
+
+
+HOSTILE = {
+    "tag": "seed: !unknown 1",
+    "object": "seed: !!python/object/apply:os.getcwd []",
+    "broken": "[1",
+    "list": "[1]",
+    "aliases": "a: &a [1]\nb: *a\n",
+    "deep": f"a: {'[' * 3000}{']' * 3000}\n",
+    "long": f"a: {'b' * 1_000_000}\n",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_a_config_that_cannot_be_read_is_named(text: str, run: Path, tmp_path: Path) -> None:
     file = tmp_path / ".hydra" / "config.yaml"
     file.parent.mkdir()
@@ -69,8 +129,8 @@ def test_a_secret_in_the_environment_stays_there(run: Path, tmp_path: Path, monk
     monkeypatch.setenv("MINE", "hunter2-hunter2")
     cfg = check(str(moved)).cfg
     saved = OmegaConf.to_container(cfg.notify, resolve=False)
-    assert saved == {"api_key": "${oc.env:MINE}", "every": 3}
-    assert cfg.notify.api_key == "hunter2-hunter2"
+    assert saved["api_key"] == "${oc.env:MINE}"
+    assert cfg.notify == {"api_key": "hunter2-hunter2", "every": 3}
 
 
 def test_a_run_with_objects_from_python_is_continued_from_python(run: Path, tmp_path: Path) -> None:

@@ -146,7 +146,6 @@ def test_links_inside_a_run_and_above_it_are_followed(foreign: Path, trained: Pr
 def test_a_foreign_run_writes_only_into_its_directory(foreign: Path, trained: Project, tmp_path: Path) -> None:
     config = OmegaConf.load(foreign / ".hydra" / "config.yaml")
     config.default_hooks.checkpoint.out_dir = str(tmp_path / "planted")
-    config.hydra = {"run": {"dir": str(tmp_path / "planted")}}
     OmegaConf.save(config, foreign / ".hydra" / "config.yaml")
     before = files(tmp_path)
     done = trained.train("resume", str(foreign), "engine.max_epochs=3")

@@ -30,7 +30,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "train.py evaluate run split=tset": ("split: there is no split 'tset'", "Did you mean test?"),
     "train.py evaluate run data.test=null": ("data.test: there is no data set", "Use split=val."),
-    "train.py evaluate run data.tset=null": ("data.tset: there is no such option", "Did you mean test?"),
+    "train.py evaluate run data.tset=null": ("data.tset: there is no such key", "Did you mean data.test"),
+    "train.py evaluate run splt=val": ("splt: there is no such argument", "Did you mean split=val?"),
     "train.py evaluate run -m": ("--multirun: evaluate continues in this terminal", "Leave it out."),
     "train.py evaluate run --config-name=x": ("--config-name=x: evaluate continues in this terminal", "Leave it out."),
     "train.py evaluate run detach=true": ("detach: evaluate continues in this terminal", "Leave it out."),
@@ -51,11 +52,18 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "train.py resume -m run": ("--multirun: resume continues in this terminal", "Leave it out."),
     "train.py resume run -cn mine": ("--config-name=mine: resume continues in this terminal", "Leave it out."),
     "train.py resume gone": ("resume: gone is neither a run directory nor a checkpoint of one", "outputs/<date>/<run>"),
-    "train.py resume run engine.max_epoch=1": ("engine.max_epoch: there is no such option", "Did you mean max_epochs"),
-    "train.py resume run hooks=[profiler]": ("hooks: an option of a group cannot be selected", "Change its keys"),
+    "train.py resume run engine.max_epoch=1": (
+        "engine.max_epoch: there is no such key",
+        "Did you mean engine.max_epochs",
+    ),
+    "train.py resume run hooks=[profiler]": ("hooks: an option of a group cannot be selected", "+hooks=[profiler]"),
     "train.py resume run engine.max_epochs=0": ("engine.max_epochs: ", "Use 1 or more."),
     "train.py resume run +hooks.ema.password=***": ("hooks.ema.password: its value is a secret", "Write its value"),
     "train.py resume unreadable": ("unreadable/.hydra/config.yaml cannot be read: could not", "Restore the file, or"),
+    "train.py -cp run/.hydra -cn config": (
+        "--config-path: PROJECT/run/.hydra has the config of a run",
+        "resume PROJECT/run",
+    ),
     "-m hydraloop": ("hydraloop trains nothing itself", "python train.py"),
     "-m hydraloop seed=1": ("hydraloop trains nothing itself", "python train.py"),
     "-m hydraloop check seed=1": ("check: it runs the code of a project", "python train.py check seed=1"),
@@ -109,7 +117,7 @@ def test_a_mistake_is_one_message(line: str, project: Project) -> None:
     problem, remedy = MISTAKES[line]
     assert (done.code, done.out) == (2, ""), done.err
     assert f"error: {problem.replace('PROJECT', str(project.path))}" in done.err
-    assert remedy in done.err
+    assert remedy.replace("PROJECT", str(project.path)) in done.err
     assert len(re.findall("error:", done.err)) == 1
     assert "Traceback" not in done.err
     assert project.files == before

@@ -6,8 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
+from hydraloop.engine.checkpoint.format import load
 from tests.e2e.projects import Project, Run
 
 SHORT = ("engine.limit_train_batches=5", "engine.limit_val_batches=1", "engine.test=false")
@@ -94,6 +96,23 @@ def test_a_run_is_continued_with_its_saved_config(project: Project) -> None:
     assert (found.hooks.ema.momentum, found.optimizer.lr, found.wandb_api_key) == (0.5, 2e-3, "***")
     assert OmegaConf.load(attempt / "overrides.yaml")[1] == "wandb_api_key=***"
     assert OmegaConf.load(attempt / "hydra.yaml").hydra.run.dir == name
+
+
+def test_a_resumed_run_ends_with_the_same_bits(project: Project) -> None:
+    """Without a default hook, with a hook of the project, a value of Hydra's job and a masked secret."""
+    line = [*SHORT, "engine.max_epochs=2", "~default_hooks.progress", "hooks=[ema,weight_norm]"]
+    line += ["experiment_name=${hydra:job.name}", "+wandb_api_key=hunter2hunter2"]
+    assert project.train(*line, "hydra.run.dir=whole").code == 0
+    paused = project.train(*line, "engine.pause_after=1", "hydra.run.dir=paused")
+    assert paused.code == 75, paused.text
+    done = project.train("resume", "paused", "wandb_api_key=hunter2hunter2")
+    assert done.code == 0, done.text
+    whole, resumed = (load(project.path / name / "checkpoints" / "epoch_2.pth") for name in ("whole", "paused"))
+    assert whole["state_dict"].keys() == resumed["state_dict"].keys()
+    assert all(torch.equal(value, resumed["state_dict"][name]) for name, value in whole["state_dict"].items())
+    config = Run(project.path / "paused" / ".hydra" / "resume_1").path / "config.yaml"
+    assert OmegaConf.load(config).experiment_name == "train"
+    assert Run(project.path / "paused").log.count("weight norm") == 2
 
 
 @pytest.mark.slow

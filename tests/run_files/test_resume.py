@@ -39,7 +39,7 @@ def config(**changed: object) -> DictConfig:
 def make_run(name: str, *checkpoints: str, cfg: DictConfig | None = None, out_dir: Path | None = None) -> Path:
     """Make a run directory with complete checkpoints, the first one the oldest."""
     run_dir = Path("outputs") / name
-    run_directory.record(cfg or config(), run_dir, resumed=False, folder=run_dir / ".hydra")
+    run_directory.record(cfg or config(), run_dir / ".hydra")
     if out_dir is not None:
         run_directory.record_checkpoint_folder(run_dir, out_dir)
     folder = out_dir or run_dir / "checkpoints"
