@@ -99,6 +99,34 @@ def close_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float
     return [by_lower[other] for other in found]
 
 
+def meant(key: str, known: Iterable[str], *, only_equal: bool = False) -> list[str]:
+    """Return the known keys that a wrong key may mean, by their last parts; none if that cannot be told.
+
+    They are equal, or one has the typed words as whole words (`epochs`, `engine.max_epochs`), or they are alike. Among
+    these, the whole key decides; an option of a sweep comes last.
+
+    Args:
+        only_equal: whether the last parts must be equal.
+    """
+    name, of_sweep = key.rpartition(".")[2], "." not in key or key.startswith("sweep.")
+    ends = {one: one.rpartition(".")[2] for one in known if of_sweep or not one.startswith("sweep.")}
+    found = [one for one, end in ends.items() if end == name]
+    if not (found or only_equal):
+        words = {*name.split("_")}
+        found = [one for one, end in ends.items() if words <= {*end.split("_")}]
+    if not (found or only_equal):
+        close = close_names(name, ends.values(), cutoff=0.8)
+        found = [one for one, end in ends.items() if end in close]
+    if len(found) > 3 and "." not in key:
+        return []
+
+    def rank(one: str) -> tuple[bool, float]:
+        return not one.startswith("sweep."), difflib.SequenceMatcher(None, key, one).ratio()
+
+    best = max(map(rank, found), default=None)
+    return [one for one in found if rank(one) == best]
+
+
 def emptying(key: str) -> str | None:
     """Return the line for a defaults list that selects nothing at a key. None: no option of a group is at the key."""
     group = "model" if key == "task.model" else key.partition(".")[0]

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from hydraloop.errors import UserError, close_names, suggestion
+from hydraloop.errors import UserError, close_names, meant, suggestion
 
 
 def test_the_message_has_key_problem_and_remedy() -> None:
@@ -42,6 +42,30 @@ def test_close_names(name: str, known: list[str], expected: list[str]) -> None:
 def test_close_names_are_best_first_and_limited() -> None:
     known = ["momentum", "momentums", "moment", "momenta"]
     assert close_names("momentum", known, most=2) == ["momentum", "momentums"]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("lr", ["optimizer.lr"]),
+        ("optimizr.lr", ["optimizer.lr"]),
+        ("epochs", ["engine.max_epochs"]),
+        ("workers", ["data.loader.num_workers"]),
+        ("name", ["experiment_name"]),
+        ("train.batch_sise", ["data.loader.batch_size"]),
+        ("hoks", ["hooks"]),
+        ("hook.ema.priority", ["hooks.ema.priority"]),
+        ("priority", []),
+        ("val_every", []),
+        ("cuda", []),
+        ("task.workers", ["data.loader.num_workers"]),
+    ],
+)
+def test_the_key_that_is_meant(key: str, expected: list[str]) -> None:
+    hooks = [f"hooks.{name}.priority" for name in ("ema", "tta", "freeze", "logger")]
+    data = ["data", "data.loader.num_workers", "data.loader.batch_size"]
+    other = ["optimizer.lr", "optimizer.every", "engine.max_epochs", "sweep.max_workers", "experiment_name", "hooks"]
+    assert meant(key, [*hooks, *data, *other]) == expected
 
 
 def test_suggestions() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -15,7 +13,7 @@ from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import OverrideParseException
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
@@ -28,7 +26,6 @@ _OURS = ("--dry-run", "--json", "--pdb")
 """Flags that Hydra does not have."""
 _HYDRAS = ("--hydra-help", "--info")
 """Flags of Hydra that do not exist here."""
-_BEGINS_OVERRIDE = re.compile(r"[+~]*[\w.@/]+=")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -139,22 +136,15 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     loader = GlobalHydra.instance().config_loader() if GlobalHydra.instance().is_initialized() else None
     parser = OverridesParser.create(config_loader=loader)
     parsed: list[Override] = []
-    for index, line in enumerate(overrides):
+    for line in overrides:
         check_text(line)
         try:
             parsed.extend(parser.parse_overrides([line]))
         except OverrideParseException as error:
             remedy = (
-                "Write key=value, +key=value to add, ~key to delete. Quote a value with special characters "
-                "twice: 'key=\"a, b\"'."
+                "Write key=value without spaces, +key=value to add, ~key to delete. Quote a value with special "
+                "characters twice: 'key=\"a, b\"'."
             )
-            first = index - 1 if index and overrides[index - 1].endswith("=") else index
-            if joined := _without_spaces(overrides[first:], parser):
-                remedy = f"Leave out the spaces: {shlex.quote(joined)}"
-            elif right := _corrected(line, parser):
-                remedy = f"Did you mean {shlex.quote(right)}?"
-            elif re.fullmatch(r"\w+(\.\w+)+", line):
-                remedy = f"Give it a value: {line}=…"
             raise UserError(f"{line!r} is not key=value", remedy=remedy) from error
     for override in parsed:
         group = override.key_or_group
@@ -171,31 +161,6 @@ def typed(overrides: Sequence[str]) -> Typed:
     """Return what the overrides of a command line say, if they are those of a single run. Errors: as of `parse`."""
     lines, rewritten = with_hook_lists(overrides)
     return Typed(parse(overrides), lines, rewritten, typed_keys(lines))
-
-
-def _corrected(line: str, parser: OverridesParser) -> str | None:
-    """Return the override that is meant, if one character is wrong; None if it cannot be told."""
-    separators = [line.replace("==", "=", 1), line.replace(":", "=", 1)]
-    brackets = [f"{line}]", f"{line}}}", line.replace("=", "=[", 1), line.replace("=", "={", 1)]
-    for right in (line.rstrip(","), *separators, *brackets):
-        with suppress(HydraException):
-            parser.parse_override(right)
-            if _BEGINS_OVERRIDE.match(right):
-                return right
-    return None
-
-
-def _without_spaces(words: Sequence[str], parser: OverridesParser) -> str | None:
-    """Return the override that the shell has divided at its spaces. None: it is not one."""
-    for end, word in enumerate(words[1:], start=2):
-        if _BEGINS_OVERRIDE.match(word):
-            return None
-        joined = "".join(words[:end])
-        with suppress(HydraException):
-            parser.parse_override(joined)
-            if not joined.endswith("="):
-                return joined
-    return None
 
 
 def typed_keys(overrides: Iterable[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments, config_file_limits, hydra_targets
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.composing_errors.explain import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
+from hydraloop.cli.messages import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
 from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -79,9 +76,8 @@ class Composer:
         return self._checked(overrides, partial(load, self.name, list(overrides), RunMode.MULTIRUN))
 
     def _checked(self, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
-        with _mistakes_explained():
-            check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
-            cfg = compose()
+        check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
+        cfg = compose()
         check_overrides(cfg, overrides)
         return cfg
 
@@ -131,47 +127,6 @@ class Composer:
     def _listed(self, group: str, kind: ObjectType) -> list[str]:
         sources = GlobalHydra.instance().config_loader().get_sources()
         return sorted({name for source in sources if source.is_group(group) for name in source.list(group, kind)})
-
-
-@contextmanager
-def _mistakes_explained() -> Iterator[None]:
-    """Refuse what Hydra has no message for.
-
-    It raises a KeyError for a variable of `hydra.job.env_copy` that is not set, and an AssertionError for a list, such
-    as `hooks: [ema]`, after an override in a defaults list. The error for a file that is not UTF-8 does not name it.
-    """
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise _not_utf8() or error from error
-    except AssertionError as error:
-        if traceback.extract_tb(error.__traceback__)[-1].name != "get_name":
-            raise
-        remedy = "Write override for this entry too, - override /hooks: […], or write the entry before the overrides."
-        raise UserError("a list without override is after an override", key="defaults", remedy=remedy) from error
-    except KeyError as error:
-        name = error.args[0]
-        remedy = f"Set it in the shell: export {name}=… Or leave it out."
-        raise UserError(
-            f"the environment variable {name} is not set", key="hydra.job.env_copy", remedy=remedy
-        ) from error
-
-
-def _not_utf8() -> UserError | None:
-    """Return the user's mistake for the first config file that is not UTF-8 text."""
-    sources = GlobalHydra.instance().config_loader().get_sources()
-    folders = [Path(source.path) for source in sources if source.scheme() == "file"]
-    for path in [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]:
-        try:
-            path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            old = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
-            file = f"from pathlib import Path; file = Path({json.dumps(str(path))})"
-            convert = f'{file}; file.write_text(file.read_text("{old}"), "utf-8")'
-            remedy = f"Save it as UTF-8 in your editor. If it is {old}: python -c {shlex.quote(convert)}"
-            return UserError(f"line {line} is not UTF-8 text", key=str(path), remedy=remedy)
-    return None
 
 
 class _ExtraFolder(SearchPathPlugin):

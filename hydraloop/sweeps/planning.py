@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli import arguments
 from hydraloop.cli import command as command_line
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.composing_errors.explain import COMPOSING_ERRORS
 from hydraloop.cli.config_file_limits import check_ray, check_submitit
+from hydraloop.cli.messages import COMPOSING_ERRORS
 from hydraloop.errors import UserError, suggestion
 from hydraloop.plan import Draft
 from hydraloop.processes.checks import check_options

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from hydraloop.cli import command
 from hydraloop.cli import compose as composing
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -42,33 +40,6 @@ def test_a_working_directory_whose_name_is_not_text_is_refused(tmp_path: Path, m
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=r"udce9' has bytes that are not utf-8 text"), composer():
         pass
-
-
-@pytest.mark.parametrize(
-    ("name", "encoding"), [("config", "latin-1"), ("experiment/mine", "latin-1"), ("config", "utf-16")]
-)
-def test_a_file_that_is_not_utf8_is_named_with_the_command_that_converts_it(
-    name: str, encoding: str, tmp_path: Path
-) -> None:
-    text = "# @package _global_\ndefaults: [hydraloop/project, _self_]\nexperiment_name: café\n"
-    for file in ("config", "experiment/mine"):
-        path = tmp_path / "my conf" / f"{file}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            text if file == "config" else text.replace("defaults: [hydraloop/project, _self_]", ""), encoding="utf-8"
-        )
-    wrong = tmp_path / "my conf" / f"{name}.yaml"
-    wrong.write_text(wrong.read_text(encoding="utf-8"), encoding=encoding)
-    with composing.opened(tmp_path / "my conf", "config") as opened, pytest.raises(UserError) as caught:
-        command.compose_job(["+experiment=mine"], opened)
-    assert str(caught.value).startswith(
-        f"{wrong}: line {3 if encoding == 'latin-1' else 1} is not UTF-8 text\n  Save it"
-    )
-    subprocess.run(
-        str(caught.value.remedy).partition("1: " if encoding == "latin-1" else "16: ")[2], shell=True, check=True
-    )
-    with composing.opened(tmp_path / "my conf", "config") as opened:
-        assert command.compose_job(["+experiment=mine"], opened).experiment_name == "café"
 
 
 @pytest.mark.parametrize("place", ["command-line", "file://", "pkg://my_configs"])

@@ -101,7 +101,7 @@ def test_own_keys_are_options_of_the_run(tmp_path: Path) -> None:
     ("line", "message"),
     {
         "num_clases=20": "num_clases: there is no such key\n  Did you mean num_classes?",
-        "sed=1": "sed: there is no such key\n  Did you mean seed,",
+        "sed=1": "sed: there is no such key\n  Did you mean seed?",
         "seed=abc": "seed: Value 'abc' of type 'str' could not be converted to Integer\n  It takes",
         "other=1": "other: there is no such key\n",
     }.items(),
@@ -146,11 +146,9 @@ def test_a_resumed_run_reports_the_change_of_an_own_key(tmp_path: Path) -> None:
 
 
 def test_an_experiment_that_is_not_in_the_defaults_list_overrides_the_file(tmp_path: Path) -> None:
-    """Added with a +, or by the line that the message gives."""
     head, mine = SHORT.replace(", experiment: null", ""), "# @package _global_\nseed: 5\n"
     with pytest.raises(UserError) as caught:
         composed(tmp_path, f"{head}{OWN}seed: 3\n", ["experiment=mine"], experiment_mine=mine)
-    assert "write a +: +experiment=mine\n" in str(caught.value)
-    assert "config.yaml, after _self_: experiment: mine" in str(caught.value)
+    assert str(caught.value).endswith("write a +: +experiment=mine")
     for defaults, lines in ((head, ["+experiment=mine"]), (head.replace("]", ", experiment: mine]"), [])):
         assert composed(tmp_path, f"{defaults}{OWN}seed: 3\n", lines)["seed"] == 5

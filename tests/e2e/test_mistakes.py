@@ -26,7 +26,6 @@ COMPOSING: dict[str, tuple[str, str]] = {
     "--dryrun": ("--dryrun", "Write --dry-run"),
     "--foo": ("--foo", "Options are written without dashes"),
     "--cfg jb": ("--cfg/-c", "choose from"),
-    "--info searchpath": ("--info", "Options are written without dashes"),
     "--cfg job -m seed=1,2": ("--cfg", "Leave one of the flags out."),
 }
 """Those of the command line as a whole, before a run directory exists. Others are in tests/cli/test_mistakes.py."""
