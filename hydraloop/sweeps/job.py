@@ -88,6 +88,8 @@ class SweepJob(Worker):
                 locks.enter_context(_lock(Path(request.run_dir)))
                 if owner_has_ended():  # the next controller may have started the job again
                     return REQUEUE
+                if slurm.was_started_again() and _has_ended(request):
+                    return 0
                 result = ResultFile(Path(request.run_dir))
                 try:
                     self._train(request, locks)
@@ -172,6 +174,13 @@ def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer,
 def _lock(run_dir: Path) -> RunLock:
     """Return the lock of a run directory. After the death of a node, a file server keeps it for a while."""
     return RunLock(run_dir, key="hydra.sweep.subdir", patience=LEASE if slurm.was_started_again() else PATIENCE)
+
+
+def _has_ended(request: Request) -> bool:
+    """Return whether this attempt is over. After the death of a slurmd, Slurm starts a job again that still runs."""
+    begun = states.read(Path(request.folder))
+    told = None if begun is None else states.ended_from_result(begun, Path(request.run_dir))
+    return told is not None and told.is_over
 
 
 def _place(cfg: DictConfig, sweep: Path, run_dir: Path) -> None:
