@@ -179,20 +179,15 @@ def test_fifty_jobs(tmp_path: Path, slurm: Slurm) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("iterations", [15_000, 1500])
-def test_a_slurmd_dies(tmp_path: Path, slurm: Slurm, iterations: int) -> None:
-    """Its job keeps running. Slurm starts a second copy on the other node after half a minute, which changes nothing:
-    the first one still runs, or has ended.
-    """
-    sweep = OnSlurm(tmp_path, slurm, "seed=0", f"engine.max_iters={iterations}")
+def test_a_slurmd_dies(tmp_path: Path, slurm: Slurm) -> None:
+    """Its job keeps running. Slurm starts a second copy on the other node after half a minute, which leaves."""
+    sweep = OnSlurm(tmp_path, slurm, "seed=0", "engine.max_iters=15000")
     controller = sweep.begin()
     sweep.wait_for_saves()
     (job,) = sweep.slurm_jobs()
     slurm.kill_slurmd(slurm.run("squeue", "--noheader", "--format=%N").strip())
     until(lambda: " Restarts=1 " in slurm.run("scontrol", "show", "job", job), "no second copy", seconds=PATIENCE)
     sweep.finish(controller)
-    until(lambda: sweep.slurm_jobs() == [], "the second copy does not end", seconds=PATIENCE)
-    sweep.check()
     assert sweep.processes() == 1
 
 
