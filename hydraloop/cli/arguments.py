@@ -145,7 +145,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 "Write key=value without spaces, +key=value to add, ~key to delete. Quote a value with special "
                 "characters twice: 'key=\"a, b\"'."
             )
-            raise UserError(f"{line!r} is not key=value", remedy=remedy) from error
+            key = re.match(r"[+~]*([\w.@/]+)", line)
+            raise UserError(f"{line!r} is not key=value", key=key and key[1], remedy=remedy) from error
     for override in parsed:
         group = override.key_or_group
         if group in LIST_GROUPS and not override.is_delete() and override.value() == {}:

@@ -173,9 +173,8 @@ def _no_such_key(case: _Case) -> UserError:
     if not near and siblings and parent in case.composer.groups():
         remedy = f"Keys of {parent}: {', '.join(one.rpartition('.')[2] for one in siblings if one in known)}."
     if case.line.startswith("~"):
-        left_out = f"Leave {case.line} out."
-        return UserError("there is nothing to delete", key=case.key, remedy=left_out if case.key in known else remedy)
-    if isinstance(case.value, dict) and case.value.get("_target_", target) != target:
+        remedy = remedy if near and case.key not in near else f"Leave {case.line} out."
+    elif isinstance(case.value, dict) and case.value.get("_target_", target) != target:
         clear = f"{parent}=null" if "." in parent else f"~{parent}"
         remedy = f"To replace {target}, remove its values first: {clear} {line}"
     elif _select(body, f"{parent}._target_") not in (None, target) and (listed := emptying(parent)):
@@ -250,9 +249,7 @@ def _generic(case: _Case) -> UserError:
     if "default list use +" in case.text:
         remedy = f"To add it, write a +: {shlex.quote(f'+{case.line}')}"
     elif case.line.startswith("~"):
-        node = _select(case.cfg, key)
-        entry = f".{next(iter(node))!s}" if isinstance(node, DictConfig) and node and "_target_" not in node else ""
-        remedy = f"Write {key}=[]" if key in LIST_GROUPS else f"Write {key}{entry}=null"
+        remedy = f"Write {key}=[]" if key in LIST_GROUPS else f"Leave {case.line} out."
     elif case.line.startswith("+") and re.match("Could not append|Multiple values", case.text):
         remedy = f"Leave the + out: {shlex.quote(case.line.lstrip('+'))}"
     return UserError(case.problem, key=key or None, remedy=remedy)

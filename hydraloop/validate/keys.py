@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError, meant
 from hydraloop.schemas.root import Config
 
-_DEFAULTS = {"task": "classification", "data": "digits", "optimizer": "adamw", "precision": "fp32"}
-"""An option of each group that every run needs."""
 _OF_HYDRA = re.compile(r"\$\{hydra[:.]")
 
 
@@ -21,17 +19,14 @@ def check_keys(cfg: DictConfig) -> None:
     """Refuse a config that lacks a key of hydraloop, or has one that no schema knows."""
     for entry in dataclasses.fields(Config):
         if entry.name not in cfg:  # OmegaConf counts a missing value (???) as not there
-            remedy = f"Leave ~{entry.name} out if you typed it, or give the key a value: {entry.name}=…"
-            if entry.name in _DEFAULTS:
-                remedy = (
-                    f"Leave ~{entry.name} out if you typed it. Otherwise, add to the defaults of your config file, "
-                )
-                remedy += f"before _self_: - {entry.name}: {_DEFAULTS[entry.name]}"
+            remedy = f"Leave ~{entry.name} out if you typed it, or add it: +{entry.name}=…"
             raise UserError("the config lacks this key, which every run needs", key=entry.name, remedy=remedy)
     for key, node, known in _sections(cfg):
         for name in node:
             if str(name) not in known:
-                raise UserError("there is no such option", key=f"{key}.{name!s}", remedy=suggestion(str(name), known))
+                near = meant(f"{key}.{name!s}", [f"{key}.{one}" for one in known])
+                remedy = f"Did you mean {near[0]}?" if near else f"--help {key} lists the options."
+                raise UserError("there is no such key", key=f"{key}.{name!s}", remedy=remedy)
             if OmegaConf.is_missing(node, name):
                 raise UserError("has no value", key=f"{key}.{name!s}", remedy=f"Give it one: {key}.{name!s}=…")
 
