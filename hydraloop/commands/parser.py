@@ -74,10 +74,10 @@ COMMANDS = {
     "attach": Command("FOLDER", "show a sweep or a run until it ends", f"{_FOLDER} Ctrl-C leaves it running."),
     "results": Command("SWEEP [--json]", "print the results of a sweep, and write results.csv and results.json"),
     "report": Command(
-        "FOLDER … [--open] [--output FILE]",
+        "FOLDER … [--output FILE]",
         "write a page of HTML about a run or a sweep",
         f"{_FOLDER} Several runs are compared. The page is report.html in the folder; of several runs, in the working "
-        "directory. It needs no network. --open shows it in a browser.",
+        "directory. It needs no network.",
     ),
     "stop": Command(
         "FOLDER [--kill]",
@@ -203,7 +203,6 @@ def viewed(name: str, words: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("--sort")
     elif name == "report":
         parser.add_argument("directory", nargs="+", type=Path)
-        parser.add_argument("--open", action="store_true")
         parser.add_argument("--output", type=Path)
     elif name == "sync":
         parser.add_argument("directory", nargs="+")

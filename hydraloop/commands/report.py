@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from pathlib import Path
 
 from hydraloop.commands.status import sweep_in
@@ -33,6 +32,4 @@ def run(args: argparse.Namespace) -> int:
     else:
         sweep_page.write(sweeps[0], output)
     print(printable(shown(output)))
-    if args.open:
-        webbrowser.open(output.absolute().as_uri())
     return 0
