@@ -242,7 +242,7 @@ class _App:
             if checks:
                 from hydraloop.commands import check
 
-                return check.run(draft)
+                return check.run(draft, argv, self.peers)
             if args.cfg is None:
                 self._use_debugger(args, draft)
                 if isinstance(draft, SweepDraft):

@@ -48,7 +48,6 @@ BORN = {
     "sweeps/executors/ray_actor.py Popen": "jobs on Ray",
     "sweeps/slurm/submitit_executor.py _submit_command": "jobs on Slurm",
     "tracking/sender.py Popen": "the sender of a run or a sweep",
-    "commands/check/ranks.py start_processes": "the two ranks of `check`",
     "processes/slurm.py run": "a question to Slurm",
     "sweeps/executors/gpus.py run": "nvidia-smi",
     "run_files/environment.py run": "git",

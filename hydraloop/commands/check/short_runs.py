@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
-from typing import Any, Self
+from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import OmegaConf, open_dict, read_write
 from torch import Tensor
 
 from hydraloop.builder import assemble
@@ -24,22 +22,21 @@ from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.parts import Parts
 from hydraloop.plan import Draft
-from hydraloop.validate.config import validate
 
 ON_CPU = {"engine.device": "cpu", "precision": {"name": "fp32"}}
 """Changes of a run that computes in fp32 on the CPU."""
 _ALWAYS = {
-    "resume": None,
-    "engine.max_time": None,
     "engine.pause_after": None,
     "engine.test": False,
     "engine.compile": False,
     "engine.accumulate": 1,
-    "distributed.nproc_per_node": 1,
     "distributed.strategy": "auto",
 }
 """Changes of every short run."""
-_ALONE = Distributed()
+
+
+class NotJudgedError(Exception):
+    """Raised by a check that cannot judge this project. The message says why."""
 
 
 class Watch(Hook):
@@ -47,15 +44,14 @@ class Watch(Hook):
 
     Args:
         save_at: the iteration after which a checkpoint is written; None: no checkpoint.
-        seconds: after which the run stops.
         seed: of the generators before each iteration; None: they are those of the run.
     """
 
     priority = Priority.HIGHEST
     collective = True
 
-    def __init__(self, *, save_at: int | None = None, seconds: float = 60.0, seed: int | None = None) -> None:
-        self._save_at, self._seed, self._until = save_at, seed, monotonic() + seconds
+    def __init__(self, *, save_at: int | None = None, seed: int | None = None) -> None:
+        self._save_at, self._seed = save_at, seed
         self.losses: list[float] = []
         self.batches: list[str] = []
         """A digest of each batch."""
@@ -76,8 +72,6 @@ class Watch(Hook):
         self.losses.append(float(outputs["loss"]))
         if engine.progress.iteration == self._save_at:
             engine.request_checkpoint("halfway")
-        if monotonic() > self._until:
-            engine.request_stop("the check takes too long", agreed=True)
 
 
 def digest(value: Any) -> str:
@@ -90,53 +84,37 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
-@dataclass(frozen=True)
-class Project:
-    """A config from which short runs are built."""
+def short_run(
+    draft: Draft,
+    folder: Path,
+    watch: Watch | None = None,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    ranks: Distributed | None = None,
+    batch: Any = None,
+    checkpoint: Path | None = None,
+) -> Engine:
+    """Return an engine that trains as the project does, with these differences.
 
-    cfg: DictConfig
-    """Validated, without the node `hydra`."""
-    typed: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, draft: Draft) -> Self:
-        """Return the project that a command line describes."""
-        cfg = deepcopy(draft.cfg)
-        with read_write(cfg), open_dict(cfg):
-            cfg.pop("hydra", None)
-        return cls(cfg, draft.typed)
-
-    def engine(
-        self,
-        folder: Path,
-        watch: Watch | None = None,
-        changes: Mapping[str, Any] | None = None,
-        *,
-        ranks: Distributed = _ALONE,
-        batch: Any = None,
-        checkpoint: Path | None = None,
-    ) -> Engine:
-        """Return an engine that trains as the project does, with these differences.
-
-        Args:
-            folder: of its files.
-            changes: {key of the config: value}.
-            batch: the only batch of every data set; None: the data of the config.
-            checkpoint: where it continues.
-        """
-        cfg = deepcopy(self.cfg)
-        with open_dict(cfg):
-            for key, value in {**_ALWAYS, **(changes or {})}.items():
-                OmegaConf.update(cfg, key, value, merge=False)
-        validate(cfg)
-        loaders = {} if batch is None else {split: [batch] for split in ("train", "val") if cfg.data.get(split)}
-        parts = Parts(loaders=loaders, hooks={} if watch is None else {"check": watch})
-        position = None if checkpoint is None else peek(checkpoint, key="resume")
-        engine = assemble(cfg, ranks, folder, parts, self.typed, checkpoint=checkpoint, position=position)
-        for hook in engine.hooks.values():  # those that only observe or save
-            if isinstance(hook, CheckpointHook):
-                hook.out_dir, hook.idle_points = None, frozenset(MOUNT_POINTS) - {"before_run"}
-            elif type(hook).on_error != "raise":
-                hook.idle_points = MOUNT_POINTS
-        engine.calls.build()
-        return engine
+    Args:
+        folder: of its files.
+        changes: {key of the config: value}.
+        batch: the only batch of every data set; None: the data of the config.
+        checkpoint: where it continues.
+    """
+    cfg = deepcopy(draft.cfg)
+    with read_write(cfg), open_dict(cfg):
+        cfg.pop("hydra", None)
+        for key, value in {**_ALWAYS, **(changes or {})}.items():
+            OmegaConf.update(cfg, key, value, merge=False)
+    loaders = {} if batch is None else {split: [batch] for split in ("train", "val") if cfg.data.get(split)}
+    parts = Parts(loaders=loaders, hooks={} if watch is None else {"check": watch})
+    position = None if checkpoint is None else peek(checkpoint, key="resume")
+    engine = assemble(cfg, ranks or Distributed(), folder, parts, draft.typed, checkpoint=checkpoint, position=position)
+    for hook in engine.hooks.values():  # those that only observe or save
+        if isinstance(hook, CheckpointHook):
+            hook.out_dir, hook.idle_points = None, frozenset(MOUNT_POINTS) - {"before_run"}
+        elif type(hook).on_error != "raise":
+            hook.idle_points = MOUNT_POINTS
+    engine.calls.build()
+    return engine
