@@ -17,7 +17,6 @@ from hydraloop.cli.messages import COMPOSING_ERRORS, check_defaults, explain, un
 from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
-from hydraloop.run_files.config_yaml import remember_names
 from hydraloop.schemas.root import Config
 from hydraloop.validate.config import validate
 from hydraloop.validate.keys import check_interpolations
@@ -88,7 +87,6 @@ def _check(
 ) -> None:
     check_defaults(cfg, composer)
     check_own_keys(cfg, lines, composer)
-    remember_names(cfg)
     check_hydra_node(cfg, typed, limits_files=limits_files)
     validate(cfg, trains=trains)
 

@@ -17,7 +17,7 @@ ABSENT = "(absent)"
 """The value of a key that a config does not have."""
 _LONGEST = 80
 """Characters of a value that are shown."""
-_OF_A_START = ("resume", "resume_strict", "load_from", "secrets", "sweep", "detach")
+_OF_A_START = ("resume", "resume_strict", "load_from", "sweep", "detach")
 _ENDS_OF_A_START = ("engine.max_time", "engine.pause_after")
 """Options that are about one start of a run, not about its training."""
 _OF_THIS_START = ("fused", "foreach", "capturable", "differentiable", "every", "closure")

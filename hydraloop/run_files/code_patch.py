@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hydraloop.run_files import atomic, attempts
 from hydraloop.run_files.environment import git_commit, git_diff
-from hydraloop.safety.secrets import mask_patch
+from hydraloop.safety.secrets import mask_text
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _place(run_dir: Path) -> Path:
 
 def _text(commit: str, diff: str) -> str:
     """Return the masked diff after a comment, which `git apply` ignores."""
-    shown = mask_patch(diff)
+    shown = mask_text(diff)
     about = f"{_BEGIN}{commit} in files that git tracks.\n"
     if shown != diff:
         about += "# Secrets are masked as ***, so parts with *** do not apply.\n"

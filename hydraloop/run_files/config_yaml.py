@@ -7,7 +7,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -16,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.errors import UserError
-from hydraloop.safety.secret_names import name_secrets
 from hydraloop.safety.secrets import mask_text, masked, remember
 
 try:
@@ -130,17 +128,10 @@ def masked_metadata(cfg: DictConfig) -> dict[str, Any]:
 
 def remember_config(cfg: DictConfig) -> None:
     """Register the secrets of a config, so that they are masked everywhere. The config need not resolve."""
-    remember_names(cfg)
     try:
         remember(OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException:  # reported where the value is used
         remember(OmegaConf.to_container(cfg, resolve=False))
-
-
-def remember_names(cfg: DictConfig) -> None:
-    """Register the names of secrets in the option `secrets`."""
-    with suppress(OmegaConfBaseException):  # reported by `validate`
-        name_secrets(cfg.get("secrets") or ())
 
 
 def dumped(container: Any) -> str:

@@ -1,10 +1,8 @@
-"""Mask secrets in configs, overrides, command lines, messages and patches before they are written. Imports no torch.
+"""Mask secrets in all that is written, printed and sent. Imports no torch.
 
-A value is a secret if its name ends with words that say so (`looks_secret`), if it is the password or the signature in
-a URL or the path of a webhook, or if it is a known secret. Known are the values that `remember` was given with such a
-name, and those of environment variables with such a name. The value itself is not examined, with these exceptions:
-None, bools and interpolations are never secrets, and a number whose name ends with `token` is an id. Most names that
-end with `_token` are ordinary (`pad_token`), so a text of such a name must also look like a key.
+A value is a secret if the words at the end of its key say so (`looks_secret`). It is masked at its key in configs,
+overrides and command lines. Known secrets, and passwords in URLs, are masked in any text. Known are the values of such
+keys that `remember` was given, and of such environment variables, from 8 characters on.
 
 All patterns take linear time: no match starts inside a word, and repetitions are possessive or bounded.
 """
@@ -21,19 +19,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from hydraloop.safety.secret_names import (
-    Rule,
-    is_value,
-    looks_secret,
-    may_be_secret,
-    name_secrets,
-    names_a_secret,
-    never,
-    rule_of,
-    secret_names,
-)
-
 MASK = "***"
+
+_SERVICE = (
+    "aws|azure|bitbucket|bot|clearml|comet|discord|docker|github|gitlab|hf|huggingface|mlflow|neptune|npm|openai|pypi"
+    "|slack|telegram|wandb"
+)
+_NAME = re.compile(
+    r"(.*_)?(passwords?|passwd|pwd|passphrases?|secrets?|credentials?|apikeys?|auth|bearer|cookies?|jwt|session_id"
+    r"|webhooks?|webhook_ur[il]|dsn|conn(ection)?_str(ing)?s?"
+    rf"|(access|account|api|deploy|encryption|private|secret|signing|ssh|{_SERVICE})_keys?"
+    rf"|(access|api|auth|bearer|deploy|jwt|oauth|private|refresh|secret|security|session|webhook|{_SERVICE})_token)|token"
+)
+"""The ends of keys that name a secret, in words: `pad_token`, `sort_key` and `author` are not among them."""
+_TOKEN = re.compile(r"(?=.*\d)[\w.~+/=:,'\"-]{16,}", re.ASCII)
+"""The value of another key that ends with `_token` must look like this. Others are tokens of a text: `<|pad|>`. With
+commas and quotes, because several values of a sweep may be typed."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _SHORTEST = 8
 """Characters of a known secret that is searched for in text. A shorter one may be part of ordinary words."""
@@ -43,163 +45,85 @@ _PLAIN = re.compile(r"|\?\?\?|\*\*\*|(?i:none|null|true|false)|\$\{.*\}", re.DOT
 """Strings that are never secrets."""
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 _OVERRIDE = re.compile(r"(?P<key>(?:\+{1,2}|~)?(?P<name>[\w./@-]+)=)(?P<value>.+)", re.DOTALL)
+_ENTRY = re.compile(
+    r"(?<![\w.-])(?P<key>(?P<name>[A-Za-z_][\w.-]*+)[ ]*+:[ ]*+)"
+    r"(?P<value>'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"|(?!\$\{)[^\s,{}\[\]'\"][^,{}\[\]]*+)"
+)
+"""An entry of a mapping in an override: `+hooks.mine={api_key: abc}`."""
 _URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{1,20}+://[^\s/@:'\"]{0,200}+:)(?!\$?\{|[<%])([^\s/'\"]{1,500})@")
-_SIGNED = re.compile(
-    r"(?:(?<=[?&])|(?<=&amp;)|(?<=\\u0026))((?:[a-z-]{0,20}-)?(?:signature|security-token)|sig)="
-    r"(?!\$?\{|%[(s])[^\s&\"'<>]+",
-    re.IGNORECASE,
-)
-"""The part of a presigned URL with which anybody can use it. In messages, such a URL may be without its host, and its
-`&` is `&amp;` in XML and `\\u0026` in some JSON."""
-_WEB = re.compile(
-    r"(?<![a-z0-9+.-])https?://(?P<host>[^\s/\"'<>\\]{1,200}+)/(?P<path>[^\s\"'<>\\`,;)}\]]{1,2000}+)", re.IGNORECASE
-)
-_HOOK = re.compile(r"(?<![^/])(?:(?:web)?hooks?[a-z0-9]{0,2}/|bot(?=\d+:))")
-_HOOKS_KEY = re.compile(r"(?<![\w-])(?=[A-Za-z_-]*\d)[\w-]{12,}")
-"""A webhook has such a part after `_HOOK` in its path. The address of a page about webhooks has none."""
-_OPTION = "secrets"
-"""The option of the config with names of secrets."""
-_NAME = re.compile(
-    r"(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*+)(?P<separator>\\*+[\"']?\]?[ \t]*+[:=](?![:=])[ \t]*+)"
-)
-_QUOTED = re.compile(r"[rbfRBF]{0,2}(?P<quote>\\*[\"'])(?P<value>(?:[^\\\n]|\\.)*?)(?P=quote)")
-_BARE = re.compile(r"(?![{\[($<%])[^\s\"'`,;&()}\]]++(?:,(?![^\s,=:]*[=:])[^\s\"'`,;&()}\]]++)*+")
-"""A value up to the next argument: `a,b` are values of a sweep, `a,n=1` ends at the comma. Not a placeholder."""
-_END = re.compile(r"[ \t]*+(?:[,}\])#\n]|\Z)")
-_SETTINGS = re.compile(r"diff --git .*\.(?:ya?ml|json|toml|ini|cfg|env)\"?\n")
 
 _known: tuple[str, ...] = ()
 """Values that `remember` was given, in every form. Replaced and never changed, because other threads read it."""
 _lock = threading.Lock()
 
 
+@functools.lru_cache(maxsize=8192)
+def looks_secret(key: str) -> bool:
+    """Return whether a key ends with words that name a secret: `db_password`, `wandb_api_key`, `hfToken`, `token`.
+
+    Args:
+        key: a name in a config (also dotted), in the environment or on a command line (`--api-key`).
+    """
+    words = _words(key)
+    is_directory = words == ["pwd"] and key.endswith("PWD")  # the variable of the shell
+    return not is_directory and _NAME.fullmatch("_".join(words)) is not None
+
+
+def _words(key: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(re.split(r"[./:@]", key)[-1])]
+
+
+def _is_secret(key: str, value: object) -> bool:
+    """Return whether the value of a key is a secret. A number whose key ends with `token` is an id."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or _PLAIN.fullmatch(str(value)):
+        return False
+    if _words(key)[-1:] != ["token"]:
+        return looks_secret(key)
+    return isinstance(value, str) and (looks_secret(key) or _TOKEN.fullmatch(value) is not None)
+
+
+def _is_secret_as_typed(key: str, value: str) -> bool:
+    return _is_secret(key, 0 if _NUMBER.fullmatch(value) else value)
+
+
+def _key_below(name: object, above: str) -> str:
+    """Return the key that decides about an entry of a mapping: in `credentials`, that of the mapping."""
+    is_covered = looks_secret(above) and _words(above)[-1] != "token" and not str(name).startswith("_")
+    return above if is_covered else str(name)
+
+
 def masked(config: Any) -> Any:
     """Return the same structure with each secret replaced by `***`.
 
-    A mapping whose name is that of a secret (`credentials`) is masked as a whole, except for `_target_` and the like;
-    one named `token` is not.
+    A mapping whose key names a secret (`credentials`) is masked as a whole, except for `_target_` and the like; one
+    named `token` is not.
 
     Args:
         config: a plain container, resolved or not.
     """
-    return _masked(config, _known_values(), never)
+    return _masked(config, "", _known_values())
 
 
-def _masked(node: Any, known: Sequence[str], rule: Rule) -> Any:
+def _masked(node: Any, key: str, known: Sequence[str]) -> Any:
     if isinstance(node, Mapping):
-        return {name: _masked(value, known, _secret_below(name, value, rule)) for name, value in node.items()}
+        return {name: _masked(value, _key_below(name, key), known) for name, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_masked(item, known, rule) for item in node]
-    if _is_secret(node, rule):
+        return [_masked(item, key, known) for item in node]
+    if _is_secret(key, node):
         return MASK
     return _mask_override(node, known) if isinstance(node, str) else node
 
 
-def _secret_below(name: object, value: Any, above: Rule) -> Rule:
-    """Return which values are secrets in an entry of a mapping, by its name or by `above`."""
-    if above is not never and not str(name).startswith("_"):
-        return above
-    if name == _OPTION and isinstance(value, list) and all(item in secret_names() for item in value):
-        return never
-    found = rule_of(str(name))
-    return found if found is is_value or not isinstance(value, Mapping) else never
-
-
-def _is_secret(value: Any, rule: Rule) -> bool:
-    return rule(value) and not isinstance(value, bool) and not _PLAIN.fullmatch(str(value))
-
-
 def mask_text(text: str) -> str:
-    """Return a message, traceback or YAML text with each secret replaced by `***`.
-
-    Values after the name of a secret are `api_key=…`, `"api_key": "…"`, and `api_key: …` if the value ends the line or
-    the entry.
-    """
+    """Return a message, traceback, patch or other text with known secrets, and passwords in URLs, as `***`."""
     return _mask_text(text, _known_values())
 
 
-def mask_patch(diff: str) -> str:
-    """Return a git diff with each secret replaced by `***`.
-
-    In code, only known secrets, and secrets in URLs, are masked, because a patch with `token=***` does not apply.
-    Settings files (YAML, JSON, TOML, ini, .env) are masked like other text.
-    """
-    known = _known_values()
-    files = re.split(r"(?m)^(?=diff --git )", diff)
-    return "".join(_mask_text(one, known) if _SETTINGS.match(one) else _mask_known(one, known) for one in files)
-
-
-def _mask_known(text: str, known: Iterable[str]) -> str:
+def _mask_text(text: str, known: Sequence[str]) -> str:
     for value in known:
         if value in text:
             text = text.replace(value, MASK)
-    if "=" in text and ("?" in text or "&" in text or "u0026" in text):
-        text = _SIGNED.sub(rf"\1={MASK}", text)
-    if "://" in text:
-        text = _URL.sub(rf"\1{MASK}@", text)
-        text = _without(text, _webhooks(text))
-    return text
-
-
-def _webhooks(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the span of the secret part of each URL of a webhook: anybody who knows the URL can send."""
-    for found in _WEB.finditer(text) if "hook" in text or "bot" in text else ():
-        host, start = found["host"].lower(), found.start("path")
-        if not host.startswith("hooks.") and "webhook" not in host:
-            hook = _HOOK.search(found["path"])
-            if hook is None or _HOOKS_KEY.search(found["path"], hook.end()) is None:
-                continue
-            start += hook.end()
-        yield start, found.end()
-
-
-def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
-    """Return a text with spans replaced by `***`."""
-    parts, done = [], 0
-    for start, end in spans:
-        parts += [text[done:start], MASK]
-        done = end
-    return "".join([*parts, text[done:]])
-
-
-def _mask_text(text: str, known: Iterable[str], *, colon: bool = True) -> str:
-    text = _mask_known(text, known)
-    return _without(text, _named(text, colon=colon)) if names_a_secret(text) else text
-
-
-def _named(text: str, *, colon: bool) -> Iterator[tuple[int, int]]:
-    """Yield the span of each value after the name of a secret."""
-    done = 0
-    for found in _NAME.finditer(text):
-        if found.start() >= done and may_be_secret(found["name"]):
-            span = _value(text, found, colon=colon)
-            if span is not None:
-                yield span
-                done = span[1]
-
-
-def _value(text: str, name: re.Match[str], *, colon: bool) -> tuple[int, int] | None:
-    """Return the span of the value after the name of a secret; None without a value, or if it is not a secret."""
-    quoted = _QUOTED.match(text, name.end())
-    if quoted is not None:
-        return quoted.span("value") if _is_secret(quoted["value"], rule_of(name["name"])) else None
-    blank = name["separator"][-1].isspace()
-    if "=" in name["separator"]:
-        is_value = not blank  # `token = next(tokens)` is code
-    elif blank:
-        is_value = colon and "." not in name["name"]  # `hooks.mine.api_key: missing` is a message
-    else:
-        is_value = colon and text[max(0, name.start() - 1)] in "{,"
-    bare = _BARE.match(text, name.end()) if is_value else None
-    if bare is None or _stays(name["name"], bare[0]):
-        return None
-    sentence = ":" in name["separator"] and blank and _END.match(text, bare.end()) is None
-    return None if sentence else bare.span()
-
-
-def _stays(name: str, value: str) -> bool:
-    """Return whether a value without quotes is not a secret, although its name may be that of one."""
-    return not _is_secret(0 if _NUMBER.fullmatch(value) else value, rule_of(name))
+    return _URL.sub(rf"\1{MASK}@", text) if "://" in text else text
 
 
 def mask_overrides(overrides: Iterable[str]) -> list[str]:
@@ -210,11 +134,16 @@ def mask_overrides(overrides: Iterable[str]) -> list[str]:
 
 def _mask_override(line: str, known: Sequence[str]) -> str:
     found = _OVERRIDE.fullmatch(line)
-    if found is not None and found["name"] == _OPTION and set(_listed(found["value"])) <= set(secret_names()):
-        return line
-    if found is not None and not _stays(found["name"], found["value"]):
-        return found["key"] + MASK
-    return _mask_text(line, known, colon=found is not None and found["value"][0] in "{[")
+    if found is not None:
+        if _is_secret_as_typed(found["name"], found["value"]):
+            return found["key"] + MASK
+        if found["value"][0] in "{[":
+            line = _ENTRY.sub(_mask_entry, line)
+    return _mask_text(line, known)
+
+
+def _mask_entry(found: re.Match[str]) -> str:
+    return found["key"] + MASK if _is_secret_as_typed(found["name"], found["value"].strip()) else found[0]
 
 
 def mask_command(arguments: Sequence[str]) -> str:
@@ -224,12 +153,12 @@ def mask_command(arguments: Sequence[str]) -> str:
         arguments: as in `sys.argv`: overrides, and flags whose value is the next argument (`--api-key …`).
     """
     shown: list[str] = []
-    rule: Rule = never
+    flag = ""
     known = _known_values()
     for line in arguments:
-        is_secret = not line.startswith("-") and rule(line)
+        is_secret = not line.startswith("-") and _is_secret(flag, line)
         shown.append(MASK if is_secret else _mask_override(line, known))
-        rule = rule_of(line) if line.startswith("--") and "=" not in line else never
+        flag = line if line.startswith("--") and "=" not in line else ""
     return shlex.join(shown).replace(f"'{MASK}'", MASK)
 
 
@@ -238,50 +167,34 @@ def remember(config: Any) -> None:
 
     Args:
         config: a plain container, resolved. Values of fewer than 8 characters and words of up to 15 letters are not
-            searched for in text; they are masked only after their name.
+            searched for in text; they are masked only at their key.
     """
     global _known
-    found = {form for value in _secrets(config, never) for form in _forms(value)}
+    values = [value for value in _secrets(config, "") if not (value.isalpha() and len(value) <= _LONGEST_WORD)]
+    found = {form for value in values if len(value) >= _SHORTEST for form in _forms(value)}
     with _lock:
         _known = tuple(found.union(_known))
 
 
 def remember_overrides(overrides: Iterable[str]) -> None:
-    """Make the secrets of overrides (`key=value`) known, and the names in `secrets=[…]`, before the config exists."""
-    parts = [found for line in overrides if (found := _OVERRIDE.fullmatch(line))]
-    for found in parts:
-        if found["name"] == _OPTION:
-            name_secrets(_listed(found["value"]))
-    for found in parts:
-        is_id = _NUMBER.fullmatch(found["value"]) and _stays(found["name"], found["value"])
-        if found["name"] != _OPTION and not is_id:
-            remember({found["name"]: found["value"].strip("'\"")})
+    """Make the secrets of overrides (`key=value`, or `key=value,value`) known, before the config exists."""
+    for found in filter(None, map(_OVERRIDE.fullmatch, overrides)):
+        for value in {found["value"], *found["value"].split(",")}:
+            if not (_NUMBER.fullmatch(value) and _words(found["name"])[-1:] == ["token"]):
+                remember({found["name"]: value.strip("'\"")})
 
 
-def _listed(value: str) -> list[str]:
-    """Return the items of a typed list, `[a,b]`."""
-    return re.findall(r"[^\[\]\s,'\"]+", value)
-
-
-def _secrets(node: Any, rule: Rule) -> Iterator[str]:
+def _secrets(node: Any, key: str) -> Iterator[str]:
     if isinstance(node, Mapping):
         for name, value in node.items():
-            yield from _secrets(value, _secret_below(name, value, rule))
+            yield from _secrets(value, _key_below(name, key))
     elif isinstance(node, list | tuple):
         for item in node:
-            yield from _secrets(item, rule)
-    else:
-        values = [found[2] for found in _URL.finditer(node)] if isinstance(node, str) else []
-        values += [node[start:end] for start, end in _webhooks(node)] if isinstance(node, str) else []
-        values += [str(node)] if _is_secret(node, rule) else []
-        words = [value for value in values if value.isalpha() and len(value) <= _LONGEST_WORD]
-        yield from (value for value in values if value not in words and _is_searchable(value))
-
-
-def _is_searchable(value: str) -> bool:
-    """Return whether a secret is searched for in text. The value `password` is not: it would be found everywhere."""
-    word = value.isalpha() and looks_secret(value)
-    return len(value) >= _SHORTEST and not word and not _PLAIN.fullmatch(value)
+            yield from _secrets(item, key)
+    elif _is_secret(key, node):
+        yield str(node)
+    if isinstance(node, str):
+        yield from (found[2] for found in _URL.finditer(node))
 
 
 @functools.lru_cache(maxsize=256)
@@ -294,23 +207,22 @@ class _Known(NamedTuple):
     """All known secrets, and what they were found in."""
 
     remembered: tuple[str, ...]
-    names: Sequence[str]
     environment: Mapping[Any, Any]
     values: tuple[str, ...]
 
 
-_found = _Known((), (), {}, ())
+_found = _Known((), {}, ())
 
 
 def _known_values() -> tuple[str, ...]:
     """Return all known secrets, the longest first, since one may contain another."""
     global _found
-    last, remembered, names = _found, _known, secret_names()
+    last, remembered = _found, _known
     raw = getattr(os.environ, "_data", os.environ)  # to compare the public mapping takes 30 us, and this 1 us
-    if last.remembered is not remembered or last.names != names or last.environment != raw:
+    if last.remembered is not remembered or last.environment != raw:
         environment = dict(raw)
         values = {*remembered, *_of_environment(environment)}
-        last = _found = _Known(remembered, names, environment, tuple(sorted(values, key=len, reverse=True)))
+        last = _found = _Known(remembered, environment, tuple(sorted(values, key=len, reverse=True)))
     return last.values
 
 
@@ -318,5 +230,7 @@ def _of_environment(environment: Mapping[Any, Any]) -> Iterator[str]:
     """Yield the secrets of environment variables in every form."""
     for name, value in zip(map(os.fsdecode, environment), map(os.fsdecode, environment.values()), strict=True):
         named = looks_secret(name) or name.upper().endswith("_TOKEN")  # MLFLOW_TRACKING_TOKEN, AWS_SESSION_TOKEN
-        if named and _is_searchable(value) and not (value.startswith("/") and os.path.exists(value)):
+        is_word = value.isalpha() and looks_secret(value)  # the value `password` would be found everywhere
+        is_searchable = len(value) >= _SHORTEST and not is_word and not _PLAIN.fullmatch(value)
+        if named and is_searchable and not (value.startswith("/") and os.path.exists(value)):
             yield from _forms(value)

@@ -45,9 +45,6 @@ class Config:
     entries must fit. Null: none."""
     weights: str = "averaged"
     """`averaged`: `load_from`, validation and test use the averaged weights if there are any. `raw`: never."""
-    secrets: List[str] = field(default_factory=list)
-    """Names of keys whose values are secrets: `[pin]` masks `pin` and `db_pin` as `***` in the terminal, in files and
-    at trackers. Passwords, tokens, API keys, cookies and similar are always masked. Empty: only those."""
     init: InitConf = field(default_factory=InitConf)
     task: Any = MISSING
     """Model, loss and metrics; a group."""

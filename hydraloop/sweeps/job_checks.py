@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from hydraloop.errors import UserError, leave_out
 from hydraloop.processes.checks import check_options
+from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps.axes import Lines
 
 MOST = 100
@@ -30,7 +31,7 @@ def check(jobs: Iterable[Lines], compose: Callable[[Lines], DictConfig]) -> list
             cfg = compose(job)
             check_options(cfg)
         except UserError as error:
-            problem = f"{error.problem}, in the job {' '.join(job)}"
+            problem = f"{error.problem}, in the job {' '.join(mask_overrides(job))}"
             raise UserError(problem, key=error.key, remedy=error.remedy) from error
         _check_in_sweep(cfg)
         configs.append(cfg)

@@ -29,7 +29,6 @@ from hydraloop.run_files.environment import command, git_commit, versions
 from hydraloop.run_files.integrity import shards_of
 from hydraloop.run_files.result import Result, digest
 from hydraloop.run_files.run_directory import SWEEP_FILE
-from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_command, mask_text, masked
 from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep, valid_utf8
 
@@ -51,8 +50,7 @@ def write(run: Run) -> None:
     sweep = None
     if run.sweep is not None:
         sweep = {**asdict(run.sweep), "folder": os.path.relpath(run.sweep.folder, run.run_dir)}
-    content = {"uid": run.uid, "experiment": run.experiment, "name": run.name, "sweep": sweep}
-    _put(folder / _RUN, {**content, "secrets": secret_names()})
+    _put(folder / _RUN, {"uid": run.uid, "experiment": run.experiment, "name": run.name, "sweep": sweep})
 
 
 def read(run_dir: Path) -> Run | None:
@@ -89,12 +87,6 @@ def trackers_of(run_dir: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     except (OSError, ValueError, TypeError):
         attempts = []
     return len(attempts) - 1, {name: one for attempt in attempts for name, one in attempt.trackers.items()}
-
-
-def names_of_secrets(run_dir: Path) -> list[str]:
-    """Return the names that the option `secrets` of a described run adds."""
-    found = json.loads((run_dir / FOLDER / _RUN).read_text(encoding="utf-8"))
-    return list(found.get("secrets", ()))
 
 
 def sweep_of(run_dir: Path) -> Sweep | None:

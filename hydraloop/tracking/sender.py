@@ -21,7 +21,6 @@ from typing import IO, Any
 
 from hydraloop.run_files.environment import shown
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secret_names import secret_names
 from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import is_complete, run_dirs, sync_command
@@ -59,7 +58,6 @@ class Sender:
         self._first = {
             "owner": os.getpid(),
             "options": options,
-            "secrets": secret_names(),
             "folders": folders,
             "packages": packages,
         }

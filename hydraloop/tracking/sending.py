@@ -25,7 +25,6 @@ from hydraloop.run_files import atomic, lock
 from hydraloop.run_files.output import write_utf8
 from hydraloop.run_files.run_directory import SWEEP_FILE
 from hydraloop.run_files.uncollected import uncollected
-from hydraloop.safety.secret_names import name_secrets
 from hydraloop.safety.secrets import MASK, remember
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, is_complete, lock_of, path_of, run_dirs
@@ -116,7 +115,6 @@ def _send(run_dir: Path, name: str, how: How, until: Once) -> str | None:
     run = run_description.read(run_dir)
     if run is None or name not in run.trackers:
         raise ValueError("its description in tracking/ is missing")
-    name_secrets(run_description.names_of_secrets(run_dir))
     atomic.remove_unfinished(path_of(run_dir, name))
     kind = run.trackers[name]["kind"]
     options, tracker_class = _options(name, kind, run.trackers[name]["options"], how), _loaded(kind, how)
@@ -333,7 +331,6 @@ def follow(folder: Path) -> None:
     first = json.loads(said.readline() or "{}")
     code = 0
     if first:
-        name_secrets(first["secrets"])
         remember(first["options"])
         how = How(hidden=first["options"], folders=first["folders"], trusted=first["packages"])
         is_sweep = (folder / SWEEP_FILE).exists()

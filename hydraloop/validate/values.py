@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError, use_one_of
@@ -40,7 +38,6 @@ CHOICES = {
     "sweep.prune": ("median",),
     "sweep.promote": ("asha",),
 }
-_SECRET = re.compile(r"\w*[A-Za-z][\w-]*")
 
 
 def check_values(cfg: DictConfig) -> None:
@@ -57,10 +54,6 @@ def check_values(cfg: DictConfig) -> None:
                 remedy="Use a whole number from 1 (100), a share up to 1.0 (0.1), or null for all batches.",
             )
     seconds_of(cfg.engine.max_time)
-    for name in cfg.secrets:
-        if not _SECRET.fullmatch(str(name)):
-            remedy = "Use letters, and the last part of a key: secrets=[dsn] for hooks.mine.dsn."
-            raise UserError(f"{name!r} is not the name of a key", key="secrets", remedy=remedy)
     if not (isinstance(cfg.seed, int) and 0 <= cfg.seed < 2**63):  # `~seed ++seed=[]` takes its type away
         raise UserError(f"{cfg.seed} is out of range", key="seed", remedy="Use 0 .. 2^63 - 1.")
     if not str(cfg.experiment_name).strip():

@@ -133,7 +133,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "engine.max_time=soon": ("engine.max_time", "0:30:00"),
     "resume=auto load_from=x.pth": ("load_from", "Leave one of the two out."),
     "distributed.timeout=nan": ("distributed.timeout", "above 0"),
-    "secrets=[hooks.mine.dsn]": ("secrets", "secrets=[dsn] for hooks.mine.dsn"),
     "task.model=null": ("task.model", "model=small_cnn"),
     "optimizer.every=0": ("optimizer.every", "from 1"),
     "optimizer.layer_decay=1.5": ("optimizer.layer_decay", "above 0, up to 1"),

@@ -80,12 +80,12 @@ def test_the_plan_resolves_what_can_be_resolved_before_the_job() -> None:
 @pytest.mark.parametrize("directory", ["null", "${hydra:runtime.output_dir}"])
 def test_the_plan_has_no_secret(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOT_A_NAME", "hunter2-0123")
-    lines = ["+hooks.mine.api_key=${oc.env:NOT_A_NAME}", "secrets=[pin]", "+hooks.mine.pin=hunter2-4567"]
+    lines = ["+hooks.mine.api_key=${oc.env:NOT_A_NAME}", "+hooks.mine.pwd=hunter2-4567"]
     with composer() as opened:
         cfg = command.compose_job([*lines, "+hooks.mine._target_=a.B", f"load_from={directory}"], opened)
         text = format_plan(cfg)
     assert "hunter2" not in text
-    assert "    pin: '***'" in text
+    assert "    pwd: '***'" in text
 
 
 def test_the_plan_has_no_node_of_hydras() -> None:

@@ -71,12 +71,12 @@ def test_a_patch_restores_what_was_run(repository: Path, run_dir: Path) -> None:
 def test_secrets_are_masked_and_the_patch_says_so(repository: Path, run_dir: Path) -> None:
     remember({"api_key": "hunter2hunter2"})
     (repository / "code.py").write_text("client = Client('hunter2hunter2', url='redis://me:hunter3@host')\n")
-    (repository / "settings.yaml").write_text("password: hunter4\n")
+    (repository / "settings.yaml").write_text("login: hunter2hunter2\n")
     code_patch.record(run_dir, repository)
     text = (run_dir / "code.patch").read_text()
     assert "hunter" not in text
     assert "+client = Client('***', url='redis://me:***@host')\n" in text
-    assert "+password: ***\n" in text
+    assert "+login: ***\n" in text
     assert text.splitlines()[1] == "# Secrets are masked as ***, so parts with *** do not apply."
 
 

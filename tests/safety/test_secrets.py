@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,8 @@ from hydraloop.safety.secrets import (
 
 
 @pytest.fixture(autouse=True)
-def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masking, "_known", ())
-    yield
-    masking.name_secrets([])
 
 
 SECRETS = """
@@ -42,7 +39,6 @@ SECRETS = """
     AWS_SECRET_ACCESS_KEY apikey apiKey APIKey api_key api_keys API_KEY_2 access_key private_key secret_key x-api-key
     --api-key WANDB_API_KEY hooks.mine.api_key hydra.job.env_set.HF_TOKEN +hooks@mine.token
     bearer cookie cookies sessionCookie jwt JWT session_id sessionId webhook slack_webhook webhook_url auth basic_auth
-    pat github_pat githubPAT hooks.mine.pat
     bot_token slack_token SLACK_BOT_TOKEN gitlabToken deploy_token session_token telegram.bot_token private_token
     pwd db_pwd dbPwd DB_PWD passphrase ssh_passphrase dsn SENTRY_DSN connection_string connectionString conn_str
     account_key AccountKey ssh_key wandb_key encryption_key webhook_uri
@@ -56,6 +52,7 @@ NO_SECRETS = """
     author authors co_author path data.path patterns pattern patience patch pats_count session session_ids_file id
     start_token bos_token image_token classToken user_token OLDPWD env_set.PWD pwd_length passphrase_file dsn_pool
     connection connection_timeout ssh_key_file account_key_id connection_strength bot_token_count
+    pat github_pat glob_pat
     run_id webhook_timeout url auth_method cookiecutter bearer_count spatial authored jwt_algorithm
 """
 
@@ -64,36 +61,6 @@ def test_a_name_is_that_of_a_secret_by_the_words_at_its_end() -> None:
     assert [name for name in SECRETS.split() if not looks_secret(name)] == []
     assert [name for name in NO_SECRETS.split() if looks_secret(name)] == []
     assert not looks_secret("")
-
-
-def test_names_of_the_option_secrets_are_masked_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    config: dict[str, Any] = {
-        "secrets": ["pin", "account-id"],
-        "hooks": {"mine": {"pin": "ab://host/5", "main_pin": "12345678-9", "pin_pool": 5, "secrets": ["abc"]}},
-        "more": [{"accountId": 123456789, "pin": None}],
-    }
-    assert masked(config)["hooks"]["mine"]["pin"] == "ab://host/5"
-    masking.name_secrets(config["secrets"])
-    remember(config)
-    assert masked(config) == {
-        "secrets": ["pin", "account-id"],
-        "hooks": {"mine": {"pin": "***", "main_pin": "***", "pin_pool": 5, "secrets": ["***"]}},
-        "more": [{"accountId": "***", "pin": None}],
-    }
-    assert mask_text("secrets: [pin, account-id] 12345678-9 123456789 pin=x, n=1") == (
-        "secrets: [pin, account-id] *** *** pin=***, n=1"
-    )
-    typed = ["secrets=[pin,account-id]", "+hooks.mine.pin=ab", "+hooks.mine.secrets=[a]", "seed=1"]
-    assert mask_overrides(typed) == [typed[0], "+hooks.mine.pin=***", "+hooks.mine.secrets=***", "seed=1"]
-    assert mask_command(typed) == "'secrets=[pin,account-id]' '+hooks.mine.pin=***' '+hooks.mine.secrets=***' seed=1"
-    monkeypatch.setenv("MY_PIN", "in-the-environment")
-    assert mask_text("x in-the-environment") == "x ***"
-
-
-def test_names_that_were_typed_hold_for_the_whole_command_line() -> None:
-    remember_overrides(["+hooks.mine.pin=12345678-9", "++secrets=['pin', x]"])
-    assert mask_text("pin: a, 12345678-9, pin=b") == "pin: ***, ***, pin=***"
-    assert masking.secret_names() == ["pin", "x"]
 
 
 ORDINARY: dict[str, Any] = {
@@ -109,6 +76,7 @@ ORDINARY: dict[str, Any] = {
     "prompt": "the password: a word; token: another",
     "columns": ["label:int", "token:string"],
     "url": "http://localhost:8080/x",
+    "glob_pat": "*.png",
 }
 
 
@@ -126,7 +94,7 @@ def test_a_config_keeps_its_structure() -> None:
         "hooks": {
             "mine": {"_target_": "m.Hook", "api_key": "abc", "token": 5, "password": None, "secret": True},
             "other": {"token": "${oc.env:TOKEN}", "api_key": "${oc.env:KEY,null}", "secret": "???", "password": ""},
-            "third": {"url": "https://me:abc@host/x?token=abc&n=1"},
+            "third": {"url": "https://me:abc@host/x?n=1"},
         },
         "credentials": {"_target_": "m.Login", "_password": "x", "user": "me", "port": 80, "more": [{"a": "b"}, "c"]},
         "api_keys": ["a", 1, "b"],
@@ -138,7 +106,7 @@ def test_a_config_keeps_its_structure() -> None:
         "hooks": {
             "mine": {"_target_": "m.Hook", "api_key": "***", "token": 5, "password": None, "secret": True},
             "other": {"token": "${oc.env:TOKEN}", "api_key": "${oc.env:KEY,null}", "secret": "???", "password": ""},
-            "third": {"url": "https://me:***@host/x?token=***&n=1"},
+            "third": {"url": "https://me:***@host/x?n=1"},
         },
         "credentials": {
             "_target_": "m.Login",
@@ -148,7 +116,7 @@ def test_a_config_keeps_its_structure() -> None:
             "more": [{"a": "***"}, "***"],
         },
         "api_keys": ["***", "***", "***"],
-        "lines": ["+a.api_key=***", "+a.api_key=***", "key=abc", "two words", "note of api_key=***"],
+        "lines": ["+a.api_key=***", "+a.api_key=***", "key=abc", "two words", "note of api_key=abc"],
         3: "x",
     }
     assert repr(config) == before
@@ -171,8 +139,8 @@ def test_a_config_keeps_its_structure() -> None:
         ("+mine.my_token=glx-0123456789abcdef", "+mine.my_token=***"),
         ("+mine.my_token='glx-0123456789abcdef',glx-0123456789abcdef", "+mine.my_token=***"),
         ("+mine={my_token: glx-0123456789abcdef}", "+mine={my_token: ***}"),
-        ("+mine.url=https://hooks.slack.com/services/T0/B0/abc", "+mine.url=https://hooks.slack.com/***"),
-        ("task.pad_token=x?sig=abc", "task.pad_token=x?sig=***"),
+        ("+mine={login: {api_key: 'a, b', n: 1}}", "+mine={login: {api_key: ***, n: 1}}"),
+        ("+mine={api_key: ${oc.env:X}, glob_pat: '*.png'}", "+mine={api_key: ${oc.env:X}, glob_pat: '*.png'}"),
         *((same, same) for same in ("task.start_token=<s>", "task.start_token=[UNK12345678901234]")),
         *((same, same) for same in ("token=5", "api_key=null", "+a.token=${oc.env:X}", "hooks=[ema]", "~hooks.ema")),
         *((same, same) for same in ("optimizer.lr=1e-3", "++hooks.mine.key=a", "a.greater_keys=[accuracy]", "x=")),
@@ -201,70 +169,25 @@ def test_a_command_line() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("failed: api_key=abc, n=1", "failed: api_key=***, n=1"),
-        ("a.api_key=abc,b.n=1", "a.api_key=***,b.n=1"),
-        ("a.password=x,y", "a.password=***"),
-        ("#0 : +hooks.mine.secret=abc seed=1", "#0 : +hooks.mine.secret=*** seed=1"),
-        ("{'api_key': 'abc', \"token\": \"d\"}", "{'api_key': '***', \"token\": \"***\"}"),
-        (r"{\"api_key\": \"abc\", \"n\": 1}", r"{\"api_key\": \"***\", \"n\": 1}"),
-        ('password="a\\"b" c', 'password="***" c'),
-        ('environ["API_KEY"] = "abc"', 'environ["API_KEY"] = "***"'),
-        ("run --api-key=abc --n 3", "run --api-key=*** --n 3"),
-        ("(token=abc)", "(token=***)"),
-        ("a:\n  api_key: abc  # mine\n", "a:\n  api_key: ***  # mine\n"),
-        ("-token=abc\n+token=def", "-token=***\n+token=***"),
-        ("password: 87654321, pin 2", "password: ***, pin 2"),
-        ('{"api_key": 5, "token": 5}', '{"api_key": ***, "token": 5}'),
         ("https://me:pw@host/x", "https://me:***@host/x"),
         ("https://me:p@w@host/x", "https://me:***@host/x"),
-        ("https://h/x?n=1&api_key=abc#top", "https://h/x?n=1&api_key=***"),
-        ("https://h/x?X-Amz-Signature=0ab1&n=1", "https://h/x?X-Amz-Signature=***&n=1"),
-        (
-            "for url: /x?X-Amz-Credential=AKIA%2F1&amp;X-Amz-Security-Token=FwoG%2F%3D&X-Amz-Date=1",
-            "for url: /x?X-Amz-Credential=***&amp;X-Amz-Security-Token=***&X-Amz-Date=1",
+        ("cannot reach redis://:pw@host!", "cannot reach redis://:***@host!"),
+        *(
+            (same, same)
+            for same in (
+                "",
+                "epoch 1/3  iter 10/60  lr 1.0e-03  eta 0:00:04  loss 0.1234",
+                "token=abc, password: short",
+                'f"https://{user}:{password}@host"',
+                "http://localhost:8080/x",
+                "hf_abcdefghijklmnopqrstuvwxyz0123456789",
+            )
         ),
-        ("'https://h/x?X-Goog-Signature=0ab1'", "'https://h/x?X-Goog-Signature=***'"),
-        ("https://h/x?Expires=1&Signature=%2Ba/b%3D", "https://h/x?Expires=1&Signature=***"),
-        ("https://h/x?sv=1&sig=%2Ba%3D (403)", "https://h/x?sv=1&sig=*** (403)"),
-        ("pwd=abc; my_token=glx-0123456789abcdef, start_token=bos", "pwd=***; my_token=***, start_token=bos"),
-        ('{"my_token": "glx-0123456789abcdef", "end_token": "</s>"}', '{"my_token": "***", "end_token": "</s>"}'),
-        ("AccountName=me;AccountKey=abc==;EndpointSuffix=x", "AccountName=me;AccountKey=***;EndpointSuffix=x"),
-        ("to https://hooks.slack.com/services/T0/B0/abc, 3 times", "to https://hooks.slack.com/***, 3 times"),
-        ("https://discord.com/api/webhooks/123456789012/a-b_c1", "https://discord.com/api/webhooks/***"),
-        ("<https://me.webhook.office.com/webhookb2/a@b/x>", "<https://me.webhook.office.com/***>"),
-        ("https://chat.example.com/hooks/9kxf3ryo1jds7a (404)", "https://chat.example.com/hooks/*** (404)"),
-        ("https://api.telegram.org/bot123456:AAE-xyz0123456789/send?a=1", "https://api.telegram.org/bot***"),
-        (r'{"url": "/x?n=1\u0026X-Amz-Signature=0ab1"}', r'{"url": "/x?n=1\u0026X-Amz-Signature=***"}'),
     ],
 )
-def test_secrets_in_text(text: str, expected: str) -> None:
+def test_in_text_passwords_of_urls_are_masked_and_nothing_else_by_its_shape(text: str, expected: str) -> None:
     assert mask_text(text) == expected
     assert mask_text(expected) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "epoch 1/3  iter 10/60  lr 1.0e-03  eta 0:00:04  loss 0.1234",
-        "hooks.wandb.api_key: there is none\n  Set WANDB_API_KEY, or mode=offline.",
-        "hooks.mine.password: missing",
-        "token: 5, tokens_per_second=12.5, token=-1e-3, secret=None",
-        "gt_key=masks, pad_token='<pad>', key='a', {'sort_key': 'name'}, password_strength: good",
-        "token = tokenizer.encode(text)",
-        'f"https://{user}:{password}@host"',
-        "http://localhost:8080/x",
-        "see https://example.com/docs/webhooks/getting-started and https://host/hydraloop/hooks/wandb.py#L120",
-        "OLDPWD=/home/me PWD=/home/me",
-        'f"{url}?sig={sig}&signature=%(signature)s", a?sig_size=4&design=5',
-        "x = 1;signature=inspect.signature(f); sig=signature",
-        "if token == 'abc' or key != 'd':",
-        "the token is wrong, the password: too short",
-        "hf_abcdefghijklmnopqrstuvwxyz0123456789",
-    ],
-)
-def test_other_text_stays(text: str) -> None:
-    assert mask_text(text) == text
 
 
 def test_the_environments_secrets_are_found_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -298,10 +221,6 @@ def test_remembered_secrets_are_found_anywhere() -> None:
     remember({"a": {"api_key": "hunter2hunter2"}, "url": "ab://me:in-a-url@host", "b": {"tokens": ["some-thing"]}})
     remember({"sort_key": "filename", "key": "some words", "token": "short", "password": "password", "n": 3})
     remember({"secrets": [{"x": "in-a-list"}]})
-    remember({"notify": {"url": "https://hooks.slack.com/services/T0/B0/abc"}})
-    assert mask_text("host='hooks.slack.com': no answer from /services/T0/B0/abc") == (
-        "host='hooks.slack.com': no answer from /***"
-    )
     remember_overrides(["+hooks.mine.api_key='an override'", "--api-key=an-argument", "seed=123456789", "words"])
     same = "filename some words some-thing short password 123456789"
     assert (
@@ -359,34 +278,22 @@ def test_the_longest_is_masked_first() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a" * 200_000,
-        "a." * 100_000,
-        "-a" * 100_000,
-        "token: a " * 22_000,
-        "token=" + ")" * 200_000,
-        "token=" + "a," * 100_000,
-        "token=" + "a,b=" * 50_000,
-        "token:" * 33_000,
-        "{token:" * 28_000,
-        "token=" + "\\" * 200_000,
-        "token='x token=\"y " * 12_000,
-        "token" + " " * 200_000,
+        "+a={" + "a" * 200_000,
+        "+a={" + "a." * 100_000,
+        "+a={" + "token: a " * 22_000,
+        "+a={" + "token:" * 33_000,
+        "+a={" + "token: '" + "\\" * 200_000,
+        "+a={" + "token" + " " * 200_000,
+        "+a={" + "token: 'x token: \"y " * 12_000,
         "http://" * 28_000,
         "ab://c:d" * 25_000,
         "ab://a:" + "@" * 200_000,
-        "&a=" * 66_000,
-        "?" + "&sig" * 50_000,
-        "?&" + "a-" * 100_000,
-        "https://a/hooks/" * 12_000,
-        "https://a/hook/" + "a-" * 100_000,
-        "connection" * 20_000,
-        "\n+ token: a" + " b" * 100_000,
     ],
     ids=lambda text: re.sub(r"\s", "_", text[:12]),
 )
 def test_a_text_that_tempts_a_pattern_to_go_back_again_and_again(text: str) -> None:
     """What is quadratic takes minutes for this, and the suite does not end."""
-    assert len(mask_text(text)) > 0
+    assert len(mask_overrides([text])[0]) > 0
 
 
 def test_a_config_as_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,15 +320,16 @@ def test_a_run_from_python_records_its_config_masked(tmp_path: Path) -> None:
 def test_result_json_has_no_secret(tmp_path: Path) -> None:
     remember({"token": "hunter2hunter2"})
     file = ResultFile(tmp_path)
-    Result(status="failed", error="no hunter2hunter2", reason="token=abc").write(tmp_path)
+    Result(status="failed", error="no hunter2hunter2", reason="ab://me:abc@host").write(tmp_path)
     text = (tmp_path / "result.json").read_text()
     assert '"error": "no ***"' in text
-    assert '"reason": "token=***"' in text
+    assert '"reason": "ab://me:***@host"' in text
     file.set_error(ValueError("again hunter2hunter2"))
     assert '"error": "ValueError: again ***"' in (tmp_path / "result.json").read_text()
 
 
 def test_log_messages_are_masked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    remember({"api_key": "hunter2hunter2"})
     handlers = [logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stdout)]
     handlers[0].setFormatter(MaskingFormatter("a %(message)s"))
     handlers[1].setFormatter(logging.Formatter("b %(message)s"))
@@ -434,17 +342,13 @@ def test_log_messages_are_masked(capsys: pytest.CaptureFixture[str], monkeypatch
     assert handlers[0].formatter is not None
     assert type(handlers[0].formatter) is MaskingFormatter
     try:
-        raise ValueError("token=abc")
+        raise ValueError("of hunter2hunter2")
     except ValueError:
-        root.exception("api_key=%s", "abc")
+        root.exception("with %s", "hunter2hunter2")
     out = capsys.readouterr().out
-    assert "abc" not in out
-    assert out.count("ValueError: token=***") == 3
-    assert [line for line in out.splitlines() if "api_key" in line] == [
-        "a api_key=***",
-        "b api_key=***",
-        "api_key=***",
-    ]
+    assert "hunter2" not in out
+    assert out.count("ValueError: of ***") == 3
+    assert [line for line in out.splitlines() if "with" in line] == ["a with ***", "b with ***", "with ***"]
 
 
 def test_it_needs_no_torch() -> None:

@@ -36,7 +36,6 @@ VALUES = (
     "init.exclude=[a,b],[c]",
     "++engine.max_iters=10",
     "optimizer.lr=2e-3",
-    "secrets=[x]",
     "+new={a:1}",
     "engine.max_epochs=choice(1,2)",
 )

@@ -249,13 +249,13 @@ def test_a_value_that_comes_back_at_its_step_is_the_latest_again(folder: Path) -
 
 
 def test_no_secret_of_the_options_is_sent(folder: Path) -> None:
-    tags = {"api_key": "abcdefgh12345678", "note": "my token=zzzzzzzzzz12345", "n": 1, "hydraloop.run": "mine"}
+    tags = {"api_key": "abcdefgh12345678", "note": "ab://me:zzzzz@host", "n": 1, "hydraloop.run": "mine"}
     options = {"tags": {**tags, "mlflow.runName": "password=hunter2hunter2"}}
     tracker = opened(run_in(folder / "run"), **options)
     run = found(tracker)
     assert {name: run.data.tags[name] for name in tags} == {
         "api_key": "***",
-        "note": "my token=***",
+        "note": "ab://me:***@host",
         "n": "1",
         "hydraloop.run": "uid0",
     }
