@@ -27,7 +27,6 @@ from hydraloop.cli.help import show, show_help, show_plan
 from hydraloop.commands import dispatch, parser
 from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
-from hydraloop.plan import Draft
 from hydraloop.processes import private, torchrun
 from hydraloop.processes.checks import check_debugger
 from hydraloop.processes.failure import Requeue
@@ -188,8 +187,8 @@ class _App:
             return self._train(args, argv, checks=True)
         typed = parser.on_run(found, args)
         if found.name == "resume":
-            self._resume(typed, args, argv)
-            return 0
+            environment.set_command([*environment.script(), typed.name, str(typed.run)])
+            return self._train(args, argv, resumes=typed)
         with uncollected():
             from hydraloop.commands import on_ranks  # imports torch
 
@@ -203,13 +202,14 @@ class _App:
         job: Mapping[str, Any] | None = None,
         *,
         checks: bool = False,
+        resumes: parser.OnRun | None = None,
     ) -> int:
-        """Compose the config of the project, and show it, check the project, or train.
+        """Compose the config of the project or of a run, and show it, check the project, or train.
 
         Args:
             job: of a sweep, of which this process is a rank.
         """
-        name = args.config_name or self.name
+        name = (args.config_name or self.name) if resumes is None else run_config.NAME
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         if args.shell_completion:
             _complete([*arguments.flags(argv, args, folder), *args.overrides], folder, name)
@@ -217,6 +217,8 @@ class _App:
         if folder.name == RECORDS:
             remedy = f"Continue it: {shlex.join([*environment.script(), 'resume', str(folder.parent)])}"
             raise UserError(f"{folder} has the config of a run", key="--config-path", remedy=remedy)
+        if resumes is not None and not folder.is_dir():
+            folder = _SCHEMAS
         with opened(folder, name, args.config_dir) as composer:
             if environment.is_received():
                 from hydraloop.sweeps import received
@@ -232,7 +234,10 @@ class _App:
                 show_help(args, composer, self.project, parser.listed_names())
                 return 0
             with redirect_stderr(io.StringIO()) if torchrun.is_ours() else nullcontext():  # it was said already
-                draft = planning.check_command(args, composer)
+                if resumes is None:
+                    draft = planning.check_command(args, composer)
+                else:
+                    draft = resume_command.check_resume(resumes.run, resumes.overrides, composer)
             remember_config(draft.cfg)
             if args.dry_run and not checks:
                 show_plan(draft, as_json=args.json)
@@ -244,12 +249,14 @@ class _App:
 
                 return check.run(draft, argv, self.peers)
             if args.cfg is None:
-                self._use_debugger(args, draft)
+                if args.pdb:
+                    check_debugger(draft.cfg, is_sweep=isinstance(draft, SweepDraft))
+                    self.reports.with_debugger = True
                 if isinstance(draft, SweepDraft):
                     from hydraloop.sweeps import run_sweep
 
                     run_sweep.run(draft, self._starter(), name)
-                elif submitted.is_run(draft) and not torchrun.is_several():
+                elif resumes is None and submitted.is_run(draft) and not torchrun.is_several():
                     submitted.submit_run(draft)
                 else:
                     self._starter().run(draft, name, argv)
@@ -259,25 +266,6 @@ class _App:
         flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
         hydra_run.show([*flags, *draft.overrides], folder, name)
         return 0
-
-    def _resume(self, typed: parser.OnRun, args: argparse.Namespace, argv: Sequence[str]) -> None:
-        """Continue a run with its saved config, or show its plan."""
-        environment.set_command([*environment.script(), typed.name, str(typed.run)])
-        configs = self.configs if self.configs.is_dir() else _SCHEMAS
-        with opened(configs, run_config.NAME) as composer:
-            draft = resume_command.check_resume(typed.run, typed.overrides, composer)
-            if args.dry_run:
-                return show_plan(draft, as_json=args.json)
-            if args.json:
-                raise arguments.no_json()
-            self._use_debugger(args, draft)
-            return self._starter().run(draft, run_config.NAME, argv)
-
-    def _use_debugger(self, args: argparse.Namespace, draft: Draft) -> None:
-        """Open the debugger after an error of the run, or refuse to."""
-        if args.pdb:
-            check_debugger(draft.cfg, is_sweep=isinstance(draft, SweepDraft))
-            self.reports.with_debugger = True
 
     def _starter(self) -> RunStarter:
         from hydraloop.processes.run_starter import RunStarter

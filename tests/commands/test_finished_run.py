@@ -61,6 +61,7 @@ def test_evaluate_prints_the_metrics_of_the_run_to_the_last_bit(trained: Project
     expected = result(trained)["test_metrics"]
     assert len(expected) == 4
     assert done.out == json.dumps(expected) + "\n"
+    assert trained.python("-m", "hydraloop", "evaluate", "run").out == done.out, "all classes are of hydraloop"
     last = command(trained, "evaluate", "run", "split=val", "checkpoint=last")
     assert json.loads(last.out) == result(trained)["val_metrics"]
     raw = command(trained, "evaluate", "run", "weights=raw")
