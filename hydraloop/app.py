@@ -230,8 +230,7 @@ class _App:
                 train_rank(job, args.overrides, composer, self._starter())
                 return 0
             if args.help:
-                assert self.project is not None
-                show_help(args, composer, self.project, parser.listed_names())
+                show_help(args, composer, parser.listed_names())
                 return 0
             with redirect_stderr(io.StringIO()) if torchrun.is_ours() else nullcontext():  # it was said already
                 if resumes is None:

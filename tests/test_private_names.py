@@ -18,9 +18,10 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra.core.utils import JobReturn
+from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import OmegaConf
-from omegaconf.errors import ValidationError
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import _SpectralNorm
@@ -84,6 +85,14 @@ def _hydras_overrides() -> None:
     cfg = OmegaConf.create({"a": 1})
     loading.ConfigLoaderImpl._apply_overrides_to_config(arguments.parse(["a=2", "+b=3"]), cfg)
     assert cfg == {"a": 2, "b": 3}
+    with pytest.raises(ConfigCompositionException) as caught:
+        loading.ConfigLoaderImpl._apply_overrides_to_config(
+            arguments.parse(["c.d=4"]), OmegaConf.create({"c": {}}, flags={"struct": True})
+        )
+    cause = caught.value.__cause__
+    assert isinstance(cause, OmegaConfBaseException)
+    assert cause.parent_node is not None
+    assert cause.parent_node._get_root() == {"c": {}}
     assert "get_overrides_dirname" in vars(loading) or not hydra_versions.IS_1_3
 
 
@@ -198,7 +207,7 @@ def _raw_environment() -> None:
 CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
     _hydras_callbacks: ["hydra._internal.callbacks"],
-    _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config"],
+    _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config", "_get_root"],
     _hydras_packages: ["_get_header_dict"],
     _open_root: ["_metadata"],
     _native_functions: ["torch._C._nn"],

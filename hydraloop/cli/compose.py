@@ -12,6 +12,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -21,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli.arguments import check_text
 from hydraloop.cli.config_file_limits import check_overrides
 from hydraloop.cli.hydra_targets import check_search_path
+from hydraloop.cli.own_classes import with_own_arguments
 from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files.run_directory import run_id
 from hydraloop.safety import hydra_versions
@@ -60,9 +62,7 @@ class Composer:
         found = self._last.get(key := tuple(overrides))
         if found is None:  # composing takes about 100 ms, also if it fails
             try:
-                found = self._checked(
-                    overrides, partial(hydra.compose, self.name, list(overrides), return_hydra_config=True)
-                )
+                found = self._checked(overrides, partial(hydra.compose, self.name, return_hydra_config=True))
             except Exception as error:
                 found = error
             self._last = dict([*self._last.items(), (key, found)][-2:])
@@ -73,11 +73,17 @@ class Composer:
     def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
         """Return what Hydra composes for a sweep before its jobs: without the values that are swept."""
         load = GlobalHydra.instance().config_loader().load_configuration
-        return self._checked(overrides, partial(load, self.name, list(overrides), RunMode.MULTIRUN))
+        return self._checked(overrides, partial(load, self.name, run_mode=RunMode.MULTIRUN))
 
-    def _checked(self, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
+    def _checked(self, overrides: Sequence[str], compose: Callable[..., DictConfig]) -> DictConfig:
         check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
-        cfg = compose()
+        try:
+            cfg = compose(overrides=list(overrides))
+        except HydraException as error:
+            lines = with_own_arguments(error, overrides)
+            if lines == list(overrides):
+                raise
+            cfg = compose(overrides=lines)
         check_overrides(cfg, overrides)
         return cfg
 

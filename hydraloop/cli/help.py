@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -92,12 +91,11 @@ def format_plan(cfg: DictConfig) -> str:
     )
 
 
-def show_help(args: argparse.Namespace, composer: Composer, project: Path, listing: str) -> None:
+def show_help(args: argparse.Namespace, composer: Composer, listing: str) -> None:
     """Print what `--help` prints.
 
     Args:
         args: the overrides are the names to explain, and those with which the config is composed.
-        project: the folder whose Python files a config may name.
         listing: the names of the commands for runs and sweeps.
 
     Raises:
@@ -106,7 +104,7 @@ def show_help(args: argparse.Namespace, composer: Composer, project: Path, listi
     if args.json:
         raise no_json()
     names = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
-    topics = Topics(composer, project, [word for word in args.overrides if word not in names])
+    topics = Topics(composer, [word for word in args.overrides if word not in names])
     show(format_help(names, topics, " ".join(environment.command()), listing))
 
 

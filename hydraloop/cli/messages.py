@@ -20,6 +20,7 @@ from yaml import YAMLError
 
 from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
 from hydraloop.cli.compose import Composer
+from hydraloop.cli.own_classes import arguments_of, own_class, select
 from hydraloop.errors import UserError, any_of, emptying, meant, suggestion
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 
@@ -120,14 +121,6 @@ def _keys(node: object, key: str) -> Iterator[str]:
             yield from _keys(inner, f"{key}.{name!s}")
 
 
-def _select(cfg: DictConfig, key: str) -> Any:
-    """Return the value at a key; None if the key does not exist, also if the path leads through a list."""
-    try:
-        return OmegaConf.select(cfg, key) if key else cfg
-    except OmegaConfBaseException:
-        return None
-
-
 def _named(text: str, overrides: Sequence[Override]) -> Override | None:
     """Return the override that an error message names by its line, or else by its key."""
     for override in sorted(overrides, key=lambda override: -len(override.input_line or "")):
@@ -159,11 +152,15 @@ def _no_such_option(missing: str, composer: Composer) -> UserError:
 
 def _no_such_key(case: _Case) -> UserError:
     known, parent = _known(case.cfg, case.composer), case.key.rpartition(".")[0]
-    node = _select(case.cfg, parent) if parent in known else None
+    node = select(case.cfg, parent) if parent in known else None
     siblings = [f"{parent}.{name!s}" for name in node] if isinstance(node, DictConfig) else []
     schema = OmegaConf.get_type(node) if isinstance(node, DictConfig) else dict
     target = node.get("_target_") if isinstance(node, DictConfig) else None
     is_open = parent in known and (schema is dict or getattr(schema, "_target_", target) != target)
+    if case.line and not isinstance(case.value, dict):  # a mapping is merged, and adds to a section with a +
+        taken = [f"{parent}.{name}" for name in arguments_of(target, parent) or ()]
+        siblings, known = [*siblings, *taken], [*known, *taken]
+        is_open = is_open and own_class(target) is None
     near = meant(case.key, [one for one in siblings if one in known])
     if not (near or (is_open and target)):
         near = meant(case.key, known, only_equal=bool(siblings))
@@ -177,7 +174,7 @@ def _no_such_key(case: _Case) -> UserError:
     elif isinstance(case.value, dict) and case.value.get("_target_", target) != target:
         clear = f"{parent}=null" if "." in parent else f"~{parent}"
         remedy = f"To replace {target}, remove its values first: {clear} {line}"
-    elif _select(body, f"{parent}._target_") not in (None, target) and (listed := emptying(parent)):
+    elif select(body, f"{parent}._target_") not in (None, target) and (listed := emptying(parent)):
         remedy = f"To replace the option, write in the defaults list of {case.file}.yaml: {listed}"
     elif case.line and is_open and (target or not near):
         remedy += f" To add a new one: {line}"
@@ -189,12 +186,12 @@ def _not_selected(case: _Case) -> UserError | None:
     group, name = [*case.key.split("."), ""][:2]
     if group not in HOOK_GROUPS or not name or not case.line or case.line.startswith("~"):
         return None
-    if _select(case.cfg, f"{group}.{name}") is not None:
+    if select(case.cfg, f"{group}.{name}") is not None:
         return None
     other = HOOK_GROUPS[HOOK_GROUPS.index(group) - 1]
     line = case.line.lstrip("+")
     moved = line.replace(group, other, 1)
-    if _select(case.cfg, f"{other}.{name}") is not None:
+    if select(case.cfg, f"{other}.{name}") is not None:
         return UserError(f"{name} is in the group {other}", key=f"{group}.{name}", remedy=f"Use {moved}")
     for owner, fixed in ((group, line), (other, moved)):
         if name in case.composer.options(owner):
@@ -208,7 +205,7 @@ def _not_selected(case: _Case) -> UserError | None:
 
 
 def _wrong_value(case: _Case) -> UserError:
-    value = _select(case.cfg, case.key)
+    value = select(case.cfg, case.key)
     example = str(value).replace(", ", ",")
     if "is not a ListConfig" in case.cause and case.line and value is None:
         example, value = f"[{case.line.partition('=')[2]}]", ListConfig([])
@@ -221,7 +218,7 @@ def _wrong_value(case: _Case) -> UserError:
 def _several_values(case: _Case) -> UserError:
     key, _, value = case.line.partition("=")
     remedy = "For a sweep add -m"
-    takes_list = key in LIST_GROUPS or isinstance(_select(case.cfg, key), ListConfig)
+    takes_list = key in LIST_GROUPS or isinstance(select(case.cfg, key), ListConfig)
     if takes_list and not any(mark in value for mark in "[]{}()'\""):
         remedy = f"For a list write '{key}=[{value}]'; for a sweep add -m"
     return UserError(f"{value} has several values, but this is not a sweep", key=key, remedy=remedy)
@@ -257,7 +254,7 @@ def _generic(case: _Case) -> UserError:
 
 def _lists(key: str, cfg: DictConfig, composer: Composer) -> str:
     """Return the sentence that says where the options are listed: in the help of the part of a key that exists."""
-    while key and key not in composer.groups() and not isinstance(_select(cfg, key), DictConfig):
+    while key and key not in composer.groups() and not isinstance(select(cfg, key), DictConfig):
         key = key.rpartition(".")[0]
     if not key or key.startswith("hydra"):
         return f"Groups: {', '.join(composer.groups())}. --help lists the keys."

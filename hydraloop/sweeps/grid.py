@@ -10,10 +10,12 @@ from typing import Any
 import hydra._internal.config_loader_impl as loading  # Hydra's own way to apply overrides, without composing again
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hydraloop.cli.arguments import parse
 from hydraloop.cli.compose import Composer
+from hydraloop.cli.own_classes import with_own_arguments
 from hydraloop.safety import hydra_versions
 
 
@@ -41,10 +43,10 @@ class GridComposer:
         Raises:
             Exception: what Hydra raises.
         """
-        groups, values = self._split(lines)
-        # Pickle is five times as fast as a deep copy. The bytes stay in this process.
-        cfg: DictConfig = pickle.loads(self._base(groups))  # noqa: S301
-        loading.ConfigLoaderImpl._apply_overrides_to_config(list(map(self._parse, values)), cfg)
+        try:
+            cfg = self._applied(lines)
+        except HydraException as error:
+            cfg = self._applied(with_own_arguments(error, lines))
         OmegaConf.copy_cache(from_config=self._master, to_config=cfg)  # `${now:}` as in the directory of the sweep
         overrides = [self._parse(line) for line in lines]
         cfg.hydra.overrides.task = [override.input_line for override in overrides]
@@ -61,6 +63,14 @@ class GridComposer:
     def choices(self, lines: Sequence[str]) -> tuple[str, ...]:
         """Return the overrides that select options of config groups."""
         return tuple(line for line in lines if self._selects(self._parse(line)))
+
+    def _applied(self, lines: Sequence[str]) -> DictConfig:
+        """Return the config with these overrides."""
+        groups, values = self._split(lines)
+        # Pickle is five times as fast as a deep copy. The bytes stay in this process.
+        cfg: DictConfig = pickle.loads(self._base(groups))  # noqa: S301
+        loading.ConfigLoaderImpl._apply_overrides_to_config(list(map(self._parse, values)), cfg)
+        return cfg
 
     def _split(self, lines: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
         """Return the overrides with which Hydra composes, and those that are applied to the result."""

@@ -87,10 +87,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "hooks.mine._target_=my_project.hooks.MyHook": ("hooks.mine", "+hooks.mine._target_=package.Class"),
     "+hooks.mine.priority=30": ("hooks.mine", "Add +hooks.mine._target_=package.Class"),
     "+hooks.mine=my_project.hooks.MyHook": ("hooks.mine", "To add a custom hook: +hooks.mine._target_="),
-    "hooks=weight_norm hooks.weight_norm.on_error=warn": (
-        "hooks.weight_norm.on_error",
-        "To add a new one: +hooks.weight_norm.on_error=warn",
-    ),
     "hooks=ema hooks.ema={priority:30,momentm:0.1}": ("hooks.ema.momentm", "Did you mean hooks.ema.momentum"),
     "hooks.logger.interval=3": ("hooks.logger", "Use default_hooks.logger.interval=3"),
     "hooks=[ema] default_hooks.ema.momentum=0.1": ("default_hooks.ema", "Use hooks.ema.momentum=0.1"),
@@ -200,10 +196,6 @@ BUILDING: dict[str, tuple[str, str]] = {
 
 NEW_ENTRIES: dict[str, tuple[str, str]] = {
     # command line: (key, the command that the remedy gives)
-    "+hooks.mine._target_=my_project.hooks.MyHook hooks.mine.priority=30": (
-        "hooks.mine.priority",
-        "+hooks.mine._target_=my_project.hooks.MyHook +hooks.mine.priority=30",
-    ),
     "task.loss.reduction=sum": ("task.loss.reduction", "+task.loss.reduction=sum"),
     "task.model={_target_:my_project.model.Net,depth:3,heads:2}": (
         "task.model.depth",
