@@ -102,12 +102,12 @@ def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> Use
     words = [*args.unknown[1:2], *args.overrides]  # argparse has the value in one of them
     value = value or next((word for word in words if word[:1] not in "+~-" and "=" not in word), "…")
     remedy = "Options are written without dashes: seed=0. --help lists the flags."
-    if near := meant(flag, args.flags) or meant(name, _known(_without(None, [], composer), composer)):
+    if near := meant(flag, args.flags) or meant(name, known_keys(_without(None, [], composer), composer)):
         remedy = f"Write {near[0]}" if near[0] in args.flags else f"Write it without dashes: {near[0]}={value}"
     return UserError("there is no such flag", key=flag.partition("=")[0], remedy=remedy)
 
 
-def _known(cfg: DictConfig, composer: Composer) -> list[str]:
+def known_keys(cfg: DictConfig, composer: Composer) -> list[str]:
     """Return the keys and groups that a wrong key may mean."""
     content: Any = OmegaConf.to_container(cfg, resolve=False)
     keys = [key for name, node in content.items() if name != "hydra" for key in _keys(node, name)]
@@ -151,7 +151,7 @@ def _no_such_option(missing: str, composer: Composer) -> UserError:
 
 
 def _no_such_key(case: _Case) -> UserError:
-    known, parent = _known(case.cfg, case.composer), case.key.rpartition(".")[0]
+    known, parent = known_keys(case.cfg, case.composer), case.key.rpartition(".")[0]
     node = select(case.cfg, parent) if parent in known else None
     siblings = [f"{parent}.{name!s}" for name in node] if isinstance(node, DictConfig) else []
     schema = OmegaConf.get_type(node) if isinstance(node, DictConfig) else dict
