@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +111,24 @@ def test_tokens_are_not_compared_with_the_length_of_a_text(tmp_path: Path) -> No
     engine = make_engine(tmp_path, task=task, train=[batch])
     with pytest.raises(NotJudgedError):
         checks.labels(engine, read(train=TensorDataset(*batch)))
+
+
+class Whole(TensorDataset):
+    """Returns whole batches."""
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
+        batch: tuple[Tensor, ...] = self[indices]
+        return batch
+
+
+@pytest.mark.parametrize("dataset", [Noisy(points(0, 9)), Whole(*points(0, 9).tensors)])
+def test_ranks_share_the_samples_of_a_batch_with_their_draws(dataset: Any) -> None:
+    engine: Any = SimpleNamespace(loaders=SimpleNamespace(train=build_loader(dataset, batch_size=9, shuffle=False)))
+    whole = checks.share_of_batch(engine, 0)
+    for rank in range(2):
+        for all_samples, own in zip(whole, checks.share_of_batch(engine, 0, 2, rank), strict=True):
+            assert len(own) == 4
+            torch.testing.assert_close(own, all_samples[rank::2], rtol=0, atol=0)
 
 
 class Hidden(nn.Module):

@@ -299,7 +299,7 @@ def ranks(draft: Draft, base: Engine, folder: Path, argv: Sequence[str]) -> str:
         folder: for the files of these runs.
         argv: all arguments of this process, for those of the ranks.
     """
-    one, again = (_gradients(draft, None, folder / f"one{seed}", _batch(base, seed), seed) for seed in (0, 1))
+    one, again = (_gradients(draft, None, folder / f"one{seed}", share_of_batch(base, seed), seed) for seed in (0, 1))
     if _distance(one, again) > _TOLERANCE:
         raise NotJudgedError("collate_fn or the step draws random numbers apart from nn.Dropout, and ranks draw others")
     file = folder / "gradients.pth"
@@ -321,14 +321,14 @@ def step(draft: Draft) -> None:
     print_to(Path(os.devnull))
     file = Path(os.environ[OF_RANKS])
     connected = connect(draft.cfg.distributed, "cpu")
-    batch = _batch(short_run(draft, file.with_name("base"), changes=ON_CPU), 0, 2, connected.rank)
+    batch = share_of_batch(short_run(draft, file.with_name("base"), changes=ON_CPU), 0, 2, connected.rank)
     gradients = _gradients(draft, connected, file.with_name("ranks"), batch, 0)
     if connected.is_main:
         torch.save(gradients, file)
     connected.close()
 
 
-def _batch(engine: Engine, seed: int, ranks: int = 1, rank: int = 0) -> Any:
+def share_of_batch(engine: Engine, seed: int, ranks: int = 1, rank: int = 0) -> Any:
     """Return a rank's share of the first global batch, without an odd sample. Each rank loads all samples, with the
     same draws.
 
@@ -336,13 +336,12 @@ def _batch(engine: Engine, seed: int, ranks: int = 1, rank: int = 0) -> Any:
         seed: of what collate_fn draws.
     """
     loader = engine.loaders.train
-    if not isinstance(loader, GlobalBatchLoader) or loader.batch_size is None:
+    if not isinstance(loader, GlobalBatchLoader) or loader.batch_size is None or loader.samples_at(0)[1] < 2:
         raise NotJudgedError("ranks do not share the samples of a global batch: a stream or a batch sampler")
     request = loader.order.request(0, 0)
-    samples = loader.seeded.samples(request)
-    if not isinstance(samples, list) or len(samples) < 2:
-        raise NotJudgedError("the data set returns whole batches, or a batch has one sample")
-    share = slice(rank, len(samples) // 2 * 2, ranks)
+    share, samples = slice(rank, len(request.indices) // 2 * 2, ranks), loader.seeded.samples(request)
+    if not isinstance(samples, list):  # the data set returns whole batches
+        return loader.seeded.__getitems__(BatchRequest(request.indices[share], request.epoch, seed))
     seed_everything(seed)
     return loader.seeded.collate(samples[share], request.indices[share])
 
