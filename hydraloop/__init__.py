@@ -9,7 +9,13 @@
 registers every built-in option with Hydra; torch is imported when `build`, `load`, `Engine` or a task is used.
 """
 
-from __future__ import annotations
+import sys  # is built in
+
+# `python -m hydraloop` puts the working directory first, perhaps an unpacked archive with a hydra.py or typing.py.
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+    _module = sys.orig_argv[len(sys.orig_argv) - len(sys.argv)]  # the last argument of Python itself
+    if _module in ("hydraloop", "-mhydraloop"):
+        del sys.path[0]
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -13,8 +13,6 @@ def main() -> None:
     """The command `hydraloop`, which is the same as `python -m hydraloop`."""
     with in_one_line():
         replace_unencodable()
-        if not sys.flags.safe_path:
-            del sys.path[0]  # the folder of the command, or the working directory, from which nothing is imported
         name = next(iter(sys.argv[1:]), "")
         if name in parser.COMMANDS and name not in parser.OF_PROJECTS and not {"-h", "--help"}.intersection(sys.argv):
             sys.exit(dispatch.run(sys.argv[1:]))
