@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from hydraloop.report.page import Page
 from hydraloop.report.run_data import LAYOUT, Curve, RunData, charts
 from hydraloop.run_files.changes import differences
 from hydraloop.run_files.environment import shown
+from hydraloop.run_files.regular import parsed_json, read_bytes
 
 _BYTES = 4_000_000
 """The largest picture of a page."""
@@ -127,15 +127,15 @@ def _objects(run: RunData) -> Iterator[Html]:
 
 def _content(file: Path, kind: str) -> Html | None:
     """Return the content of a file that a hook has logged; None if it cannot be shown."""
-    content = file.read_bytes()
+    content = read_bytes(file)
     if kind == "image":
         form = next((form for start, form in _FORMATS.items() if content.startswith(start)), None)
         source = f"data:image/{form};base64,{base64.b64encode(content).decode()}"
         return None if form is None else element("img", src=source, alt=file.name)
     text = content.decode("utf-8", "replace")
     if kind == "table":
-        with suppress(ValueError, KeyError, TypeError, RecursionError):  # of another program
-            found = json.loads(text)
+        with suppress(ValueError, KeyError, TypeError):  # of another program
+            found = parsed_json(text)
             return table([str(name) for name in found["columns"]], found["rows"][:_ROWS])
     return element("pre", text[:10_000]) if kind in ("table", "text") else None
 

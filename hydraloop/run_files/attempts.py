@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from hydraloop.run_files.config_yaml import parsed_yaml
+from hydraloop.run_files.regular import read_bytes
 from hydraloop.safety.secrets import mask_overrides
 
 RECORDS = ".hydra"
 """Folder of a run directory with the config, written by Hydra."""
 _PREFIX = "resume_"
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # four times faster, if PyYAML was built with libyaml
 
 
 def folders(run_dir: Path) -> list[Path]:
@@ -35,7 +35,7 @@ def typed_overrides(run_dir: Path) -> list[str]:
     """Return the overrides of the newest attempt as typed, secrets masked; empty for a run started from Python."""
     records = newest(run_dir) or run_dir / RECORDS
     try:
-        found: Any = yaml.load((records / "overrides.yaml").read_text(encoding="utf-8"), _Loader)
+        found = parsed_yaml(read_bytes(records / "overrides.yaml").decode())
     except (OSError, ValueError, yaml.YAMLError):
         return []
     return mask_overrides([line for line in found if isinstance(line, str)] if isinstance(found, list) else [])

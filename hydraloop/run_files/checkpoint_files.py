@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hydraloop.run_files import atomic
 from hydraloop.run_files.integrity import SAFETENSORS, SHARDS, damage, shards_of
+from hydraloop.run_files.regular import read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ def _in_order(folder: Path) -> list[tuple[int, int, Path]]:
     """Return for each checkpoint when it was written (in ns), the number in its name, and the file."""
     files = _by_age(folder)
     try:
-        path = folder / (folder / LAST).read_text(encoding="utf-8").strip()
+        path = folder / read_bytes(folder / LAST).decode().strip()
         at = (folder / LAST).stat().st_mtime_ns
     except (OSError, ValueError):
         return files

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from hydraloop.errors import UserError, leave_out, missing_path
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.checkpoint_files import candidates, newest_intact
-from hydraloop.run_files.config_yaml import plain
+from hydraloop.run_files.config_yaml import loaded, plain
 from hydraloop.run_files.run_directory import CONFIG, OUTPUTS, SWEEP_FILE, checkpoint_folders, config_file, run_of
 from hydraloop.safety.secrets import masked
 
@@ -132,10 +130,9 @@ def _comparable(node: Any) -> Any:
 def _config_in(records: Path) -> DictConfig:
     """Return the config in a folder of records; an empty one if it does not exist or cannot be read."""
     try:
-        loaded = OmegaConf.load(records / CONFIG)
-    except (OSError, OmegaConfBaseException, YAMLError, ValueError):
+        return loaded(records / CONFIG, CONFIG)
+    except UserError:
         return OmegaConf.create()
-    return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()
 
 
 def _newest_of(run_dir: Path) -> Path | None:

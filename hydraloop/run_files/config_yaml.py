@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -15,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.errors import UserError
+from hydraloop.run_files.regular import read_bytes
 from hydraloop.safety.secrets import mask_text, masked, remember
 
 try:
@@ -39,7 +38,7 @@ def loaded(source: Path | str, name: object) -> DictConfig:
             or not a mapping. Paths are allowed.
     """
     try:
-        text = _text_of(source) if isinstance(source, Path) else source
+        text = read_bytes(source, _MOST_BYTES).decode("utf-8") if isinstance(source, Path) else source
         _check_yaml(text)
         config = OmegaConf.create(text)
         if not isinstance(config, DictConfig):
@@ -50,16 +49,15 @@ def loaded(source: Path | str, name: object) -> DictConfig:
     return config
 
 
-def _text_of(file: Path) -> str:
-    """Return the text of a regular file."""
-    opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
-    with open(opened, "rb") as content:
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise ValueError("it is not a regular file")
-        text = content.read(_MOST_BYTES + 1)
-    if len(text) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-    return text.decode("utf-8")
+def parsed_yaml(text: str) -> Any:
+    """Return a text of YAML as Python objects.
+
+    Raises:
+        ValueError: it has an alias, or is nested too deeply.
+        yaml.YAMLError: it is not YAML.
+    """
+    _check_yaml(text)
+    return yaml.load(text, Loader)
 
 
 def _check_yaml(text: str) -> None:

@@ -67,10 +67,26 @@ class Shards(NamedTuple):
         return json.dumps({"shards_in": self.folder.name, "files": self.files})
 
 
+def expands(path: Path) -> bool:
+    """Return whether a `.pth` has members that are larger when they are read: a small file could fill the memory.
+
+    torch.save compresses nothing.
+    """
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(member.file_size > member.compress_size for member in archive.infolist())
+    except Exception:  # damage, which `damage` reports
+        return False
+
+
 def shards_of(path: Path) -> Shards | None:
     """Return the shards that a complete `.pth` file lists; None if it has all tensors itself."""
     import zipfile
 
+    if expands(path):
+        return None
     try:
         with zipfile.ZipFile(path) as archive:
             name = next((name for name in archive.namelist() if name.endswith(_VALUES)), None)
@@ -153,11 +169,12 @@ def _in_zip(path: Path, rank: int, ranks: int, tensors: bool) -> str | None:
 
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
+        for member in members:
+            if member.external_attr & _DIRECTORY or member.compress_size != member.file_size:
+                return f"the table of contents is wrong at {member.filename}"  # a small file could have endless zeros
         if all(not member.CRC for member in members):
             return None  # torch.serialization.set_crc32_options(False)
         for member in members:
-            if member.external_attr & _DIRECTORY or member.compress_size != member.file_size:
-                return f"the table of contents is wrong at {member.filename}"
             # A share is a part of the file.
             mine = member.header_offset * ranks // archive.start_dir == rank
             if not (mine if tensors else member.filename.endswith(_VALUES)):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 from hydraloop.errors import UserError
 from hydraloop.run_files import atomic
+from hydraloop.run_files.regular import read_json
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -141,7 +142,7 @@ def _is_held(path: Path) -> bool:
 
 def _hint(folder: Path) -> Holder:
     try:
-        return Holder(**json.loads((folder / _HINT).read_text(encoding="utf-8")))
+        return Holder(**read_json(folder / _HINT))
     except (OSError, ValueError, TypeError):
         return Holder()
 

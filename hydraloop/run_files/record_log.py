@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast, get_args
 
+from hydraloop.run_files.regular import open_regular
+
 log = logging.getLogger(__name__)
 
 FILENAME = "metrics.jsonl"
@@ -110,7 +112,7 @@ class Reader:
         records: list[Record] = []
         offset, index = self.position.offset, self.position.index
         try:
-            file = self._path.open("rb")
+            file = open_regular(self._path)
         except FileNotFoundError:
             return [], self.position
         with file:
@@ -138,7 +140,7 @@ class Reader:
         """Return the position before line `index`."""
         offset = 0
         if index:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 offset = sum(len(file.readline()) for _ in range(index))
         return Position(offset, index)
 
@@ -146,7 +148,7 @@ class Reader:
 def count(path: Path) -> int:
     """Return the number of complete lines in a log."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b""))
     except FileNotFoundError:
         return 0
@@ -211,7 +213,7 @@ def read_end(path: Path, size: int) -> list[Record]:
     Raises:
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - size))
         lines = file.read(size).split(b"\n")[:-1]  # the last one has no end yet
     records = []

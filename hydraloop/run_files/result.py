@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 from hydraloop.errors import Terminated
 from hydraloop.run_files import atomic
 from hydraloop.run_files.config_yaml import plain
+from hydraloop.run_files.regular import parsed_json, read_bytes
 from hydraloop.safety.secrets import mask_text
 
 log = logging.getLogger(__name__)
@@ -100,8 +101,8 @@ class Result:
             earlier: the `digest` of a file that an earlier attempt has written. That file is not read.
         """
         try:
-            content = (run_dir / FILENAME).read_bytes()
-            found = {name: value for name, value in json.loads(content).items() if name in cls.__slots__}
+            content = read_bytes(run_dir / FILENAME)
+            found = {name: value for name, value in parsed_json(content).items() if name in cls.__slots__}
             if earlier == _digest(content) or found["status"] not in get_args(Status):
                 return None
             found["best"] = _with_number(Best, found.get("best"))
@@ -205,7 +206,7 @@ def by_keys(name: str, greater: Iterable[str] = GREATER_KEYS, less: Iterable[str
 def digest(run_dir: Path) -> str | None:
     """Return a checksum of the file, which tells later whether it was replaced; None if there is no file."""
     try:
-        return _digest((run_dir / FILENAME).read_bytes())
+        return _digest(read_bytes(run_dir / FILENAME))
     except OSError:
         return None
 

@@ -21,6 +21,7 @@ from hydraloop.run_files import atomic, attempts
 from hydraloop.run_files.attempts import RECORDS
 from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.config_yaml import masked_yaml
+from hydraloop.run_files.regular import read_bytes
 from hydraloop.run_files.result import FILENAME as RESULT_FILE
 
 OUTPUTS = Path("outputs")
@@ -68,7 +69,7 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
     """Return the folders with a run's checkpoints: the default one, and those recorded from the hook's `out_dir`."""
     folders = [run_dir / CHECKPOINTS]
     with suppress(OSError):  # none recorded
-        recorded = (run_dir / RECORDS / _FOLDERS).read_text(encoding="utf-8")
+        recorded = read_bytes(run_dir / RECORDS / _FOLDERS).decode()
         folders += [run_dir / line for line in recorded.splitlines()]
     return list(dict.fromkeys(folders))
 

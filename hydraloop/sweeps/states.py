@@ -14,6 +14,7 @@ from typing import Any, Literal
 from hydraloop.run_files import atomic, lock
 from hydraloop.run_files.checkpoint_files import END_UNWRITTEN, candidates
 from hydraloop.run_files.config_yaml import plain
+from hydraloop.run_files.regular import read_json
 from hydraloop.run_files.result import FILENAME as RESULT
 from hydraloop.run_files.result import PAUSE, PREEMPTED, Best, Result
 from hydraloop.run_files.run_directory import checkpoint_folders
@@ -98,7 +99,7 @@ class JobState:
 def read(folder: Path) -> JobState | None:
     """Return the state in a folder; None if the file does not exist, is damaged, or belongs to another program."""
     try:
-        found = json.loads((folder / FILENAME).read_bytes())
+        found = read_json(folder / FILENAME)
         value = found["value"]
         lists = {"overrides": tuple(found["overrides"]), "rungs": tuple(map(float, found["rungs"]))}
         return JobState(**{**found, **lists, "value": None if value is None else float(value)})

@@ -10,6 +10,7 @@ from typing import Any
 
 from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files import atomic
+from hydraloop.run_files.regular import read_json
 from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps.jobs import Jobs
 
@@ -68,7 +69,7 @@ def read(folder: Path, *, key: str | None = None) -> Description:
         UserError: the directory holds no sweep.
     """
     try:
-        content = json.loads((folder / FILENAME).read_bytes())
+        content = read_json(folder / FILENAME)
         lists = {name: tuple(content[name]) for name in ("command", "overrides")}
         return Description(**{**content, **lists, "jobs": Jobs.from_json(content["jobs"])})
     except FileNotFoundError:

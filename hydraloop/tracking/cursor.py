@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.run_files import atomic
 from hydraloop.run_files.environment import of_project, shown
 from hydraloop.run_files.record_log import FILENAME, count
+from hydraloop.run_files.regular import read_json
 from hydraloop.tracking.tracker import FOLDER
 
 if TYPE_CHECKING:
@@ -63,10 +64,10 @@ class Cursor:
         """Read the cursor of a tracker hook. Returns None if the file does not exist or is damaged."""
         path = path_of(run_dir, name)
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            return cls(**read_json(path))
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             log.warning("%s cannot be read (%s): all records count as not sent", path, error)
             return None
 

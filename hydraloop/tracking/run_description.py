@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
+from hydraloop.errors import UserError
 from hydraloop.run_files import atomic, attempts, code_patch
 from hydraloop.run_files.checkpoint_files import SUFFIX, newest_intact
-from hydraloop.run_files.config_yaml import plain
+from hydraloop.run_files.config_yaml import loaded, plain
 from hydraloop.run_files.environment import command, git_commit, versions
 from hydraloop.run_files.integrity import shards_of
+from hydraloop.run_files.regular import read_json
 from hydraloop.run_files.result import Result, digest
 from hydraloop.run_files.run_directory import SWEEP_FILE
 from hydraloop.safety.secrets import mask_command, mask_text, masked
@@ -58,7 +60,7 @@ def read(run_dir: Path) -> Run | None:
     run_dir = run_dir.absolute()
     folder = run_dir / FOLDER
     try:
-        found = json.loads((folder / _RUN).read_text(encoding="utf-8"))
+        found = read_json(folder / _RUN)
     except FileNotFoundError:
         return None
     attempts = tuple(_attempts(folder))
@@ -96,7 +98,7 @@ def sweep_of(run_dir: Path) -> Sweep | None:
     """
     for folder in run_dir.parents:
         try:
-            found = json.loads((folder / SWEEP_FILE).read_bytes())
+            found = read_json(folder / SWEEP_FILE)
             uid, axes, began = found["uid"], tuple(found["jobs"]["swept"]), found["created"]
         except (OSError, ValueError, KeyError, TypeError):  # also a file of this name that belongs to someone else
             continue
@@ -205,7 +207,7 @@ def flattened(node: Any, prefix: str = "") -> dict[str, str | int | float | bool
 def _attempts(folder: Path) -> Iterator[Attempt]:
     number = 0
     while (path := folder / _ATTEMPT.format(number)).exists():
-        yield Attempt(**json.loads(path.read_text(encoding="utf-8")))
+        yield Attempt(**read_json(path))
         number += 1
 
 
@@ -215,9 +217,9 @@ def _job_number(run_dir: Path) -> int | None:
     If Hydra has no record of it (a run started from Python), the number is the directory's name.
     """
     try:
-        hydra = yaml.safe_load((run_dir / ".hydra" / "hydra.yaml").read_text(encoding="utf-8"))["hydra"]
+        hydra = loaded(run_dir / ".hydra" / "hydra.yaml", "hydra.yaml")["hydra"]
         return int(hydra["job"]["num"]) if "MULTIRUN" in str(hydra["mode"]) else None
-    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+    except (UserError, KeyError, TypeError, ValueError):
         return int(run_dir.name) if run_dir.name.isdigit() else 0
 
 

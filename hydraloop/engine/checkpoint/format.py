@@ -45,7 +45,7 @@ from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files import atomic
 from hydraloop.run_files.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
-from hydraloop.run_files.integrity import SAFETENSORS, damage, shards_of
+from hydraloop.run_files.integrity import SAFETENSORS, damage, expands, shards_of
 
 FORMAT = 1
 EVALUATED = ("state_dict", "task", "hooks")
@@ -151,6 +151,8 @@ def load(
             key=key,
             remedy=_another(path, key),
         )
+    if expands(path):
+        raise UserError(f"{path} is damaged: its members are compressed", key=key, remedy=_another(path, key))
     with _verified(path, key, ranks, tensors=only != ()):
         checkpoint = _load_zip(path, key, mmap)
         if isinstance(checkpoint.get("shards"), str) and (found := shards_of(path)) is not None:

@@ -1,0 +1,56 @@
+"""Reads files that may come from anybody: a run or a sweep of another person. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_MOST_BYTES = 100_000_000
+"""Of a JSON file. That of a sweep with 100,000 jobs has 20,000,000."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read, or is not a regular file: a pipe would wait for its writer.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
+    """Return the contents of a regular file.
+
+    Raises:
+        OSError: as of `open_regular`, or the file has more than `most` bytes.
+    """
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(f"{path} has more than {most:,} bytes")
+    return content
+
+
+def parsed_json(content: bytes | str) -> Any:
+    """Return a text of JSON as Python objects.
+
+    Raises:
+        ValueError: it is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the contents of a JSON file. Errors: as of `read_bytes` and `parsed_json`."""
+    return parsed_json(read_bytes(path))
