@@ -30,10 +30,11 @@ def error_of(cfg: DictConfig, **options: Any) -> UserError:
     return caught.value
 
 
-def test_files_are_named_after_hooks() -> None:
+@pytest.mark.parametrize("name", ["x/y", "x\\y", "x\0y", "x\x1b[2J", "x" * 300])
+def test_files_are_named_after_hooks(name: str) -> None:
     cfg = composed()
     with open_dict(cfg):
-        cfg.hooks["x/y"] = {"_target_": "x.X"}
+        cfg.hooks[name] = {"_target_": "x.X"}
     assert "without slashes" in str(error_of(cfg).remedy)
 
 

@@ -13,6 +13,9 @@ from hydraloop.hooks import CLASSES
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS, has_schedules, targets
 from hydraloop.schemas import stored
 
+_LONGEST = 100
+"""Characters of a hook's name. Names of files have up to 255 bytes."""
+
 
 def hook_nodes(cfg: DictConfig) -> Iterator[tuple[str, DictConfig]]:
     """Yield (key, config) of each hook; a hook's name may contain dots."""
@@ -60,8 +63,9 @@ def check_hooks(cfg: DictConfig) -> None:
             if node is None:
                 continue
             key = f"{group}.{name}"
-            if "/" in str(name) or "\\" in str(name):
-                raise UserError("files are named after a hook", key=key, remedy="Use a name without slashes.")
+            if "/" in str(name) or "\\" in str(name) or not str(name).isprintable() or len(str(name)) > _LONGEST:
+                remedy = f"Use up to {_LONGEST} letters, digits and signs without slashes."
+                raise UserError("files are named after a hook", key=key, remedy=remedy)
             if not isinstance(node, DictConfig) or "_target_" not in node:
                 raise _not_a_hook(str(name), cfg[group], group)
             if node.get("priority") is not None:
