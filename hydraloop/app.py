@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop import schemas
-from hydraloop.cli import arguments, resume_command, run_config
-from hydraloop.cli.compose import opened
+from hydraloop.cli import arguments, command, resume_command, run_config
+from hydraloop.cli.compose import Composer, opened
 from hydraloop.cli.error_reports import Reports
-from hydraloop.cli.help import show, show_help, show_plan
+from hydraloop.cli.help import show, show_config, show_help, show_plan
 from hydraloop.commands import dispatch, parser
 from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
+from hydraloop.plan import Draft
 from hydraloop.processes import private, torchrun
-from hydraloop.processes.checks import check_debugger
+from hydraloop.processes.checks import check_debugger, check_options
 from hydraloop.processes.failure import Requeue
 from hydraloop.processes.peers import Peers
 from hydraloop.processes.termination_signals import terminable
@@ -38,9 +39,6 @@ from hydraloop.run_files.config_yaml import remember_config
 from hydraloop.run_files.output import print_to, replace_unencodable
 from hydraloop.run_files.uncollected import uncollected
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN, in_script
-from hydraloop.sweeps import planning
-from hydraloop.sweeps.planning import SweepDraft
-from hydraloop.sweeps.slurm import submitted
 
 if TYPE_CHECKING:
     from hydraloop.processes.run_starter import RunStarter
@@ -56,7 +54,6 @@ def main(
     config_name: str = "config",
     trusted: Sequence[str] = (),
     folder: Path | None = None,
-    hydra_sections: bool = False,
 ) -> None:
     """Train, or show what the command line asks for, and exit.
 
@@ -68,12 +65,10 @@ def main(
         config_name: the primary config in it, without `.yaml`.
         trusted: packages whose classes a config may name in `_target_`, in addition to the allowlist's own.
         folder: used instead of the calling file's folder. A config may name the Python files in it.
-        hydra_sections: whether config files may set all options of Hydra. By default, the others must be typed.
     """
     folder = folder or Path(sys._getframe(1).f_code.co_filename).resolve().parent
     ALLOWLIST.trust_folder(folder)
     ALLOWLIST.trust(trusted)
-    ALLOWLIST.hydra_sections = hydra_sections
     ALLOWLIST.advice = ALLOWLIST.advice or IN_MAIN
     _start(folder, folder / config_path, config_name)
 
@@ -119,13 +114,19 @@ def _run(app: _App) -> int:
         return code
 
 
-def _complete(argv: Sequence[str], folder: Path, name: str) -> None:
-    """Let Hydra answer a shell at a press of Tab. Nothing is completed after the name of a command."""
-    if parser.COMMANDS.keys().isdisjoint(os.environ.get("COMP_LINE", "").split()):
-        from hydraloop.cli import hydra_run
+def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
+    """Compose and check the config of the run, or each value of each axis of the sweep.
 
-        with redirect_stderr(io.StringIO()), suppress(Exception, SystemExit):  # a mistake in it
-            hydra_run.show(argv, folder, name)
+    Raises:
+        UserError: a mistake in the overrides or in the config files.
+    """
+    draft = command.read(args, composer)
+    if draft is None:
+        from hydraloop.sweeps import planning
+
+        return planning.check(args, composer)
+    check_options(draft.cfg)
+    return draft
 
 
 def _exit_code(error: BaseException, reports: Reports) -> int:
@@ -211,15 +212,17 @@ class _App:
         """
         name = (args.config_name or self.name) if resumes is None else run_config.NAME
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
-        if args.shell_completion:
-            _complete([*arguments.flags(argv, args, folder), *args.overrides], folder, name)
-            return 0
         if folder.name == RECORDS:
             remedy = f"Continue it: {shlex.join([*environment.script(), 'resume', str(folder.parent)])}"
             raise UserError(f"{folder} has the config of a run", key="--config-path", remedy=remedy)
         if resumes is not None and not folder.is_dir():
             folder = _SCHEMAS
         with opened(folder, name, args.config_dir) as composer:
+            if args.shell_completion:
+                if parser.COMMANDS.keys().isdisjoint(os.environ.get("COMP_LINE", "").split()):
+                    with redirect_stderr(io.StringIO()), suppress(Exception, SystemExit):  # a mistake in what was typed
+                        composer.complete(args.overrides)
+                return 0
             if environment.is_received():
                 from hydraloop.sweeps import received
 
@@ -234,7 +237,7 @@ class _App:
                 return 0
             with redirect_stderr(io.StringIO()) if torchrun.is_ours() else nullcontext():  # it was said already
                 if resumes is None:
-                    draft = planning.check_command(args, composer)
+                    draft = check_command(args, composer)
                 else:
                     draft = resume_command.check_resume(resumes.run, resumes.overrides, composer)
             remember_config(draft.cfg)
@@ -247,24 +250,27 @@ class _App:
                 from hydraloop.commands import check
 
                 return check.run(draft, argv, self.peers)
-            if args.cfg is None:
-                if args.pdb:
-                    check_debugger(draft.cfg, is_sweep=isinstance(draft, SweepDraft))
-                    self.reports.with_debugger = True
-                if isinstance(draft, SweepDraft):
-                    from hydraloop.sweeps import run_sweep
-
-                    run_sweep.run(draft, self._starter(), name)
-                elif resumes is None and submitted.is_run(draft) and not torchrun.is_several():
-                    submitted.submit_run(draft)
-                else:
-                    self._starter().run(draft, name, argv)
+            if args.cfg is not None:
+                show_config(draft, args)
                 return 0
-        from hydraloop.cli import hydra_run
+            if args.pdb:
+                check_debugger(draft.cfg, is_sweep=draft.is_sweep)
+                self.reports.with_debugger = True
+            self._start(draft, argv, resumes=resumes is not None)
+            return 0
 
-        flags = arguments.flags(argv, args, folder)  # Hydra opens a composer itself
-        hydra_run.show([*flags, *draft.overrides], folder, name)
-        return 0
+    def _start(self, draft: Draft, argv: Sequence[str], *, resumes: bool) -> None:
+        if draft.is_sweep:
+            from hydraloop.sweeps import planning, run_sweep
+
+            assert isinstance(draft, planning.SweepDraft)
+            run_sweep.run(draft, self._starter())
+        if draft.cfg.sweep.executor == "submitit" and not resumes and not torchrun.is_several():
+            from hydraloop.sweeps.slurm import submitted
+
+            if submitted.is_run(draft):
+                return submitted.submit_run(draft)
+        return self._starter().run(draft, argv)
 
     def _starter(self) -> RunStarter:
         from hydraloop.processes.run_starter import RunStarter

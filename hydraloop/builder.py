@@ -37,7 +37,6 @@ from hydraloop.run_files.record_cuts import cut_after
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.settings_from_config import settings_from_config
 from hydraloop.tasks.building import build_task, prepare_model
-from hydraloop.validate.typed_only import check_typed
 
 
 def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock: RunLock | None = None) -> Engine:
@@ -53,7 +52,6 @@ def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock:
         Exception: any error of a user's own constructor.
     """
     cfg, run_dir, checkpoint = plan.cfg, plan.run_dir, plan.checkpoint
-    check_typed(cfg, run_dir, plan.typed)
     position = None if checkpoint is None else peek(checkpoint, key="resume")
     if position is not None:
         parts.check(position.given, f"hydraloop.build(hydraloop.compose([…, 'resume={checkpoint}'])")

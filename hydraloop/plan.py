@@ -33,6 +33,7 @@ class Draft:
     """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
     typed: Sequence[str]
     """The keys that the command line sets, without the axes of a sweep that a config file sets."""
+    is_sweep = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +85,14 @@ def of_draft(plan: RunPlan, draft: Draft) -> RunPlan:
     cfg = draft.cfg
     with read_write(cfg.hydra):
         cfg.hydra.run.dir = str(plan.run_dir)
-    return of_hydra(replace(plan, cfg=deepcopy(cfg)), cfg.hydra, draft.typed)
+    return without_hydra(replace(plan, cfg=deepcopy(cfg)), draft.typed)
 
 
-def plan_job(cfg: DictConfig, settings: Any, run_dir: Path, *, typed: Sequence[str], continues: bool) -> RunPlan:
+def plan_job(cfg: DictConfig, run_dir: Path, *, typed: Sequence[str], continues: bool) -> RunPlan:
     """Plan the job of a sweep, whose directory is locked.
 
     Args:
         cfg: its node `hydra` is removed.
-        settings: the node `hydra`.
         run_dir: the directory of the job.
         typed: keys that the command line of the sweep sets.
         continues: whether the job was started before.
@@ -104,7 +104,7 @@ def plan_job(cfg: DictConfig, settings: Any, run_dir: Path, *, typed: Sequence[s
     attempt = None if checkpoint is None else attempts.following(run_dir)
     known = checkpoint_to_resume.known_checkpoints(run_dir)
     plan = RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, attempt=attempt, known=known)
-    return of_hydra(plan, settings, typed)
+    return without_hydra(plan, typed)
 
 
 def plan_build(
@@ -175,14 +175,14 @@ def _plan(
     return RunPlan(cfg=cfg, run_dir=directory, checkpoint=checkpoint, attempt=attempt, known=known), lock
 
 
-def of_hydra(plan: RunPlan, settings: Any, typed: Sequence[str]) -> RunPlan:
-    """Return a plan with what Hydra's settings say. The node `hydra` is removed from its config."""
+def without_hydra(plan: RunPlan, typed: Sequence[str]) -> RunPlan:
+    """Return the plan of a run of the command line, without the node `hydra` in its config."""
     with read_write(plan.cfg), open_dict(plan.cfg):
         plan.cfg.pop("hydra", None)
     return replace(
         plan,
         run_dir=plan.run_dir.absolute(),
         attempt=None if plan.attempt is None else plan.attempt.absolute(),
-        is_recorded=plan.attempt is not None or settings.output_subdir == attempts.RECORDS,
+        is_recorded=True,
         typed=typed,
     )

@@ -14,10 +14,8 @@ from typing import Any
 import hydra._internal.config_loader_impl as loading
 import pytest
 import torch
-from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
-from hydra.core.utils import JobReturn
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import OmegaConf
@@ -63,16 +61,6 @@ def _hydras_flags() -> None:
     assert (read.overrides, read.multirun, read.config_dir) == (["a=1", "b=2"], True, "x")
     used = ("help", "hydra_help", "info", "cfg", "shell_completion", "config_path", "config_name", "experimental_rerun")
     assert not any(getattr(read, flag) for flag in used)
-
-
-def _hydras_callbacks() -> None:
-    cfg = OmegaConf.create(
-        {"hydra": {"callbacks": {"log": {"_target_": "hydra.experimental.callbacks.LogJobReturnCallback"}}}}
-    )
-    with hydra_versions.allowing():
-        callbacks = Callbacks(cfg)
-    callbacks.on_run_start(config=cfg, config_name="config")
-    callbacks.on_run_end(config=cfg, config_name="config", job_return=JobReturn())
 
 
 def _hydras_packages() -> None:
@@ -206,7 +194,6 @@ def _raw_environment() -> None:
 
 CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
-    _hydras_callbacks: ["hydra._internal.callbacks"],
     _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config", "_get_root"],
     _hydras_packages: ["_get_header_dict"],
     _open_root: ["_metadata"],

@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
@@ -22,8 +21,6 @@ from hydraloop.safety.secrets import MASK, remember_overrides
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected."""
 
-_OURS = ("--dry-run", "--json", "--pdb")
-"""Flags that Hydra does not have."""
 _HYDRAS = ("--hydra-help", "--info")
 """Flags of Hydra that do not exist here."""
 
@@ -96,21 +93,6 @@ def refuse(message: str) -> NoReturn:
     choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", problem)
     remedy = suggestion(choice[1], re.findall(r"[\w.-]+", choice[2])) if choice else "--help lists the flags."
     raise UserError(problem, key=key, remedy=remedy)
-
-
-def flags(argv: Sequence[str], args: argparse.Namespace, folder: Path) -> list[str]:
-    """Return Hydra's flags, in their order.
-
-    Args:
-        folder: with the config files. Hydra would look for a relative one next to a file of hydraloop.
-    """
-    overrides, found = list(args.overrides), []
-    for argument in argv:
-        if argument in overrides:
-            overrides.remove(argument)
-        elif not any(flag.startswith(argument) for flag in _OURS):  # also abbreviated
-            found.append(argument)
-    return found if args.config_path is None else [*found, "--config-path", str(folder.absolute())]
 
 
 def check_text(text: str) -> None:

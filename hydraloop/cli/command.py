@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from hydraloop.cli import arguments, config_file_limits, hydra_targets
+from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer
+from hydraloop.cli.config_file_limits import check_composed
 from hydraloop.cli.messages import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
 from hydraloop.cli.own_keys import check_own_keys
 from hydraloop.errors import UserError
@@ -45,57 +47,44 @@ def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
     if typed.rewritten:
         print(f"read as a list: {' '.join(typed.rewritten)}", file=sys.stderr)
     cfg = explained(composer.compose, typed.lines, composer)
-    _check(cfg, typed.lines, composer, typed.keys, trains=args.cfg is None)
+    _check(cfg, typed.lines, composer, trains=args.cfg is None)
     return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys)
 
 
 def compose_job(
     lines: Sequence[str],
     composer: Composer,
-    typed: Sequence[str] | None = None,
     *,
     trains: bool = False,
     compose: Callable[[Sequence[str]], DictConfig] | None = None,
-    limits_files: bool = True,
 ) -> DictConfig:
     """Return the config of one job, with the node `hydra`, composed and checked.
 
     Args:
-        typed: the keys that the user typed. A job of a sweep also has lines of a config file. None: those of `lines`.
         trains: as of `validate`.
         compose: a faster way to compose the job of a sweep. None: that of the composer.
-        limits_files: whether to refuse options of Hydra that a config file may not set.
 
     Raises:
         UserError: a mistake in the overrides, the config files, or the order of hooks.
     """
     _check_groups(arguments.parse(lines), composer)
     cfg = explained(compose or composer.compose, lines, composer)
-    typed = arguments.typed_keys(lines) if typed is None else typed
-    _check(cfg, lines, composer, typed, trains=trains, limits_files=limits_files)
+    _check(cfg, lines, composer, trains=trains)
     return cfg
 
 
-def _check(
-    cfg: DictConfig,
-    lines: Sequence[str],
-    composer: Composer,
-    typed: Sequence[str],
-    *,
-    trains: bool,
-    limits_files: bool = True,
-) -> None:
+def _check(cfg: DictConfig, lines: Sequence[str], composer: Composer, *, trains: bool) -> None:
     check_defaults(cfg, composer)
     check_own_keys(cfg, lines, composer)
-    check_hydra_node(cfg, typed, limits_files=limits_files)
+    check_hydra_node(cfg)
     validate(cfg, trains=trains)
 
 
-def compose_sweep(lines: Sequence[str], composer: Composer, typed: Sequence[str]) -> DictConfig:
-    """Return the config that Hydra composes for the sweep itself, with checked callbacks."""
+def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
+    """Return the config that Hydra composes for the sweep itself."""
     cfg = explained(composer.compose_sweep, lines, composer)
     check_defaults(cfg, composer)
-    check_hydra_node(cfg, typed)
+    check_hydra_node(cfg)
     return cfg
 
 
@@ -105,7 +94,7 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         group = override.key_or_group
         if override.value() == "???":  # OmegaConf's mark
             raise UserError("??? is no value", key=group, remedy=f"Give it one: {group}=…")
-        if arguments.is_sweep(override) or not composer.is_group(group):
+        if arguments.is_sweep(override) or not composer.is_group(group) or group.startswith("hydra"):
             continue
         if not group:
             raise UserError(f"{override.input_line!r} has no key", remedy="Write key=value, or ~key to delete.")
@@ -126,14 +115,19 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         raise UserError(f"{shown} is not an option", key=group, remedy=remedy)
 
 
-def check_hydra_node(cfg: DictConfig, typed: Sequence[str], *, limits_files: bool = True) -> None:
-    """Refuse what Hydra would call or write for a config, unless it is allowed or its key is `typed`."""
-    hydra = config_file_limits.written(cfg, "hydra")
-    if limits_files:
-        config_file_limits.check_limits(hydra, typed)
-    hydra_targets.check_targets(hydra)
-    for key in ("run", "sweep", "job.env_set"):  # the whole node would take 10 ms
+def check_hydra_node(cfg: DictConfig) -> None:
+    """Refuse options of Hydra that are not used, and directories that do not resolve."""
+    check_composed(cfg)
+    for key in ("run", "sweep"):  # the whole node would take 10 ms
         check_interpolations(OmegaConf.select(cfg.hydra, key), f"hydra.{key}.")
+    written: Any = OmegaConf.to_container(cfg.hydra.sweep, resolve=False)
+    folder = os.path.normpath(os.path.join(written["dir"], written["subdir"]))
+    if not folder.startswith(os.path.normpath(written["dir"]) + os.sep):
+        raise UserError(
+            f"{written['subdir']} is outside the sweep's directory, where a job could overwrite another run",
+            key="hydra.sweep.subdir",
+            remedy="Name a folder in hydra.sweep.dir: ${hydra.job.num}.",
+        )
 
 
 def explained(compose: Callable[[Sequence[str]], T], lines: Sequence[str], composer: Composer) -> T:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -20,8 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.cli.arguments import check_text
-from hydraloop.cli.config_file_limits import check_overrides
-from hydraloop.cli.hydra_targets import check_search_path
+from hydraloop.cli.config_file_limits import check_overrides, check_typed, of_hydra
 from hydraloop.cli.own_classes import with_own_arguments
 from hydraloop.errors import UserError, missing_path
 from hydraloop.run_files.run_directory import run_id
@@ -55,8 +55,7 @@ class Composer:
         """Return the config of one job, with the node `hydra`.
 
         Raises:
-            UserError: the search path has a package that is not trusted, or a variable of `hydra.job.env_copy` is not
-                set.
+            UserError: an option of Hydra is not used.
             Exception: what Hydra raises.
         """
         found = self._last.get(key := tuple(overrides))
@@ -76,7 +75,7 @@ class Composer:
         return self._checked(overrides, partial(load, self.name, run_mode=RunMode.MULTIRUN))
 
     def _checked(self, overrides: Sequence[str], compose: Callable[..., DictConfig]) -> DictConfig:
-        check_search_path(self.name, [line for line in overrides if line.lstrip("+").startswith("hydra")])
+        check_typed(of_hydra(overrides), self.content(self.name))
         try:
             cfg = compose(overrides=list(overrides))
         except HydraException as error:
@@ -86,6 +85,16 @@ class Composer:
             cfg = compose(overrides=lines)
         check_overrides(cfg, overrides)
         return cfg
+
+    def complete(self, overrides: Sequence[str]) -> None:
+        """Let Hydra answer a shell at a press of Tab, with words that begin as those of COMP_LINE.
+
+        Raises:
+            Exception: the command line has a mistake.
+        """
+        check_typed([], self.content(self.name))
+        hydra: Any = GlobalHydra.instance().hydra
+        hydra.shell_completion(self.name, list(overrides))
 
     def options(self, group: str) -> list[str]:
         """Return the options of a config group."""
@@ -111,8 +120,9 @@ class Composer:
         return Path(source.path, f"{path}.yaml") if source.scheme() == "file" else None
 
     def content(self, path: str) -> DictConfig:
-        """Return what a config file has, with its defaults list. Its path is without `.yaml`."""
-        found = self._source(path).load_config(path).config
+        """Return what a config file has, with its defaults list; nothing if there is no such file. No `.yaml`."""
+        sources = GlobalHydra.instance().config_loader().get_sources()
+        found = next((source.load_config(path).config for source in sources if source.is_config(path)), None)
         return found if isinstance(found, DictConfig) else OmegaConf.create()
 
     def _source(self, path: str) -> ConfigSource:

@@ -1,4 +1,4 @@
-"""The log handler and formatter for the terminal, named in Hydra's `job_logging`. They mask secrets."""
+"""Logging: what the terminal and train.log get. Secrets are masked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from hydraloop.cli.tracebacks import of_user
 from hydraloop.errors import printable
@@ -83,38 +83,47 @@ class PrintableFormatter(MaskingFormatter):
         return printable(super().format(record))
 
 
-class _MaskingAnother(MaskingFormatter):
-    """Formats like another formatter, and masks secrets."""
+class _LogFile(logging.FileHandler):
+    """A log file in UTF-8. An error of the disk is one line in the terminal, once."""
 
-    def __init__(self, other: logging.Formatter) -> None:
-        super().__init__()
-        self._other = other
-
-    def format(self, record: logging.LogRecord) -> str:
-        return mask_text(self._other.format(record))
-
-
-def _is_ours_to_report(record: logging.LogRecord) -> bool:
-    """Return False for a failed job's traceback, which Hydra 1.4 logs: hydraloop logs errors itself."""
-    return record.name != "hydra.core.utils"
-
-
-class _FileErrors:
-    """Replaces `handleError` of a log file: an error of the disk is one line in the terminal, once."""
-
-    def __init__(self, handler: logging.FileHandler) -> None:
-        self._name, self._handle_other = Path(handler.baseFilename).name, handler.handleError
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="replace")
         self._reported = False
 
-    def __call__(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Called by `logging` for an error of `emit`."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
-            self._handle_other(record)
+            super().handleError(record)
         elif not self._reported:
             self._reported = True
-            print(
-                f"warning: {self._name} cannot be written: {error}; messages are in the terminal only", file=sys.stderr
-            )
+            name = Path(self.baseFilename).name
+            print(f"warning: {name} cannot be written: {error}; messages are in the terminal only", file=sys.stderr)
+
+
+def set_up(verbose: Any, file: Path | None = None, *, terminal: bool = True) -> None:
+    """Send the messages of all loggers to the terminal and to a file, and to no other place. Secrets are masked.
+
+    Args:
+        verbose: `hydra.verbose`: whether messages for debugging are sent; or the loggers of which they are.
+        file: gets messages with time, logger and level.
+        terminal: whether there is one. If not, messages on the standard output are as in a file.
+    """
+    root = logging.getLogger()
+    for earlier in [*root.handlers]:
+        root.removeHandler(earlier)
+        earlier.close()
+    full = MaskingFormatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s")
+    output = ConsoleHandler() if terminal else logging.StreamHandler(sys.stdout)
+    output.setFormatter(MaskingFormatter("%(message)s") if terminal else full)
+    root.addHandler(output)
+    if file is not None:
+        log_file = _LogFile(file)
+        log_file.setFormatter(full)
+        root.addHandler(log_file)
+    root.setLevel(logging.DEBUG if verbose is True else logging.INFO)
+    for name in () if isinstance(verbose, bool) else [verbose] if isinstance(verbose, str) else verbose:
+        logging.getLogger(name).setLevel(logging.DEBUG)
 
 
 def end_with_reader() -> None:
@@ -133,19 +142,3 @@ def ensure() -> None:
     handler.addFilter(lambda record: not logging.getLogger().handlers)
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
-
-
-def prepare_handlers() -> None:
-    """Make every handler of the root logger mask secrets, write UTF-8, and report a full disk once.
-
-    The handlers of a user's config are included.
-    """
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_is_ours_to_report)  # without effect the second time
-        if not isinstance(handler.formatter, MaskingFormatter):
-            handler.setFormatter(_MaskingAnother(handler.formatter or logging.Formatter()))
-        if isinstance(handler, logging.FileHandler) and not isinstance(handler.handleError, _FileErrors):
-            handler.handleError = _FileErrors(handler)  # type: ignore[method-assign]  # of any handler class
-            handler.encoding, handler.errors = "utf-8", "replace"
-            if handler.stream is not None:  # opened with the encoding of the locale
-                handler.stream.reconfigure(encoding="utf-8", errors="replace")

@@ -34,6 +34,7 @@ from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, su
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf
 from hydraloop.schemas.sections import DistributedConf, EngineConf, SweepConf
+from hydraloop.validate.config import hydra_config
 from hydraloop.validate.hooks import slots_of
 
 _OTHER_GROUPS = {
@@ -83,6 +84,25 @@ def show_plan(draft: Draft, *, as_json: bool) -> None:
             "notices": notices(draft.cfg),
         },
     )
+
+
+def show_config(draft: Draft, args: argparse.Namespace) -> None:
+    """Print what `--cfg` asks for: the composed config, all of it or a part, with secrets masked.
+
+    Raises:
+        UserError: there is no such part, the command line is that of a sweep, or an interpolation does not resolve.
+    """
+    if args.multirun:
+        raise UserError("a sweep has several configs", key="--cfg", remedy="Leave one of the flags out.")
+    names = [str(name) for name in draft.cfg if args.cfg == "all" or (name == "hydra") == (args.cfg == "hydra")]
+    with hydra_config(draft.cfg):
+        text = masked_yaml(OmegaConf.masked_copy(draft.cfg, names), resolve=args.resolve)
+    if args.package not in (None, "_global_"):
+        part = OmegaConf.select(OmegaConf.create(text), args.package)
+        if part is None:
+            raise UserError("there is no such key", key="--package", remedy="--cfg job shows all keys.")
+        text = f"# @package {args.package}\n{OmegaConf.to_yaml(part)}" if OmegaConf.is_config(part) else str(part)
+    show(text.rstrip())
 
 
 def _shown(cfg: DictConfig) -> tuple[DictConfig, bool]:

@@ -20,12 +20,14 @@ from yaml import YAMLError
 
 from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
 from hydraloop.cli.compose import Composer
+from hydraloop.cli.config_file_limits import unused
 from hydraloop.cli.own_classes import arguments_of, own_class, select
 from hydraloop.errors import UserError, any_of, emptying, meant, suggestion
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 
-COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, AssertionError, KeyError)
-"""What Hydra raises for a mistake. It has no message of its own for the last three."""
+_WITHOUT_MESSAGE = (UnicodeDecodeError, AssertionError, AttributeError, KeyError)
+COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, *_WITHOUT_MESSAGE)
+"""What Hydra raises for a mistake."""
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", ListConfig: "a list"}
 _FIXED = ("_target_", "_partial_", "precision.name")
 """Keys that an option of a group sets: they are not suggested."""
@@ -60,7 +62,7 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
     """Return the user's mistake for an error that composing `overrides` has raised. Other errors are raised again."""
     if isinstance(error, MissingConfigException):
         return _no_such_option(str(error.missing_cfg_file or "").removesuffix(".yaml"), composer)
-    if isinstance(error, UnicodeDecodeError | AssertionError | KeyError):
+    if isinstance(error, _WITHOUT_MESSAGE):
         return _without_message(error)
     text = str(error) or str(error.__cause__ or type(error).__name__)
     cause = str(error.__cause__ or text)
@@ -265,8 +267,9 @@ def _without_message(error: Exception) -> UserError:
     """Return the mistake for an error of Python. Hydra has no message for it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     if isinstance(error, KeyError) and place.filename == "<frozen os>":
-        remedy = f"Set it in the shell: export {error.args[0]}=…"
-        return UserError(f"the variable {error.args[0]} is not set", key="hydra.job.env_copy", remedy=remedy)
+        return unused("hydra.job.env_copy")
+    if isinstance(error, AttributeError) and place.name == "set_readonly":
+        return unused("hydra")
     if isinstance(error, AssertionError) and place.name == "get_name":
         remedy = "Write override for this entry too, - override /hooks: […], or write the entry before the overrides."
         return UserError("a list without override is after an override", key="defaults", remedy=remedy)

@@ -80,7 +80,7 @@ def compose(
         configs, config_name = Path(schemas.__file__).parent, "hydraloop/project"  # no config files
     with ALLOWLIST.trusting(*trust), opened(configs, config_name) as composer:
         lines, _ = arguments.with_hook_lists(_listed(overrides))
-        cfg = compose_job(lines, composer, limits_files=False)  # Hydra runs nothing here
+        cfg = compose_job(lines, composer)
     with open_dict(cfg):
         del cfg["hydra"]
     _composed[id(cfg)] = _Composed(arguments.typed_keys(lines), trust)

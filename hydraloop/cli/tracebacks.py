@@ -10,7 +10,6 @@ from pathlib import Path
 
 _BLOCK = re.compile(r"(?<=^Traceback \(most recent call last\):\n)(?:  .*\n)+", re.MULTILINE)
 _PATH = re.compile(r'^  File "(.*?)"', re.MULTILINE)
-_PACKAGES = (str(Path(__file__).resolve().parents[1]) + os.sep, sysconfig.get_paths()["stdlib"] + os.sep, "<")
 
 _HINT = "  train.log has all frames. To look at the variables in a debugger, add --pdb to the command."
 
@@ -38,4 +37,5 @@ def _shortened(block: re.Match[str]) -> str:
 
 
 def _is_of_user(path: str) -> bool:
-    return not path.startswith(_PACKAGES) and not {"site-packages", "dist-packages"} & set(Path(path).parts)
+    packages = (str(Path(__file__).resolve().parents[1]) + os.sep, sysconfig.get_paths()["stdlib"] + os.sep, "<")
+    return not path.startswith(packages) and not {"site-packages", "dist-packages"} & set(Path(path).parts)

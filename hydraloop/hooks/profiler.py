@@ -90,6 +90,8 @@ class ProfilerHook(Hook):
         check_at_least(1, profile_times=profile_times, row_limit=row_limit)
         if not activity_with_cpu and activity_with_cuda is False:
             raise UserError("there would be nothing to record", key="activity_with_cpu", remedy="Set it to true.")
+        if json_trace_path is not None:
+            _check_place(json_trace_path)
         self._by_epoch = by_epoch
         self._times = profile_times
         self._with_cpu = activity_with_cpu
@@ -245,6 +247,13 @@ class ProfilerHook(Hook):
         sort_by = "self_device_time_total" if by_device else "self_cpu_time_total"
         table = averages.table(sort_by=sort_by, row_limit=self._row_limit)
         log.info("profile up to iteration %d, sorted by %s\n%s", engine.progress.iteration, sort_by, table)
+
+
+def _check_place(path: str) -> None:
+    is_inside = not Path(path).is_absolute() and ".." not in Path(path).parts
+    if not (is_inside and path.endswith((".json", ".json.gz"))):
+        remedy = "Name one that ends in .json or .json.gz, relative to the run directory: trace.json."
+        raise UserError(f"{path} is no trace in the run directory", key="json_trace_path", remedy=remedy)
 
 
 def _checked_schedule(schedule: Mapping[str, Any]) -> dict[str, int]:

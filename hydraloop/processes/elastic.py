@@ -21,7 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-import psutil
 from hydra.core.utils import env_override
 
 from hydraloop.errors import interrupt
@@ -151,8 +150,16 @@ def _passing_on(folder: Path) -> Iterator[None]:
         folder: of the ranks.
     """
 
+    import psutil  # 10 ms, which commands without ranks do without
+
+    def is_rank(process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(torchrun.NODE) == str(folder)
+        except psutil.Error:  # it has ended
+            return False
+
     def handle(number: int, frame: FrameType | None) -> None:
-        ranks = [child for child in psutil.Process().children() if _is_rank(child, folder)]
+        ranks = [child for child in psutil.Process().children() if is_rank(child)]
         if not ranks:
             raise interrupt(number)
         if not (folder / _STOPPED).exists():
@@ -171,13 +178,6 @@ def _passing_on(folder: Path) -> Iterator[None]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-
-
-def _is_rank(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return process.environ().get(torchrun.NODE) == str(folder)
-    except psutil.Error:  # it has ended
-        return False
 
 
 def run(

@@ -168,8 +168,6 @@ def cause(failures: Iterable[Failure]) -> Failure:
 class Ended:
     """How a job ended."""
 
-    value: float | None = None
-    """What a sweep optimizes."""
     error: BaseException | None = None
     """What the job raises."""
     trained: bool = True
@@ -181,7 +179,7 @@ class Ended:
         result = Result.read(run_dir)
         if result is None:
             return cls(error=RuntimeError("the run has ended without a result"))
-        return cls(result.value, None if result.preempted_by is None else Requeue(result.preempted_by))
+        return cls(None if result.preempted_by is None else Requeue(result.preempted_by))
 
     @classmethod
     def by(cls, failure: Failure) -> Self:

@@ -49,12 +49,11 @@ class Peers:
 
     # Before the training. --------------------------------------------------------------------------------------------
 
-    def lead(self, cfg: DictConfig, plan: RunPlan, name: str | None) -> RunPlan:
+    def lead(self, cfg: DictConfig, plan: RunPlan) -> RunPlan:
         """Send the plan to the other ranks, and wait until each has the same config. Called on rank 0.
 
         Args:
             cfg: of the plan, with the node `hydra`.
-            name: as of `as_job`.
 
         Raises:
             UserError, RankError: another rank has another config, or an error.
@@ -63,7 +62,7 @@ class Peers:
             self.remember(plan)
         if not torchrun.is_several():
             return plan
-        settle(cfg, plan, name)
+        settle(cfg, plan)
         digests, caches = _digests(plan.cfg), (OmegaConf.get_cache(cfg), OmegaConf.get_cache(plan.cfg))
         told = {name: [entry for cache in caches for entry in cache.get(name, {}).items()] for name in _OF_RANK_0}
         paths = {"run_dir": plan.run_dir, "checkpoint": plan.checkpoint, "attempt": plan.attempt}
@@ -80,13 +79,12 @@ class Peers:
             elastic.Start.write(plan)
         return plan
 
-    def follow(self, cfg: DictConfig, planned: Callable[[RunPlan], RunPlan], name: str | None) -> RunPlan:
+    def follow(self, cfg: DictConfig, planned: Callable[[RunPlan], RunPlan]) -> RunPlan:
         """Wait for the plan of rank 0, and return it with the config of this rank.
 
         Args:
             cfg: with the node `hydra`.
             planned: completes the plan.
-            name: as of `as_job`.
 
         Raises:
             PeerError: rank 0 has failed.
@@ -99,7 +97,7 @@ class Peers:
             raise PeerError("rank 0 has no plan")
         paths: dict[str, Any] = {key: found[key] and Path(found[key]) for key in ("run_dir", "checkpoint", "attempt")}
         plan = planned(RunPlan(cfg=cfg, **paths))
-        settle(cfg, plan, name)
+        settle(cfg, plan)
         told = {key: {tuple(arguments): value for arguments, value in found["told"][key]} for key in _OF_RANK_0}
         for config in (cfg, plan.cfg):
             OmegaConf.set_cache(config, {**OmegaConf.get_cache(config), **told})

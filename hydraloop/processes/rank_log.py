@@ -6,9 +6,8 @@ import faulthandler
 from pathlib import Path
 from typing import Any
 
-from hydraloop.cli.console import prepare_handlers
+from hydraloop.cli import console
 from hydraloop.run_files.output import print_to
-from hydraloop.safety import hydra_versions
 
 
 def path(run_dir: Path, rank: int) -> Path:
@@ -27,5 +26,4 @@ def configure(run_dir: Path, rank: int, verbose: Any) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     print_to(path(run_dir, rank))  # torch's own redirects would empty the file
     faulthandler.enable(file=2)
-    hydra_versions.configure_log(None, verbose)  # to the standard output
-    prepare_handlers()
+    console.set_up(verbose, terminal=False)

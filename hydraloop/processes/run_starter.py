@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,9 +13,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hydraloop.cli.console import prepare_handlers
+from hydraloop.cli import console, hydra_job
+from hydraloop.cli.config_file_limits import variables
 from hydraloop.cli.error_reports import Reports
-from hydraloop.cli.hydra_job import as_job, settle, surrounded
 from hydraloop.errors import Terminated
 from hydraloop.plan import Draft, RunPlan, of_draft, plan_run
 from hydraloop.processes import checks, detach, elastic, rank_log, rank_training, slurm, torchrun
@@ -27,7 +28,6 @@ from hydraloop.run_files.checkpoint_files import candidates
 from hydraloop.run_files.result import ResultFile
 from hydraloop.run_files.run_directory import checkpoint_folders
 from hydraloop.run_files.uncollected import uncollected
-from hydraloop.safety import hydra_versions
 from hydraloop.validate.config import hydra_config
 
 
@@ -39,12 +39,11 @@ class RunStarter:
     peers: Peers
     """The other ranks, if this process is one of several."""
 
-    def run(self, draft: Draft, name: str, arguments: Sequence[str]) -> None:
+    def run(self, draft: Draft, arguments: Sequence[str]) -> None:
         """Run a single run: in this process, or in ranks that this process starts.
 
         Args:
             draft: of the run.
-            name: of the primary config.
             arguments: of the command line.
 
         Raises:
@@ -52,6 +51,7 @@ class RunStarter:
             BaseException: as `train`.
         """
         cfg = draft.cfg
+        os.environ.update(variables(draft.overrides))
         checks.check(cfg)
         if cfg.detach and not torchrun.is_ours():
             detach.check()
@@ -60,36 +60,33 @@ class RunStarter:
             detach.start(draft, "hydra.run.dir", directory, detach.RUN_LOG)
         with ExitStack() as locks, hydra_config(cfg):
             if checks.starts_ranks(cfg):
-                self.start_ranks(cfg, environment.script()[1:], arguments, name)
+                self.start_ranks(cfg, environment.script()[1:], arguments)
             else:
-                self.train(cfg, self._plan(draft, locks, name), name)
+                self.train(cfg, self._plan(draft, locks))
 
-    def _plan(self, draft: Draft, locks: ExitStack, name: str) -> RunPlan:
+    def _plan(self, draft: Draft, locks: ExitStack) -> RunPlan:
         """Return the plan of a single run: rank 0's, if this process is one of several ranks."""
         if torchrun.rank() > 0:
-            return self.peers.follow(draft.cfg, lambda plan: of_draft(plan, draft), name)
-        return self.peers.lead(draft.cfg, plan_run(draft, locks, self.peers.earlier(draft.cfg.resume)), name)
+            return self.peers.follow(draft.cfg, lambda plan: of_draft(plan, draft))
+        return self.peers.lead(draft.cfg, plan_run(draft, locks, self.peers.earlier(draft.cfg.resume)))
 
-    def train(self, cfg: DictConfig, plan: RunPlan, name: str | None = None) -> None:
-        """Train in this process, as a job of Hydra.
+    def train(self, cfg: DictConfig, plan: RunPlan) -> None:
+        """Train in this process.
 
         Args:
             cfg: of the plan, with the node `hydra`.
-            name: as of `as_job`.
 
         Raises:
             BaseException: the error of the run. It is in `result.json`, and was shown by `reports`.
         """
         if torchrun.rank() > 0:
-            with surrounded(cfg.hydra, plan.run_dir):
-                rank_log.configure(plan.run_dir, torchrun.rank(), cfg.hydra.verbose)
-                self.train_by(plan)
-            return
-        with as_job(cfg, plan, name) as job:
-            job.return_value = self.train_by(plan)
+            rank_log.configure(plan.run_dir, torchrun.rank(), cfg.hydra.verbose)
+        else:
+            hydra_job.begin(cfg, plan)
+        self.train_by(plan)
 
-    def train_by(self, plan: RunPlan) -> float | None:
-        """Train. Returns what a sweep optimizes: the best, else the last, validation. Errors: as of `train`."""
+    def train_by(self, plan: RunPlan) -> None:
+        """Train. Errors: as of `train`."""
         result = ResultFile(plan.run_dir, plan.attempt)
 
         def close(ended: Ended) -> None:
@@ -107,20 +104,18 @@ class RunStarter:
             ended = Ended.by(failure)
             close(ended)
         elif torchrun.rank() > 0:
-            return None
+            return
         else:
             ended = Ended.with_result(plan.run_dir)
             close(ended)
         if ended.error is not None:
             raise ended.error
-        return ended.value
 
     def start_ranks(
         self,
         cfg: DictConfig,
         command: Sequence[str],
         arguments: Sequence[str],
-        name: str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start ranks that train, and wait for them.
@@ -129,14 +124,12 @@ class RunStarter:
             cfg: with the node `hydra`; interpolations of `${hydra:…}` resolve.
             command: the script, as an argument of Python.
             arguments: of the script.
-            name: as of `as_job`.
             variables: to add to the environment of the ranks.
 
         Raises:
             BaseException: as of `train`.
         """
-        env_set = {str(key): str(value) for key, value in cfg.hydra.job.env_set.items()}
-        ended, start = elastic.launch(cfg.distributed, command, arguments, {**env_set, **(variables or {})})
+        ended, start = elastic.launch(cfg.distributed, command, arguments, variables or {})
         if start is None:  # the process that has started rank 0 reports
             sys.exit(_exit_code(ended.error))
         if not start.run_dir:
@@ -147,9 +140,8 @@ class RunStarter:
         if isinstance(ended.error, RankError) and ended.error.was_killed and result.is_complete:
             ended = Ended.with_result(plan.run_dir)  # the rank was killed after that
         if ended.error is not None:
-            settle(cfg, plan, name)
-            hydra_versions.configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
-            prepare_handlers()
+            hydra_job.settle(cfg, plan)
+            console.set_up(cfg.hydra.verbose, plan.run_dir / hydra_job.LOG)
             self._close(ended, plan, result)
             raise ended.error
 

@@ -79,8 +79,6 @@ class Allowlist:
         self._trusted: set[str] = set()
         self.advice: Advice | None = None
         """How the user can trust a package, for messages. None: by an argument of `compose`."""
-        self.hydra_sections = False
-        """Whether config files may set all options of Hydra."""
 
     def trust_folder(self, folder: Path) -> None:
         """Allow the Python files under the caller's folder, except virtual environments and runs in it."""
@@ -119,15 +117,6 @@ class Allowlist:
     def packages(self) -> list[str]:
         """The trusted packages, for another process."""
         return sorted(self._trusted)
-
-    def may_import(self, module: str) -> bool:
-        """Return whether a module is trusted or belongs to the project."""
-        if within(module, self._trusted):
-            return True
-        top_level = module.split(".")[0]
-        if not module.replace(".", "a").isidentifier() or top_level == _OURSELVES:
-            return False
-        return self.is_project_file(_file_of(top_level)) and self.is_project_file(_file_of(module))
 
     @property
     def _advice(self) -> Advice:

@@ -30,11 +30,8 @@ REFUSED = (
     "torchmetrics.text.infolm",
     "torchmetrics.functional.text.helper_embedding_metric",
 )
-PROFILER = (
-    *("ProfilerAction", "ProfilerActivity", "profile", "record_function", "schedule"),
-    "tensorboard_trace_handler",
-)
-"""Allowed in torch.profiler, which also has an observer that truncates the file it is given."""
+PROFILER = ("ProfilerAction", "ProfilerActivity", "profile", "record_function", "schedule")
+"""Allowed in torch.profiler, which also has a handler and an observer that write to any folder."""
 LIBRARIES = (*WHOLE, "torch.utils.data", "torch.profiler")
 PACKAGES = (*COMPONENTS, *LIBRARIES)
 

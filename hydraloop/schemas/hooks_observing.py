@@ -85,9 +85,9 @@ class ProfilerHookConf(HookConf):
     with_flops: bool = False
     """Estimate the FLOPs of matrix products and 2D convolutions. False, as in MMEngine: few users need it."""
     json_trace_path: Optional[str] = None
-    """Where `chrome_trace` writes, relative to the run directory; a path adds `chrome_trace` to `on_trace_ready`. Each
-    cycle overwrites the file. A path outside the run directory must be given on the command line. Null, as in
-    MMEngine: `tf_tracing_logs/chrome_trace.json` if `chrome_trace` is used."""
+    """Where in the run directory `chrome_trace` writes: a file that ends in `.json` or `.json.gz`. A path adds
+    `chrome_trace` to `on_trace_ready`. Each cycle overwrites the file. Null, as in MMEngine:
+    `tf_tracing_logs/chrome_trace.json` if `chrome_trace` is used."""
     row_limit: int = 20
     """Rows of the table, at least 1. 20 fit on a screen."""
 

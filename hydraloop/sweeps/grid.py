@@ -11,7 +11,8 @@ import hydra._internal.config_loader_impl as loading  # Hydra's own way to apply
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hydraloop.cli.arguments import parse
 from hydraloop.cli.compose import Composer
@@ -49,15 +50,15 @@ class GridComposer:
             cfg = self._applied(with_own_arguments(error, lines))
         OmegaConf.copy_cache(from_config=self._master, to_config=cfg)  # `${now:}` as in the directory of the sweep
         overrides = [self._parse(line) for line in lines]
+        cfg.hydra.overrides.hydra = self._master.hydra.overrides.hydra
         cfg.hydra.overrides.task = [override.input_line for override in overrides]
         if hydra_versions.IS_1_3:  # an interpolation since 1.4
             names: Any = loading
             cfg.hydra.job.override_dirname = names.get_overrides_dirname(
-                overrides=overrides, **cfg.hydra.job.config.override_dirname
+                overrides=overrides, exclude_keys=[], kv_sep="=", item_sep=","
             )
         if number is not None:
-            with open_dict(cfg):
-                cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
+            set_number(cfg, number)
         return cfg
 
     def choices(self, lines: Sequence[str]) -> tuple[str, ...]:
@@ -88,3 +89,10 @@ class GridComposer:
             loader = GlobalHydra.instance().config_loader()
             self._bases[groups] = pickle.dumps(loader.load_sweep_config(self._master, list(groups)))
         return self._bases[groups]
+
+
+def set_number(cfg: DictConfig, number: int) -> None:
+    """Write into the node `hydra` that a config is that of a job of a sweep."""
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.mode = RunMode.MULTIRUN
+        cfg.hydra.job.id, cfg.hydra.job.num = str(number), number

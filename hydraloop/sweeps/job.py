@@ -17,12 +17,12 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from hydraloop.cli.command import compose_job, explained
 from hydraloop.cli.compose import Composer
 from hydraloop.errors import Terminated
-from hydraloop.plan import Draft, of_hydra, plan_job
+from hydraloop.plan import Draft, plan_job, without_hydra
 from hydraloop.processes import checks as launch_checks
 from hydraloop.processes import private, slurm, torchrun
 from hydraloop.processes.failure import REQUEUE, Requeue
@@ -35,7 +35,7 @@ from hydraloop.run_files.output import print_to
 from hydraloop.run_files.result import ResultFile
 from hydraloop.sweeps import states
 from hydraloop.sweeps.executors.executor import UNUSABLE, Request, Worker
-from hydraloop.sweeps.grid import GridComposer
+from hydraloop.sweeps.grid import GridComposer, set_number
 from hydraloop.validate.config import hydra_config
 
 _EVERY_JOB = (
@@ -122,7 +122,7 @@ class SweepJob(Worker):
                 self._start_ranks(cfg, request, continues=continues)
                 return
             own = self._config(request)  # twice as fast as a copy
-            plan = plan_job(own, cfg.hydra, run_dir, typed=self._draft.typed, continues=continues)
+            plan = plan_job(own, run_dir, typed=self._draft.typed, continues=continues)
             self._starter.train(cfg, plan)
 
     def _start_ranks(self, cfg: DictConfig, request: Request, *, continues: bool) -> None:
@@ -151,23 +151,20 @@ def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer,
         lines: the overrides of the job, with those of the sweep that are for Hydra.
         composer: is open.
     """
-    cfg = compose_job(lines, composer, job["typed"], trains=True)
-    with read_write(cfg.hydra), open_dict(cfg.hydra):
-        cfg.hydra.job.id, cfg.hydra.job.num = str(job["number"]), job["number"]
+    cfg = compose_job(lines, composer, trains=True)
+    set_number(cfg, job["number"])
     remember_config(cfg)
     run_dir, own = Path(job["run_dir"]), deepcopy(cfg)
     with ExitStack() as locks, hydra_config(cfg):
         _place(cfg, Path(job["sweep"]), run_dir)
         launch_checks.check(cfg)
         if torchrun.rank() > 0:
-            plan = starter.peers.follow(
-                cfg, lambda found: of_hydra(replace(found, cfg=own), cfg.hydra, job["typed"]), None
-            )
+            plan = starter.peers.follow(cfg, lambda found: without_hydra(replace(found, cfg=own), job["typed"]))
         else:
             locks.enter_context(_lock(run_dir))
             continues = job["continues"] or torchrun.attempt() > 0
-            plan = plan_job(own, cfg.hydra, run_dir, typed=job["typed"], continues=continues)
-            plan = starter.peers.lead(cfg, plan, None)
+            plan = plan_job(own, run_dir, typed=job["typed"], continues=continues)
+            plan = starter.peers.lead(cfg, plan)
         starter.train(cfg, plan)
 
 

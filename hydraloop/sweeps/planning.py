@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,17 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli import arguments
 from hydraloop.cli import command as command_line
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.config_file_limits import check_ray, check_submitit
-from hydraloop.cli.messages import COMPOSING_ERRORS
+from hydraloop.cli.config_file_limits import check_executors
 from hydraloop.errors import UserError, suggestion
 from hydraloop.plan import Draft
-from hydraloop.processes.checks import check_options
 from hydraloop.run_files.changes import differences
 from hydraloop.run_files.config_yaml import plain
 from hydraloop.safety.secrets import mask_overrides, masked
 from hydraloop.sweeps import job_checks
 from hydraloop.sweeps.axes import Axis, first_jobs
-from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.search import sampler
@@ -33,7 +29,6 @@ from hydraloop.sweeps.search.conditions import with_conditions
 from hydraloop.sweeps.search.search import search_of
 from hydraloop.sweeps.search.space import Space
 from hydraloop.sweeps.selection import select
-from hydraloop.validate.config import hydra_config
 from hydraloop.validate.values import check_sweep_options
 
 
@@ -50,6 +45,7 @@ class SweepDraft(Draft):
     """The most processes that a job needs."""
     device: str
     """`engine.device`; `cpu` only if it is that of all jobs."""
+    is_sweep = True
 
     @property
     def options(self) -> DictConfig:
@@ -84,44 +80,14 @@ class SweepDraft(Draft):
                     configs[" ".join(mask_overrides([choice]))] = {change.key: change.new for change in changes}
         return configs
 
-    def environment(self, request: Request) -> dict[str, str]:
-        """Return the `hydra.job.env_set` of a job; empty if its config is wrong, which the job reports."""
-        with suppress(*COMPOSING_ERRORS):
-            cfg = self.grid.compose(request.lines, number=request.number)
-            with hydra_config(cfg):
-                return {str(name): str(value) for name, value in cfg.hydra.job.env_set.items()}
-        return {}
-
-    def sets_variables(self, configs: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Return whether a job sets `hydra.job.env_set`.
-
-        Args:
-            configs: as `configs` returns them.
-        """
-        keys = [key for config in configs.values() for key in config]
-        return bool(configs[""]["hydra"]["job"]["env_set"]) or any(key.startswith("hydra.job.env_set") for key in keys)
-
     def _compared(self, lines: Sequence[str]) -> dict[str, Any]:
         """Return what determines the results and the directory of a job, masked and not resolved."""
         cfg: Any = OmegaConf.to_container(self.grid.compose(lines), resolve=False, enum_to_str=True)
-        job = {name: cfg["hydra"]["job"][name] for name in ("env_set", "config")}
         nodes = {key: value for key, value in cfg.items() if key not in ("hydra", "sweep", "detach")}
-        nodes["hydra"] = {"job": job, "sweep": {"subdir": cfg["hydra"]["sweep"]["subdir"]}}
+        hydra = cfg["hydra"]
+        nodes["hydra"] = {"job": {"env_set": hydra["job"]["env_set"]}, "sweep": {"subdir": hydra["sweep"]["subdir"]}}
         compared: dict[str, Any] = json.loads(json.dumps(plain(masked(nodes)), default=str))
         return compared
-
-
-def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
-    """Compose and check the config of the run, or each value of each axis of the sweep.
-
-    Raises:
-        UserError: a mistake in the overrides or in the config files.
-    """
-    draft = command_line.read(args, composer)
-    if draft is None:
-        return check(args, composer)
-    check_options(draft.cfg)
-    return draft
 
 
 def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
@@ -135,15 +101,12 @@ def check(args: argparse.Namespace, composer: Composer) -> SweepDraft:
     """
     lines = arguments.with_hook_options_swept(args.overrides)
     typed = arguments.typed_keys(lines)
-    master = command_line.compose_sweep(lines, composer, typed)
+    master = command_line.compose_sweep(lines, composer)
     check_sweep_options(master)
-    check_submitit(master, typed)
-    check_ray(master, typed)
+    check_executors(master, typed)
     grid = GridComposer(composer, master)
     selected = _selected(master, grid)
-    compose = partial(
-        command_line.compose_job, composer=composer, typed=typed, trains=args.cfg is None, compose=grid.compose
-    )
+    compose = partial(command_line.compose_job, composer=composer, trains=args.cfg is None, compose=grid.compose)
     if isinstance(selected, Space):
         configs = job_checks.check(dict.fromkeys(map(selected.lines, selected.corners())), compose)
         search = search_of(selected, master.sweep, configs)

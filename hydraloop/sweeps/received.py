@@ -10,6 +10,7 @@ from functools import partial
 from hydraloop.cli import command
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import Composer
+from hydraloop.cli.config_file_limits import variables
 from hydraloop.plan import Draft
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import environment
@@ -34,9 +35,9 @@ def run_job(composer: Composer, starter: RunStarter) -> None:
         return
     path, overrides, request = spawned.received()
     remember_overrides([*overrides, *request.lines])
-    typed = typed_keys(overrides)
-    compose = partial(
-        GridComposer(composer, command.compose_sweep(overrides, composer, typed)).compose, number=request.number
-    )
-    cfg = command.compose_job(request.lines, composer, typed, trains=True, compose=compose)
-    sys.exit(SweepJob(path, Draft(overrides=request.lines, cfg=cfg, typed=typed), starter).run(request))
+    os.environ.update(variables(overrides))
+    grid = GridComposer(composer, command.compose_sweep(overrides, composer))
+    compose = partial(grid.compose, number=request.number)
+    cfg = command.compose_job(request.lines, composer, trains=True, compose=compose)
+    draft = Draft(overrides=request.lines, cfg=cfg, typed=typed_keys(overrides))
+    sys.exit(SweepJob(path, draft, starter).run(request))

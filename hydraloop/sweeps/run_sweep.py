@@ -12,15 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydra._internal.callbacks import Callbacks  # Hydra's callbacks; only `hydra.main` itself makes them otherwise
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from hydraloop.cli.console import prepare_handlers
+from hydraloop.cli import console
+from hydraloop.cli.config_file_limits import variables
 from hydraloop.processes import checks as launch_checks
 from hydraloop.processes import detach, slurm
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.run_files import code_patch, environment
-from hydraloop.safety import hydra_versions
 from hydraloop.sweeps import resume_sweep
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.controller.watcher import Watcher
@@ -41,20 +40,19 @@ from hydraloop.tracking.report_process import check_installed, write_report
 from hydraloop.tracking.sender import SweepSender
 
 
-def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
+def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:
     """Run a sweep with our own executors, and exit. A composer has to be open.
 
     Args:
         draft: of the sweep.
         starter: trains.
-        name: of the primary config.
 
     Raises:
         UserError: the sweep cannot be started.
     """
+    os.environ.update(variables(draft.overrides))
     shares = _check(draft)
-    hydra_versions.configure_log(draft.master.hydra.hydra_logging, draft.master.hydra.verbose)
-    prepare_handlers()
+    console.set_up(draft.master.hydra.verbose)
     if draft.master.detach:
         _leave(draft)
     cluster = None
@@ -78,7 +76,7 @@ def run(draft: SweepDraft, starter: RunStarter, name: str) -> NoReturn:
         retry_failed=draft.options.retry_failed,
         leaves_jobs=slurm.is_submitted(),
     )
-    with _shown_to_others(controller, sender, draft.master, name):
+    with _shown_to_others(controller, sender):
         with watching(lines) as shown:
             controller.watcher = _Followed(shown, sender, directory)
             if controller.left:
@@ -129,7 +127,7 @@ def _source(settled: resume_sweep.Settled, draft: SweepDraft) -> Source:
 def _executor(
     draft: SweepDraft, directory: SweepDirectory, starter: RunStarter, cluster: ray_executor.Cluster | None
 ) -> Executor:
-    spawn = spawned.Spawn(directory.path, draft.overrides, draft.environment)
+    spawn = spawned.Spawn(directory.path, draft.overrides)
     if cluster is not None:
         has_own_folder = "working_dir" in (draft.options.ray.get("runtime_env") or {})
         folder = None if has_own_folder else os.getcwd()
@@ -137,23 +135,18 @@ def _executor(
     is_submitit = draft.options.executor == "submitit"
     if is_submitit and not submitit_executor.is_local(draft.options.submitit):
         return submitit_executor.SubmititExecutor(spawn, directory.description.uid, draft.options.submitit)
-    forks = not is_submitit and not draft.sets_variables(directory.description.configs)
-    return PoolExecutor(SweepJob(directory.path, draft, starter, draft.grid), spawn, forks=forks)
+    return PoolExecutor(SweepJob(directory.path, draft, starter, draft.grid), spawn, forks=not is_submitit)
 
 
 @contextmanager
-def _shown_to_others(controller: Controller, sender: SweepSender, master: DictConfig, name: str) -> Iterator[None]:
-    """Tell Hydra's callbacks and the trackers of the sweep, and of its end."""
-    directory = controller.directory
-    callbacks = Callbacks(master)
-    callbacks.on_multirun_start(config=master, config_name=name)
+def _shown_to_others(controller: Controller, sender: SweepSender) -> Iterator[None]:
+    """Tell the trackers of the end of the sweep."""
     try:
         yield
     finally:
         controller.executor.close()
-        directory.lock.release()
+        controller.directory.lock.release()
         sender.end()
-        callbacks.on_multirun_end(config=master, config_name=name)
 
 
 class _Followed:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from hydraloop.app import check_command
 from hydraloop.cli import arguments
 from hydraloop.errors import UserError
 from hydraloop.sweeps import planning
-from hydraloop.sweeps.planning import check_command
 from tests.config.composed import composer
 
 

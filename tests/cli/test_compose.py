@@ -9,7 +9,6 @@ from hydra.core.hydra_config import HydraConfig
 
 from hydraloop.cli import compose as composing
 from hydraloop.errors import UserError
-from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.validate.config import hydra_config
 from tests.config.composed import composer
 
@@ -42,20 +41,15 @@ def test_a_working_directory_whose_name_is_not_text_is_refused(tmp_path: Path, m
         pass
 
 
-@pytest.mark.parametrize("place", ["command-line", "file://", "pkg://my_configs"])
-def test_a_byte_order_mark_does_not_hide_the_package_of_a_file(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("place", ["command-line", "file://"])
+def test_a_byte_order_mark_does_not_hide_the_package_of_a_file(place: str, tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("defaults: [hydraloop/project, _self_]\n", "utf-8-sig")
-    package = tmp_path / "my_configs"
-    (package / "experiment").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 7\n", "utf-8-sig")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(ALLOWLIST, "_folders", {tmp_path.resolve()})
-    search = [] if place == "command-line" else [f"hydra.searchpath=[{place.replace('file://', f'file://{package}')}]"]
-    with composing.opened(tmp_path / "conf", "config", None if search else package) as opened:
+    folder = tmp_path / "more"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 7\n", "utf-8-sig")
+    search = [] if place == "command-line" else [f"hydra.searchpath=[file://{folder}]"]
+    with composing.opened(tmp_path / "conf", "config", None if search else folder) as opened:
         assert opened.compose(["+experiment=mine", *search]).seed == 7
         if not search:
             assert opened.option("experiment", "mine")[1] == "_global_"

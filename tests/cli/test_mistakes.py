@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import hydraloop
+from hydraloop.app import check_command
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.processes import checks as launch_checks
-from hydraloop.sweeps.planning import check_command
 from tests.config.composed import REPOSITORY
 from tests.marks import slow
 
@@ -117,13 +117,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "seed=-1": ("seed", "Use 0"),
     "~load_from": ("load_from", "Leave ~load_from out."),
     "~seed ++seed=[]": ("seed", "Use 0"),
-    "hydra.job.env_copy=[NOPE]": ("hydra.job.env_copy", "export NOPE="),
-    "-m seed=1,2 hydra.job.env_copy=[NOPE]": ("hydra.job.env_copy", "export NOPE="),
     "hydra.verbose=[a,5]": ("hydra.verbose", "true, false or names of loggers"),
-    "+hydra.callbacks.x=5": ("hydra.callbacks.x", "_target_"),
     "hydra.run.dir=${nope}": ("hydra.run.dir", "Name a key that exists"),
     "-m seed=1,2 hydra.sweep.dir=${nope}": ("hydra.sweep.dir", "Name a key that exists"),
-    "++hydra.job.env_set.A=${nope}": ("hydra.job.env_set.A", "Name a key that exists"),
+    "hydra/launcher=joblib": ("hydra/launcher", "Leave it out."),
     "weights=rw": ("weights", "Use averaged or raw."),
     "engine.limit_val_batches=1.5": ("engine.limit_val_batches", "a share up to 1.0"),
     "engine.max_time=soon": ("engine.max_time", "0:30:00"),

@@ -85,21 +85,8 @@ def test_a_value_that_a_constructor_refuses(line: str, key: str, project: Projec
 
 
 @pytest.mark.nightly
-def test_a_callback_of_the_project(project: Project) -> None:
-    project.write(
-        "my_project/callbacks.py",
-        "from hydra.experimental.callback import Callback\n"
-        "class Mine(Callback):\n"
-        "    def on_job_start(self, config, **_):\n"
-        "        print('the callback was called')\n",
-    )
-    done = train(project, "+hydra.callbacks.mine._target_=my_project.callbacks.Mine", "debug=fast")
-    assert "the callback was called" in done.text
-
-
-@pytest.mark.nightly
 def test_the_jobs_of_a_sweep_and_the_limits_of_config_files() -> None:
-    tests = ("tests/sweeps/test_grid.py", "tests/cli/test_config_file_limits.py", "tests/cli/test_hydra_targets.py")
+    tests = ("tests/sweeps/test_grid.py", "tests/cli/test_config_file_limits.py")
     arguments = [sys.executable, "-m", "pytest", *tests, "-W", "ignore:Hydra could not discover"]
     done = subprocess.run(
         arguments, cwd=REPOSITORY, env=os.environ | environment("hydra"), capture_output=True, text=True, timeout=300

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 
 import pytest
 
 from tests.e2e.projects import REPOSITORY, Done, Project
 
 MARK = "import pathlib\npathlib.Path('{}').touch()\n"
-CALLBACK = """
-from hydra.experimental.callback import Callback
-
-class Mine(Callback):
-    def on_run_start(self, config, **kwargs):
-        print("the callback was called")
-"""
 VENDORED = """
 import hydraloop
-from hydra.experimental.callback import Callback
-
-class Mine(Callback):
-    pass
 
 class MyHook(hydraloop.Hook):
     pass
@@ -43,53 +31,35 @@ def works(start):
             found = re.search(r"hydraloop\\.(?:compose|build)\\(…, trusted=(\\[.*?\\])", error.remedy)
             trusted = json.loads(found[1])
 
-works(lambda trusted: hydraloop.compose(["+hydra.callbacks.x._target_=first.Mine"], trusted=trusted))
 works(lambda trusted: hydraloop.build(hydraloop.compose(["+hooks.x._target_=second.MyHook"]), trusted=trusted))
 """
 EXPERIMENTS = {
     "hydra.callbacks.x._target_": (
         "hydra:\n  callbacks:\n    x:\n      _target_: runpy.run_path\n      path_name: evil.py\n"
     ),
+    "hydra.launcher._target_": "defaults:\n  - override /hydra/launcher: mine\n",
     "hydra.job_logging.handlers.x.()": (
         "hydra:\n  job_logging:\n    handlers:\n      x:\n"
         '        "()": torch.load\n        f: evil.pt\n        weights_only: false\n'
-    ),
-    "hydra.hydra_logging.handlers.x.()": (
-        'hydra:\n  hydra_logging:\n    handlers:\n      x:\n        "()": runpy.run_path\n        path_name: evil.py\n'
     ),
     "hooks.x._target_": (
         "hooks:\n  x:\n    _target_: hydraloop.data.bundled.find_data_file\n    name: passwd\n    root: /etc\n"
     ),
     "hooks.y._target_": "hooks:\n  y:\n    _target_: torch.profiler.ExecutionTraceObserver\n",
-    "hydra.job.env_set.GIT_CONFIG_COUNT": (
-        "hydra:\n  job:\n    env_set:\n      GIT_CONFIG_COUNT: '1'\n      GIT_CONFIG_KEY_0: core.fsmonitor\n"
-        "      GIT_CONFIG_VALUE_0: ${hydra.runtime.cwd}/evil/git\n"
-    ),
     "hydra.job.env_set.PATH": "hydra:\n  job:\n    env_set:\n      PATH: ${hydra.runtime.cwd}/evil\n",
-    "hydra.job_logging.handlers.file.filename": (
-        "hydra:\n  job_logging:\n    handlers:\n      file: {filename: evil_log.py}\n"
-    ),
-    "hydra.job_logging.formatters.full.format": (  # the directory is written without the last / in the run
-        "hydra:\n  run: {dir: evil2/}\n  job_logging:\n    sel: {evil2/: b.log, evil2: ../evil_log.py}\n"
-        "    formatters: {full: {format: \"open('executed', 'w') # %(message)s\"}}\n"
-        "    handlers:\n      file:\n"
-        "        filename: ${hydra.runtime.output_dir}/${hydra.job_logging.sel.${hydra.run.dir}}\n"
-    ),
-    "hydra.output_subdir": "hydra:\n  run:\n    dir: .\n  output_subdir: conf\n",
     "hooks.profiler.json_trace_path": (
         "defaults:\n  - override /hooks: [profiler]\nhooks:\n  profiler:\n    profile_times: 1\n"
         "    json_trace_path: ${hydra:runtime.cwd}/evil_trace.py\n"
     ),
-    "default_hooks.profiler.json_trace_path": (  # the variable is set before the hook is built
-        "hydra:\n  job:\n    env_set: {NCCL_ALGO: ../../../evil_trace.json}\n"
+    "default_hooks.profiler.json_trace_path": (
         "default_hooks:\n  profiler:\n    _target_: hydraloop.hooks.ProfilerHook\n    profile_times: 1\n"
-        "    json_trace_path: ${oc.env:NCCL_ALGO,trace.json}\n"
+        "    json_trace_path: ../../../evil_trace.json\n"
     ),
     "hooks.of.mine.json_trace_path": (
         "hooks:\n  of.mine:\n    _target_: hydraloop.hooks.ProfilerHook\n    profile_times: 1\n"
         "    json_trace_path: ${hydra:runtime.cwd}/evil_trace.py\n"
     ),
-    "hooks.profiler.on_trace_ready": (
+    "hooks.profiler.on_trace_ready[0]._target_": (
         "defaults:\n  - override /hooks: [profiler]\nhooks:\n  profiler:\n    profile_times: 9\n    by_epoch: false\n"
         "    on_trace_ready:\n      - _target_: torch.profiler.profiler.tensorboard_trace_handler\n"
         "        dir_name: evil_traces\n"
@@ -106,9 +76,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, dict[str
     project = Project.make(tmp_path_factory.mktemp("evil") / "project")
     project.write("evil.py", MARK.format("executed"))
     project.write("evil.pt", "")
-    project.write("evil/git", "#!/bin/sh\ntouch executed\n")
-    (project.path / "evil" / "git").chmod(0o755)
-    subprocess.run(["git", "init", "-q"], cwd=project.path, check=True)
+    project.write("conf/hydra/launcher/mine.yaml", "_target_: runpy.run_path\npath_name: evil.py\n")
     for number, text in enumerate(EXPERIMENTS.values()):
         project.write(f"conf/experiment/evil{number}.yaml", f"# @package _global_\n{text}")
     done = project.many([[f"experiment=evil{number}", "engine.max_epochs=1"] for number in range(len(EXPERIMENTS))])
@@ -139,36 +107,9 @@ def test_the_search_path_imports_no_package_that_is_not_trusted(project: Project
     trains, shows = project.many([["debug=fast"], ["--cfg", "job"]])
     assert trains.code == shows.code == 2
     for done in (trains, shows):
-        assert "error: hydra.searchpath: Hydra would import this" in done.err
+        assert "error: hydra.searchpath: pkg://this is not a folder" in done.err
         assert "The Zen of Python" not in done.text
     assert not project.runs
-
-
-def test_what_only_the_command_line_may_set(project: Project) -> None:
-    """The remedies of the errors work: the same config is accepted once the option is typed."""
-    project.write("conf/experiment/mine.yaml", "# @package _global_\nhydra:\n  job:\n    env_set: {MY_OWN: '1'}\n")
-    params = "hydra:\n  sweeper:\n    params:\n      ++hydra.job.env_set.MY_OWN: 1,2\n"
-    project.write("conf/experiment/params.yaml", f"# @package _global_\n{params}")
-    refused, typed, swept, params = project.many(
-        [
-            ["experiment=mine", "--dry-run"],
-            ["experiment=mine", "--dry-run", "++hydra.job.env_set.MY_OWN=2"],
-            ["-m", "experiment=mine", "--dry-run", "++hydra.job.env_set.MY_OWN=2", "seed=1,2"],
-            ["-m", "experiment=params", "--dry-run"],
-        ]
-    )
-    assert refused.code == 2
-    assert "++hydra.job.env_set.MY_OWN=1" in refused.err
-    assert typed.code == swept.code == 0, typed.text + swept.text
-    assert params.code == 2
-    assert "hydra.job.env_set.MY_OWN" in params.err
-
-
-def test_the_program_may_let_config_files_set_all_options_of_hydra(project: Project) -> None:
-    project.write("conf/experiment/mine.yaml", "# @package _global_\nhydra: {job: {env_set: {MY_OWN: '1'}}}\n")
-    project.write("train.py", (project.path / "train.py").read_text().replace("main()", "main(hydra_sections=True)"))
-    done = project.train("experiment=mine", "--dry-run")
-    assert done.code == 0, done.text
 
 
 @pytest.mark.slow  # some seconds, of a rare case
@@ -183,23 +124,15 @@ def test_following_the_remedies_works(project: Project) -> None:
     script = (project.path / "train.py").read_text()
     assert "hydraloop.main()" in script
     for _ in range(2):
-        done = project.train("--dry-run", "+hydra.callbacks.x._target_=first.Mine", PYTHONPATH=path)
-        assert done.code == 2
+        done = project.train("+hooks.x._target_=first.MyHook", "debug=fast", PYTHONPATH=path)
+        assert done.code == 1
         remedy = re.search(r"hydraloop\.main\(trusted=\[.*?\]\)", done.err)
         assert remedy, done.err
         project.write("train.py", script.replace("hydraloop.main()", remedy[0]))
-    done = project.train("--dry-run", "+hydra.callbacks.x._target_=first.Mine", PYTHONPATH=path)
+    done = project.train("+hooks.x._target_=first.MyHook", "debug=fast", PYTHONPATH=path)
     assert done.code == 0, done.text
     project.write("script.py", FROM_PYTHON)
     done = project.python("script.py", str(folder))
     assert done.out.splitlines() == [
-        "works with first first_vendored",
         "works with second second_vendored",  # each call has its own trust
     ], done.text
-
-
-def test_a_callback_of_the_projects_own_is_called(project: Project) -> None:
-    project.write("my_project/callbacks.py", CALLBACK)
-    done = project.train("+hydra.callbacks.mine._target_=my_project.callbacks.Mine", "debug=fast")
-    assert done.code == 0, done.text
-    assert "the callback was called" in done.text

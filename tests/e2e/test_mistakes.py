@@ -246,15 +246,6 @@ def test_a_directory_that_holds_a_run_is_refused_before_anything_is_written(proj
     assert before == {path: path.stat().st_mtime_ns for path in (project.path / "runs").rglob("*") if path.is_file()}
 
 
-def test_a_section_that_pythons_logging_refuses(project: Project) -> None:
-    done = project.train("hydra.hydra_logging.root.level=FOO")
-    assert (done.code, done.out) == (2, "")
-    assert done.err == (
-        "error: hydra.job_logging: Unable to configure root logger: Unknown level: 'FOO'\n"
-        "  Change it there or in hydra.hydra_logging, or leave it out.\n"
-    )
-
-
 def test_a_data_set_that_is_empty(project: Project) -> None:
     project.write("nothing.py", "def empty():\n    return []\n")
     done = project.train("data.train={_target_:nothing.empty}")

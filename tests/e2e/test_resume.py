@@ -178,15 +178,6 @@ def test_what_only_a_job_knows_is_a_mistake_in_python(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_without_hydras_records_is_found_again(project: Project) -> None:
-    line = ["hydra.output_subdir=null", *SHORT]
-    assert project.train(*line, "engine.max_epochs=1").code == 0
-    done = project.train(*line, "engine.max_epochs=2", "resume=auto")
-    assert done.code == 0, done.text
-    assert project.run.result["progress"]["epoch"] == 2
-
-
-@pytest.mark.slow
 def test_a_directory_named_in_the_config_file(project: Project) -> None:
     config = project.path / "conf" / "config.yaml"
     config.write_text(config.read_text() + "\nhydra: {run: {dir: 'runs/${experiment_name}'}}\n")

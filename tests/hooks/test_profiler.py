@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-import hydraloop
-from hydraloop import build
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.errors import UserError
 from hydraloop.hooks.profiler import ProfilerHook
-from tests.config.composed import REPOSITORY
 from tests.hooks.tiny_runs import batches, engine_of
 from tests.ranks import on_ranks
 
@@ -135,17 +133,10 @@ def test_shapes_stacks_and_flops_are_recorded_when_asked(tmp_path: Path) -> None
     assert any("Input Dims" in event.get("args", {}) for event in content["traceEvents"])
 
 
-def test_a_target_in_the_config_gets_the_profile(tmp_path: Path) -> None:
-    handler = f"{{_target_: torch.profiler.tensorboard_trace_handler, dir_name: {tmp_path / 'mine'}}}"
-    lines = [
-        "engine.device=cpu",
-        "engine.max_iters=6",
-        "hooks=[profiler]",
-        f"hooks.profiler.on_trace_ready=[{handler}]",
-    ]
-    build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path / "run").train()
-    [trace] = (tmp_path / "mine").iterdir()
-    assert _steps(trace) == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
+@pytest.mark.parametrize("path", ["/x/trace.json", "../trace.json", "a/../../trace.json", "trace.py"])
+def test_a_trace_is_in_the_run_directory(path: str) -> None:
+    with pytest.raises(UserError, match="json_trace_path"):
+        ProfilerHook(json_trace_path=path)
 
 
 def test_the_profiler_stops_when_training_fails(tmp_path: Path) -> None:

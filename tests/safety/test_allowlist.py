@@ -38,7 +38,6 @@ ALLOWED = [
         for name in (
             "profile",
             "schedule",
-            "tensorboard_trace_handler",
             "ProfilerActivity",
             "ProfilerAction",
             "record_function",

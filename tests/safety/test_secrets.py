@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.cli.console import MaskingFormatter, prepare_handlers
+from hydraloop.cli import console
 from hydraloop.errors import UserError
 from hydraloop.run_files import config_yaml, run_directory
 from hydraloop.run_files.result import Result, ResultFile
@@ -328,27 +328,25 @@ def test_result_json_has_no_secret(tmp_path: Path) -> None:
     assert '"error": "ValueError: again ***"' in (tmp_path / "result.json").read_text()
 
 
-def test_log_messages_are_masked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_messages_are_masked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     remember({"api_key": "hunter2hunter2"})
-    handlers = [logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stdout)]
-    handlers[0].setFormatter(MaskingFormatter("a %(message)s"))
-    handlers[1].setFormatter(logging.Formatter("b %(message)s"))
-    root = logging.RootLogger(logging.INFO)
-    for handler in handlers:
-        root.addHandler(handler)
-    monkeypatch.setattr(logging, "getLogger", lambda name=None: root)
-    prepare_handlers()
-    prepare_handlers()
-    assert handlers[0].formatter is not None
-    assert type(handlers[0].formatter) is MaskingFormatter
+    root = logging.getLogger()
+    before = [*root.handlers]
+    root.handlers = []
     try:
-        raise ValueError("of hunter2hunter2")
-    except ValueError:
-        root.exception("with %s", "hunter2hunter2")
-    out = capsys.readouterr().out
-    assert "hunter2" not in out
-    assert out.count("ValueError: of ***") == 3
-    assert [line for line in out.splitlines() if "with" in line] == ["a with ***", "b with ***", "with ***"]
+        console.set_up(False, tmp_path / "train.log")
+        try:
+            raise ValueError("of hunter2hunter2")
+        except ValueError:
+            root.exception("with %s", "hunter2hunter2")
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers = before
+    for text in (capsys.readouterr().err, (tmp_path / "train.log").read_text()):
+        assert "hunter2" not in text
+        assert "with ***" in text
+        assert "ValueError: of ***" in text
 
 
 def test_it_needs_no_torch() -> None:

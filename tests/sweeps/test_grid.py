@@ -55,9 +55,7 @@ GROUPS = (
 HYDRA = (
     "hydra.verbose=true",
     "hydra.sweep.subdir=${hydra.job.override_dirname}",
-    "hydra.job.config.override_dirname.exclude_keys=[seed]",
     "+hydra.job.env_set.A=b",
-    "hydra.job.config.override_dirname.kv_sep=_",
 )
 
 

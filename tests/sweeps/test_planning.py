@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from hydraloop.app import check_command
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps import job_checks, planning
-from hydraloop.sweeps.executors.executor import Request
-from hydraloop.sweeps.planning import check_command
 from tests.config.composed import composer
 
 
@@ -69,31 +68,12 @@ def test_an_axis_of_a_config_file_is_checked_too(tmp_path: Path) -> None:
 
 @pytest.fixture
 def experiments(tmp_path: Path) -> Iterator[Composer]:
-    """A project with two experiments: `b` sets a variable of the environment."""
+    """A project."""
     (tmp_path / "config.yaml").write_text(
-        "defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw, precision: fp32, _self_,"
-        " experiment: null]\n"
+        "defaults: [hydraloop, data: digits, model: small_cnn, optimizer: adamw, precision: fp32, _self_]\n"
     )
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "a.yaml").write_text("# @package _global_\nseed: 3\n")
-    variables = "{OMP_NUM_THREADS: '${seed}', NCCL_DEBUG: '${hydra:job.num}'}"
-    (tmp_path / "experiment" / "b.yaml").write_text(f"# @package _global_\nhydra: {{job: {{env_set: {variables}}}}}\n")
     with opened(tmp_path, "config") as composing:
         yield composing
-
-
-def test_a_job_has_its_own_environment(experiments: Composer) -> None:
-    plan, _ = planned("-m experiment=a,b seed=4,5", experiments)
-    assert [plan.environment(Request(number, plan.jobs.listed[number], "", "")) for number in range(4)] == [
-        {},
-        {},
-        {"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "2"},
-        {"OMP_NUM_THREADS": "5", "NCCL_DEBUG": "3"},
-    ]
-    assert plan.sets_variables(plan.configs(plan.jobs))
-    assert plan.environment(Request(0, ("experiment=b", "seed=x"), "", "")) == {}  # the job reports the mistake
-    plan, _ = planned("-m experiment=a seed=4,5", experiments)
-    assert not plan.sets_variables(plan.configs(plan.jobs))
 
 
 def test_what_any_job_needs_of_the_machine_all_get(experiments: Composer) -> None:

@@ -133,7 +133,10 @@ def _with_copied_outputs(call: Any) -> Callable[..., Any]:
 
 
 def _check_backend_options(options: Any, key: str) -> None:
-    """Refuse strings, which may name a compiler, its flags, a library or a folder, and caches on other machines."""
+    """Refuse strings, which may name a compiler, its flags, a library or a folder, and caches on other machines.
+
+    Traces, which the compiler writes into the working directory, are refused, too.
+    """
     for name, value in options.items() if isinstance(options, Mapping) else [("", options)]:
         inner = f"{key}.{name!s}".rstrip(".")
         if isinstance(value, Mapping):
@@ -141,9 +144,9 @@ def _check_backend_options(options: Any, key: str) -> None:
             continue
         values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
         plain = all(one is None or isinstance(one, bool | int | float) for one in values)
-        if "remote_cache" in str(name) or not plain:
+        if "remote_cache" in str(name) or "trace" in inner.split(".") or not plain:
             raise UserError(
-                "an option that may name a program, a file or another machine is refused",
+                "an option that may name a program, a file or another machine, or writes files, is refused",
                 key=inner,
                 remedy="Use an option with numbers or true and false.",
             )

@@ -1,8 +1,8 @@
 """Jobs that are new Python processes, not forks: `python train.py`, and a file with the request.
 
-They are for `hydra.job.env_set`, whose variables libraries read when they are imported; for programs that cannot be
-forked; and for other machines. The overrides are in the file, because everybody on a machine can see arguments. The
-secrets in them are in the environment of the process. The job composes its config: as text, a config has no types.
+They are for programs that cannot be forked, and for other machines. The overrides are in the file, because everybody on
+a machine can see arguments. The secrets in them are in the environment of the process. The job composes its config: as
+text, a config has no types.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,10 @@ class Spawn:
     Args:
         sweep: its directory.
         overrides: of the sweep, as typed.
-        environment: returns the `hydra.job.env_set` of a job.
     """
 
-    def __init__(self, sweep: Path, overrides: Sequence[str], environment: Callable[[Request], dict[str, str]]) -> None:
-        self.sweep, self._overrides, self._environment = sweep, overrides, environment
+    def __init__(self, sweep: Path, overrides: Sequence[str]) -> None:
+        self.sweep, self._overrides = sweep, overrides
 
     def __call__(self, request: Request) -> subprocess.Popen[bytes]:
         """Start a job.
@@ -69,7 +68,7 @@ class Spawn:
         path.parent.mkdir(parents=True, exist_ok=True)
         given = {"sweep": str(self.sweep), **asdict(request)}
         private = write_masked(path, given, overrides=list(self._overrides), lines=list(request.lines))
-        return path, {**request.variables(), **self._environment(request), **private}
+        return path, {**request.variables(), **private}
 
 
 def write_masked(path: Path, content: Mapping[str, Any], **overrides: list[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     sweep, _, request = received()
     Path(request.folder, "request.json").unlink()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OF_THE_JOB", "HYDRALOOP_SWEEP_JOB")
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HYDRALOOP_SWEEP_JOB")
     variables = {name: os.environ[name] for name in names if name in os.environ}
     about = {"sweep": str(sweep), "variables": variables, "argv": sys.argv[1:], "pid": os.getpid()}
     Path(request.folder, "about.json").write_text(json.dumps(about))

@@ -38,7 +38,7 @@ def connected() -> ray_executor.Cluster:
 
 
 def executor(folder: str | None = None) -> ray_executor.RayExecutor:
-    spawn = Spawn(FOLDER, [f"token={SECRET}"], lambda request: {"OF_THE_JOB": str(request.number)})
+    spawn = Spawn(FOLDER, [f"token={SECRET}"])
     return ray_executor.RayExecutor(CLUSTER, spawn, [str(program.__file__)], folder or os.getcwd())
 
 
@@ -73,7 +73,6 @@ def a_job_has_its_environment_and_its_log() -> None:
     made, request = executor(), job(3, "exit=0")
     made.submit(request)
     assert until_ended(made, 1) == [Ended(3, 0)]
-    assert json.loads(Path(request.folder, "about.json").read_text())["variables"]["OF_THE_JOB"] == "3"
     assert Path(request.folder, "job.log").read_text() == "lines: exit=0\n"
 
 

@@ -16,7 +16,7 @@ from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.spawned import Spawn
 from tests.e2e.projects import Project
-from tests.marks import nightly, slow
+from tests.marks import nightly
 from tests.sweeps.executors import program
 
 SECRET = "hunter2-typed"
@@ -32,18 +32,18 @@ def about(folder: Path) -> Any:
     return json.loads((folder / "about.json").read_text())
 
 
-def spawn(sweep: Path, env_set: dict[str, str] | None = None) -> Spawn:
-    return Spawn(sweep, ["a=1,2", f"token={SECRET}"], lambda request: env_set or {})
+def spawn(sweep: Path) -> Spawn:
+    return Spawn(sweep, ["a=1,2", f"token={SECRET}"])
 
 
 @pytest.mark.usefixtures("_command")
 def test_a_job_has_its_environment_and_its_log(tmp_path: Path) -> None:
     folder = tmp_path / "sweep" / "3"
     request = Request(3, (f"password={SECRET}", "exit=7"), str(folder), str(folder), gpus=("1", "3"), threads=2)
-    process = spawn(tmp_path / "sweep", {"OF_THE_JOB": "yes"})(request)
+    process = spawn(tmp_path / "sweep")(request)
     assert os.getsid(process.pid) == process.pid
     assert process.wait(60) == 7
-    expected = {"CUDA_VISIBLE_DEVICES": "1,3", "OMP_NUM_THREADS": "2", "OF_THE_JOB": "yes"}
+    expected = {"CUDA_VISIBLE_DEVICES": "1,3", "OMP_NUM_THREADS": "2"}
     assert about(folder) == {
         "sweep": str(tmp_path / "sweep"),
         "variables": expected,
@@ -75,7 +75,6 @@ def test_a_request_has_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "options",
     [
-        slow(["++hydra.job.env_set.OMP_NUM_THREADS=1"]),
         nightly(["sweep.executor=submitit", "sweep.submitit.cluster=local", "sweep.submitit.timeout_min=5"]),
     ],
 )

@@ -20,7 +20,7 @@ from hydraloop.sweeps.slurm.submitit_executor import SubmititExecutor, create_ex
 from tests.processes import until
 from tests.slurm import Slurm
 from tests.sweeps.executors import program
-from tests.sweeps.executors.test_spawned import about, spawn
+from tests.sweeps.executors.test_spawned import spawn
 
 UID = "0123456789abcdef"
 
@@ -53,7 +53,7 @@ def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
     but a job with `--mem=100` could use 500 MB: its processes stay in the memory group of the tests.
     """
     options = {"timeout_min": 5, "slurm_partition": "main", "slurm_additional_parameters": {"nice": 3}}
-    executor = SubmititExecutor(spawn(tmp_path, {"OF_THE_JOB": "yes"}), UID, options)
+    executor = SubmititExecutor(spawn(tmp_path), UID, options)
     killed = f"kill={signal.SIGKILL}"
     jobs = run(executor, tmp_path, "exit=0", "exit=1", killed, "sleep=60", "saves sleep=60")
     until(lambda: all((tmp_path / str(number) / "about.json").exists() for number in range(5)), "not all have begun")
@@ -66,7 +66,6 @@ def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
         Ended(3, 143, is_cancelled=True),
         Ended(4, REQUEUE, is_cancelled=True),
     ]
-    assert about(tmp_path / "0")["variables"]["OF_THE_JOB"] == "yes"
     assert (tmp_path / "0" / "job.log").read_text() == "lines: exit=0\n"
     (script,) = (tmp_path / ".submitit").glob(f"{jobs[0]}_submission.sh")
     for line in (

@@ -16,10 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydra.core.utils import _save_config
-from omegaconf import DictConfig, OmegaConf
-
-from hydraloop.cli import hydra_job
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import opened
 from hydraloop.cli.error_reports import Reports
@@ -37,8 +33,6 @@ from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-
-write_records = hydra_job._write_records
 
 
 def kill(*arguments: Any, **options: Any) -> NoReturn:
@@ -68,20 +62,9 @@ def after_checkpoint(then: Callable[[], Any]) -> Callable[..., None]:
     return write
 
 
-def write_twice(cfg: DictConfig, run_dir: Path) -> None:
-    """Write the records, and a copy by Hydra itself."""
-    write_records(cfg, run_dir)
-    hydra = OmegaConf.masked_copy(cfg, "hydra")
-    config = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    for name, node in (("config", config), ("hydra", hydra), ("overrides", cfg.hydra.overrides.task)):
-        _save_config(node, f"{name}.yaml", run_dir / "by_hydra")
-
-
 def prepare(when: str) -> None:
     """Prepare the death of this process, or let it do something else."""
-    if when == "records":
-        hydra_job._write_records = write_twice
-    elif when == "checkpoint":
+    if when == "checkpoint":
         atomic.write_text = after_checkpoint(kill)
     elif when == "result":
         Result.write = after(Result.write, kill)  # type: ignore[method-assign]

@@ -19,26 +19,11 @@ from hydraloop.sweeps.executors.executor import UNUSABLE
 from tests.e2e.projects import Project, Run
 
 PROGRAM = Path(__file__).with_name("job_program.py")
-CALLBACK = """
-import os
-from hydra.experimental.callback import Callback
-from hydra.core.hydra_config import HydraConfig
-
-class Mine(Callback):
-    def on_job_start(self, config, task_function, **_):
-        print("callback: starts", config.hydra.job.num, config.seed, os.path.basename(os.getcwd()))
-
-    def on_job_end(self, config, job_return, **_):
-        kind = type(job_return._return_value).__name__
-        print("callback: ended", config.hydra.job.num, job_return.status.name, kind, "hydra" in job_return.cfg)
-"""
 LINES = [
     "experiment=spirals",
     "engine.max_epochs=2",
     "engine.limit_train_batches=3",
     "hooks=[]",
-    "++hydra.callbacks.mine._target_=my_project.callback.Mine",
-    "hydra.job.chdir=true",
 ]
 
 
@@ -53,15 +38,13 @@ def run(project: Project, *steps: list[Any], path: str = "sweep", **axes: list[s
 
 @pytest.fixture(scope="module")
 def module_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    project = Project.make(tmp_path_factory.mktemp("jobs") / "project")
-    project.write("my_project/callback.py", CALLBACK)
-    return project
+    return Project.make(tmp_path_factory.mktemp("jobs") / "project")
 
 
 @pytest.fixture(scope="module")
 def sweep(module_project: Project) -> Path:
     """Jobs: 0 finished, 1 failed, 2 killed before its first iteration."""
-    steps: list[list[Any]] = [[0, "records"], [1], [2, "start"]]
+    steps: list[list[Any]] = [[0], [1], [2, "start"]]
     assert run(module_project, *steps, **{"optimizer.lr": ["1e-3", "-1", "1e-2"]}) == [0, 1, -9]
     return module_project.path / "sweep"
 
@@ -78,19 +61,12 @@ def test_a_finished_job(sweep: Path) -> None:
     assert lock.holder(sweep / "0") is None
 
 
-def test_callbacks_of_hydra(sweep: Path) -> None:
-    for number, kind in enumerate(("COMPLETED float", "FAILED UserError")):
-        log = (sweep / str(number) / "job.log").read_text()
-        told = [line for line in log.splitlines() if line.startswith("callback: ")]
-        assert told == [f"callback: starts {number} 0 {number}", f"callback: ended {number} {kind} False"]
-
-
 def test_its_records_are_those_of_hydra(sweep: Path) -> None:
-    for name in ("config", "hydra", "overrides"):
-        ours = OmegaConf.to_container(OmegaConf.load(sweep / "0" / ".hydra" / f"{name}.yaml"), resolve=False)
-        assert ours == OmegaConf.to_container(OmegaConf.load(sweep / "0" / "by_hydra" / f"{name}.yaml"), resolve=False)
-    hydra = OmegaConf.load(sweep / "0" / ".hydra" / "hydra.yaml").hydra
-    assert (hydra.job.num, str(hydra.mode), hydra.output_subdir) == (0, "MULTIRUN", ".hydra")
+    folder = sweep / "0" / ".hydra"
+    assert OmegaConf.load(folder / "config.yaml").optimizer.lr == 1e-3
+    assert OmegaConf.load(folder / "overrides.yaml") == [*LINES, "optimizer.lr=1e-3"]
+    hydra = OmegaConf.load(folder / "hydra.yaml").hydra
+    assert (hydra.job.num, str(hydra.mode), hydra.overrides.task) == (0, "MULTIRUN", [*LINES, "optimizer.lr=1e-3"])
     assert hydra.runtime.output_dir == str(sweep / "0")
 
 
@@ -140,14 +116,6 @@ def measured(run_dir: Path) -> tuple[Any, ...]:
     ]
     result = Run(run_dir).result
     return records, result["val_metrics"], result["test_metrics"], result["progress"]
-
-
-@pytest.mark.slow
-def test_a_job_without_hydras_records_has_its_config(module_project: Project) -> None:
-    assert run(module_project, [0], path="unrecorded", **{"hydra.output_subdir": ["null"]}) == [0]
-    folder = module_project.path / "unrecorded" / "0"
-    assert result_of(folder).status == "finished"
-    assert [path.name for path in (folder / ".hydra").glob("*.yaml")] == ["config.yaml"]
 
 
 def test_the_exit_code_names_the_signal() -> None:

@@ -163,7 +163,7 @@ def test_a_job_that_has_failed_with_nan_is_not_left_out_of_its_average(tmp_path:
 
 def test_the_command_has_custom_flags_and_no_option_of_the_sweep(tmp_path: Path) -> None:
     remember_overrides(["+logger.api_key=abcdefgh12345678"])
-    hydra = ("hydra.searchpath=[file://other]", "hydra.sweep.dir=x", "hydra/job_logging=none")
+    hydra = ("hydra.searchpath=[file://other]", "hydra.sweep.dir=x", "hydra.verbose=true")
     axes = (
         "hooks=[],[ema]",
         "~default_hooks.logger=",
