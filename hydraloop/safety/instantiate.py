@@ -146,15 +146,9 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
     if replaced != node._target_ and argument in getattr(schema, "__dataclass_fields__", ()):
         clear = f"{key}=null" if "." in key else f"~{key}"  # a group that every run needs takes no null
         added = " ".join(f"+{key}.{entry}={node[entry]}" for entry in ("_target_", "_partial_") if entry in node)
-        typed = f"remove the old values first, and write each argument with a +: {clear} {added}"
-        remedy = f"{typed[0].upper()}{typed[1:]}"
+        remedy = f"On the command line, remove the old values, and write each argument with a +: {clear} {added}"
         if line := emptying(key):
-            in_file = f"If a config file names {name}, write in the defaults of the file: {line}"
-            if line.endswith("null"):
-                group = line.partition("/")[2].partition(":")[0]
-                place = f"a file in conf/{group}/ that begins with: # @package {key}"
-                in_file += f"\n  To select {name} with {group}=…, move {name} to {place}"
-            remedy = f"{in_file}\n  If the command line names {name}, {typed}"
+            remedy = f"In a config file, write in its defaults list: {line}\n  {remedy}"
         problem = f"{name} takes no argument {argument!r}, which is left from {replaced}"
         return UserError(problem, key=f"{key}.{argument}", remedy=remedy)
     remedy = suggestion(argument, known)

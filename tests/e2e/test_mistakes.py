@@ -36,11 +36,7 @@ BUILDING: dict[str, tuple[str, str]] = {
         "(needing.py, line 1)\n  Check the spelling, or install the package.",
     ),
     "+hooks.mine._target_=options.Mine +hooks.mine.every=abc": ("hooks.mine", "Change hooks.mine.every."),
-    "experiment=own": (
-        "task.loss",
-        "write in the defaults of the file: - override /task: null\n  To select NoLoss with task=…, move NoLoss to a "
-        "file in conf/task/ that begins with: # @package task",
-    ),
+    "experiment=own": ("task.loss", "In a config file, write in its defaults list: - override /task: null"),
     "task.model={_target_:lossless.Lossless} task={_target_:lossless.NoLoss}": ("task", "loss"),
 }
 """The mistakes for which a run directory exists. Others are in tests/cli/test_mistakes.py."""
