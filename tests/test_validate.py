@@ -38,6 +38,11 @@ def test_files_are_named_after_hooks(name: str) -> None:
     assert "without slashes" in str(error_of(cfg).remedy)
 
 
+def test_keys_that_are_numbers_are_looked_at() -> None:
+    cfg = composed("++hooks.mine={every:{0:{a:1}}}")
+    assert error_of(cfg).key == "hooks.mine"
+
+
 def test_the_optimizer_of_a_schedule_is_that_of_the_config_only_on_the_command_line() -> None:
     cfg = composed()
     cfg.scheduler.cosine.optimizer = "rest"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
+from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
@@ -39,7 +40,7 @@ def _sections(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConf
     for name, raw in cfg.items_ex(resolve=False):
         if name == "hydra" or not isinstance(raw, DictConfig):
             continue
-        if OmegaConf.is_missing(cfg, name) or OmegaConf.is_interpolation(cfg, str(name)):
+        if OmegaConf.is_missing(cfg, name) or OmegaConf.is_interpolation(cfg, cast("str", name)):
             continue
         node, key = cfg[name], f"{prefix}{name!s}"
         if node is None or "_target_" in node:

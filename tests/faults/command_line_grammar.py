@@ -53,6 +53,8 @@ _COSTLY = (
     "-",
 )
 """Parts of words that are not run: they start processes or compilers, name directories, or run no training."""
+FINISHED = "outputs/finished"
+"""A run that the commands are given."""
 _NAMES = st.text("abcdefghijklmnopqrstuvwxyz_.0123456789", min_size=1, max_size=12)
 _ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 
@@ -155,7 +157,37 @@ def _can_run(words: list[str]) -> bool:
     return not any(part in word if len(part) > 2 else word.startswith(part) for part in _COSTLY for word in words)
 
 
+_OWN_KEYS = (
+    "my my.samples my.a.b num_classes hooks.mine hooks.mine.priority hooks.mine.on_error hooks.mine.every "
+    "hooks.mine._target_ task.model.width task.model._target_ data.train.root data.train._target_"
+)
+_HYDRAS_KEYS = (
+    "hydra hydra.mode hydra.run.dir hydra.sweep.dir hydra.sweep.subdir hydra.job.name hydra.job.env_set.A "
+    "hydra.job.chdir hydra.verbose hydra.searchpath hydra.callbacks hydra.callbacks.a._target_ hydra.launcher.n_jobs "
+    "hydra/launcher hydra/sweeper hydra/callbacks hydra/job_logging hydra.sweeper.params hydra.output_subdir"
+)
+_OWN = st.lists(
+    st.sampled_from(["my_project.hooks.MyHook", "my_project.nope.Nope", "os.system"]), min_size=1, max_size=1
+)
+
+
+def _at(keys: str) -> st.SearchStrategy[list[str]]:
+    """Return command lines that set such keys, some of them beside an own hook."""
+    override = st.tuples(st.sampled_from(["", "", "+", "++", "~"]), st.sampled_from(keys.split()), st.just("="), _VALUE)
+    hook = _OWN.map(lambda target: [f"+hooks.mine._target_={target[0]}"])
+    return st.tuples(st.just([]) | hook, st.lists(override.map("".join), min_size=1, max_size=2)).map(
+        lambda parts: [*parts[0], *parts[1]]
+    )
+
+
+def _can_run_on_a_run(words: list[str]) -> bool:
+    """Return whether a command starts no long training and no processes, and names no other directory."""
+    return not any(part in word for part in ("compile", "nproc", "nnodes", "run.dir", "workers") for word in words)
+
+
 KINDS = {
+    "keys and classes of one's own": _at(_OWN_KEYS),
+    "options of Hydra": _at(_HYDRAS_KEYS),
     "one override": _OVERRIDE.map(lambda word: [word]),
     "several overrides": st.lists(_OVERRIDE, min_size=2, max_size=4),
     "overrides and flags": st.tuples(st.lists(_FLAG, min_size=1), st.lists(_OVERRIDE, min_size=1)).map(_with_flags),
@@ -163,6 +195,23 @@ KINDS = {
     "valid, words changed": _with_words_changed(),
 }
 """Command lines of dry runs."""
+_COMMANDS = "resume evaluate predict export runs status attach results report stop sync new evalute show"
+_RUNS = (FINISHED, FINISHED, FINISHED, f"{FINISHED}/checkpoints", "outputs/nope", "conf", "lr=0.1", "", "-x")
+_ARGUMENTS = (
+    "split=val split=nope split= checkpoint=best checkpoint=last checkpoint=nope output=a.jsonl output=/nope/a.npz "
+    "format=safetensors format=zip spilt=val --json --sort=accuracy --sort --dry-run --pdb --help --kill -m "
+    "optimizer=sgd +optimizer=sgd +hooks=[ema] ~hooks.ema engine.max_epochs=1 seed=1,2 detach=true"
+)
+COMMAND_KINDS = {
+    "commands": st.tuples(
+        st.sampled_from(_COMMANDS.split()),
+        st.lists(st.sampled_from(_RUNS), min_size=0, max_size=2),
+        st.lists(st.sampled_from(_ARGUMENTS.split()) | _OVERRIDE, max_size=2),
+    )
+    .map(lambda parts: [parts[0], *parts[1][:1], *parts[2]])
+    .filter(_can_run_on_a_run)
+}
+"""Commands with what follows their name."""
 _SIMPLE = _NUMBER | st.sampled_from(["true", "false", "null", "auto", "0", "1", "2"])
 RUN_KINDS = {
     "run, one value": st.tuples(st.sampled_from(_KEYS), _SIMPLE)

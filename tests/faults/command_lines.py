@@ -1,10 +1,10 @@
 """Random command lines: each ends in success or in one message, and leaves no half-written directory.
 
-    python -m tests.faults.command_lines [--dry-runs 9500] [--runs 500] [--seed 0]
+    python -m tests.faults.command_lines [--dry-runs 9000] [--runs 400] [--commands 300] [--seed 0]
 
 Hypothesis draws lines by the grammar of overrides, and changes valid ones. Dry runs are in this process; runs of two
-iterations are in processes of their own. Prints a table; the exit code is 1 if a line has ended otherwise. A seed draws
-the same lines each time.
+iterations, and commands for a finished run, are in processes of their own. Prints a table; the exit code is 1 if a line
+has ended otherwise. A seed draws the same lines each time.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import hydraloop
-from tests.e2e.projects import Project
+from tests.e2e.projects import Project, Run
 from tests.faults import tables
-from tests.faults.command_line_grammar import KINDS, RUN_KINDS
+from tests.faults.command_line_grammar import COMMAND_KINDS, FINISHED, KINDS, RUN_KINDS
 
 ENDS = ("success", "message", "traceback", "no message", "several messages", "exit code", "hung", "files")
 GOOD = ENDS[:2]
@@ -41,12 +41,14 @@ SECONDS = 600
 """After which a dry run has hung; the machine may be busy."""
 
 
-def main(dry_runs: int = 9500, runs: int = 500, number: int = 0) -> int:
+def main(dry_runs: int, runs: int, commands: int, number: int) -> int:
     """Return the exit code: 0 if all command lines end well."""
-    began, counts = time.monotonic(), {kind: Counter[str]() for kind in (*KINDS, *RUN_KINDS)}
+    began, counts = time.monotonic(), {kind: Counter[str]() for kind in (*KINDS, *RUN_KINDS, *COMMAND_KINDS)}
     with tempfile.TemporaryDirectory() as folder:
         project = Project.make(Path(folder) / "project")
-        for kinds, judge, count in ((KINDS, dry_run, dry_runs), (RUN_KINDS, run, runs)):
+        project.train("experiment=spirals", "engine.max_iters=2", f"hydra.run.dir={FINISHED}")
+        parts = ((KINDS, dry_run, dry_runs), (RUN_KINDS, run, runs), (COMMAND_KINDS, command, commands))
+        for kinds, judge, count in parts:
             for place, (kind, lines) in enumerate(kinds.items()):
                 share = count // len(kinds) + (place < count % len(kinds))
                 for _, end, _ in _judged(lines, share, number, partial(_told, kind, partial(judge, project))):
@@ -114,6 +116,16 @@ def run(project: Project, words: Sequence[str]) -> tuple[str, str]:
     return "files" if is_left or not whole else end, done.text
 
 
+def command(project: Project, words: Sequence[str]) -> tuple[str, str]:
+    """Return how a command ends, and what it has printed. The run that it may continue stays a run with a result."""
+    try:
+        done = project.train(*words)
+    except subprocess.TimeoutExpired as hung:
+        return "hung", str(hung.output)
+    is_whole = Run(project.path / FINISHED).result["status"] in ("finished", "failed")
+    return judged(done.code, done.text) if is_whole else "files", done.text
+
+
 def judged(code: int | None, text: str) -> str:
     """Return how a command line has ended.
 
@@ -173,9 +185,10 @@ def code_of(command: Callable[[], None]) -> int | None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--dry-runs", type=int, default=9500)
-    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--dry-runs", type=int, default=9000)
+    parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--commands", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     random.seed(args.seed)  # of Hypothesis' own choices that no seed fixes
-    sys.exit(main(args.dry_runs, args.runs, args.seed))
+    sys.exit(main(args.dry_runs, args.runs, args.commands, args.seed))

@@ -12,7 +12,15 @@ from tests.faults.command_lines import judged
 
 @pytest.mark.slow
 def test_random_command_lines_end_in_success_or_one_message() -> None:
-    command = [sys.executable, "-m", "tests.faults.command_lines", "--dry-runs=20", "--runs=1", "--seed=5"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.faults.command_lines",
+        "--dry-runs=20",
+        "--runs=1",
+        "--commands=2",
+        "--seed=5",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "| all | 21 |" in done.stdout
