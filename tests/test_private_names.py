@@ -19,7 +19,7 @@ from hydra._internal.core_plugins.importlib_resources_config_source import Impor
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import _SpectralNorm
@@ -36,7 +36,6 @@ from hydraloop.cli import arguments
 from hydraloop.optim import avoid_dynamo
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.public_targets import is_public
-from hydraloop.schemas import root
 
 FOLDER = Path(hydraloop.__file__).parent
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.py"))}
@@ -82,14 +81,6 @@ def _hydras_overrides() -> None:
     assert cause.parent_node is not None
     assert cause.parent_node._get_root() == {"c": {}}
     assert "get_overrides_dirname" in vars(loading) or not hydra_versions.IS_1_3
-
-
-def _open_root() -> None:
-    cfg = OmegaConf.merge({}, root._open_root())
-    assert OmegaConf.get_type(cfg) is dict
-    assert OmegaConf.merge(cfg, {"own": 1}).own == 1
-    with pytest.raises(ValidationError):
-        OmegaConf.merge(cfg, {"seed": "abc"})
 
 
 def _native_functions() -> None:
@@ -196,7 +187,6 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _hydras_flags: ["hydra._internal.utils"],
     _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config", "_get_root"],
     _hydras_packages: ["_get_header_dict"],
-    _open_root: ["_metadata"],
     _native_functions: ["torch._C._nn"],
     _foreach: ["_foreach_mul_", "_foreach_add_", "_foreach_lerp_", "_foreach_copy_"],
     _loaders_workers: ["_iterator", "_shutdown_workers", "_workers", "torch.utils.data._utils", "_SIGCHLD_handler_set"],

@@ -15,8 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import check_composed
-from hydraloop.cli.messages import COMPOSING_ERRORS, check_defaults, explain, unknown_flag
-from hydraloop.cli.own_keys import check_own_keys
+from hydraloop.cli.messages import COMPOSING_ERRORS, check_added, check_defaults, explain, unknown_flag
 from hydraloop.errors import UserError
 from hydraloop.plan import Draft
 from hydraloop.schemas.root import Config
@@ -75,7 +74,7 @@ def compose_job(
 
 def _check(cfg: DictConfig, lines: Sequence[str], composer: Composer, *, trains: bool) -> None:
     check_defaults(cfg, composer)
-    check_own_keys(cfg, lines, composer)
+    check_added(cfg, arguments.parse(lines), composer)
     check_hydra_node(cfg)
     validate(cfg, trains=trains)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import shlex
 import traceback
@@ -24,11 +25,13 @@ from hydraloop.cli.config_file_limits import unused
 from hydraloop.cli.own_classes import arguments_of, own_class, select
 from hydraloop.errors import UserError, any_of, emptying, meant, suggestion
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
+from hydraloop.schemas.root import Config
 
 _WITHOUT_MESSAGE = (UnicodeDecodeError, AssertionError, AttributeError, KeyError)
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, *_WITHOUT_MESSAGE)
 """What Hydra raises for a mistake."""
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", ListConfig: "a list"}
+_OPTIONS = [entry.name for entry in dataclasses.fields(Config)]
 _FIXED = ("_target_", "_partial_", "precision.name")
 """Keys that an option of a group sets: they are not suggested."""
 
@@ -82,7 +85,7 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
     if re.match("Could not .*defaults list", text):
         return _generic(case)
     if re.match("Could not (override|delete)", text) or re.search("Key '.*' (not in '|is not in struct)", cause):
-        return _not_selected(case) or _no_such_key(case)
+        return _own_key(case) or _not_selected(case) or _no_such_key(case)
     if re.search("could not be converted|not a valid|is not a (ListConfig|subclass)|Cannot (merge|assign)", cause):
         return _selected_in_a_file(case) or (_wrong_value(case) if key else _generic(case))
     return _generic(case)
@@ -96,6 +99,16 @@ def check_defaults(cfg: DictConfig, composer: Composer) -> None:
             key="defaults",
             remedy="Write at the top of the file: defaults: [hydraloop/project, _self_]",
         )
+
+
+def check_added(cfg: DictConfig, overrides: Sequence[Override], composer: Composer) -> None:
+    """Refuse `+x=1`. Hydra adds it to the options, and the run could not be resumed: its config does not fit them."""
+    for override in overrides:
+        name, line = override.key_or_group.partition(".")[0], override.input_line or ""
+        if name in cfg and name not in (*_OPTIONS, "hydra"):
+            own = re.sub(r"^\+*", r"\g<0>my.", line)
+            remedy = f"{_near(name, cfg, composer)}A key of your own is added under my: {shlex.quote(own)}"
+            raise UserError("there is no such key", key=name, remedy=remedy)
 
 
 def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> UserError:
@@ -181,6 +194,31 @@ def _no_such_key(case: _Case) -> UserError:
     elif case.line and is_open and (target or not near):
         remedy += f" To add a new one: {line}"
     return UserError(f"there is no such key{case.place}", key=case.key, remedy=remedy)
+
+
+def _own_key(case: _Case) -> UserError | None:
+    """A key at the top of a file that is not an option: the user's own, or a group of the user's own."""
+    name, group = case.key, case.file.rpartition("/")[0].replace("/", ".")
+    if not case.file or "." in name:
+        return None
+    body: Any = OmegaConf.to_container(case.composer.content(case.file), resolve=False)
+    problem = f"there is no such key{case.place}"
+    near = _near(name, case.cfg, case.composer)
+    remedy = f"{near}A key of your own stands under my: my: {{{name}: …}}, used as ${{my.{name}}}"
+    if name not in body:  # the file has no package
+        package = "_global_" if {*body} & {*_OPTIONS} else "task.model" if name == "model" else f"my.{group}"
+        problem = f"the keys of {case.file}.yaml have no place"
+        remedy = f"Begin the file with the line, before any comment: # @package {package}"
+    elif name in case.composer.groups() and isinstance(body[name], str):
+        entry = "override /model" if name == "model" else f"/{name}"
+        remedy = f"An option is selected in the defaults list: - {entry}: {body[name]}"
+    return UserError(problem, key=name, remedy=remedy)
+
+
+def _near(name: str, cfg: DictConfig, composer: Composer) -> str:
+    """Return the sentence with the options that a key at the top may mean, or nothing."""
+    near = meant(name, [one for one in known_keys(cfg, composer) if one.partition(".")[0] != name])
+    return f"Did you mean {any_of(near)}? " if near else ""
 
 
 def _not_selected(case: _Case) -> UserError | None:

@@ -59,9 +59,7 @@ def composed(
             remedy = "Restore the file, or remove the key."
             raise UserError(f"no run writes this key into {file}", key=key, remedy=remedy)
     try:
-        schema = OmegaConf.structured(Config)
-        OmegaConf.set_struct(schema, False)  # a run may have keys of the user's own
-        OmegaConf.merge(schema, saved)
+        OmegaConf.merge(Config, saved)
     except OmegaConfBaseException as error:
         raise UserError(
             f"the config of {run_dir} does not fit this version of hydraloop: {str(error).splitlines()[0]}",

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
 from hydraloop.schemas.sections import DistributedConf, EngineConf, SweepConf
 
@@ -66,13 +66,9 @@ class Config:
     detach: bool = False
     """Whether the command returns at once and its run or sweep continues in the background. False: the terminal shows
     it."""
-
-
-def _open_root() -> Any:
-    """Return the options with their types, in a root that also takes keys of the user's own from config files."""
-    created = OmegaConf.structured(Config)
-    created._metadata.object_type = dict  # merged with `struct` off, a dataclass would still refuse them
-    return created
+    my: Dict[str, Any] = field(default_factory=dict)
+    """Keys of your own, which other values use: `my: {num_classes: 10}` in a config file, `${my.num_classes}` and
+    `my.num_classes=20`. Empty: none."""
 
 
 DEFAULT_HOOKS = [
@@ -116,7 +112,7 @@ _UNUSED = ["output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging
 
 def register(store: ConfigStore) -> None:
     """Store `hydraloop` and `hydraloop/project`, one of which begins the defaults list in a config.yaml."""
-    store.store(group="hydraloop", name="schema", package="_global_", node=_open_root)
+    store.store(group="hydraloop", name="schema", package="_global_", node=Config)
     store.store(
         name="hydraloop",
         node={

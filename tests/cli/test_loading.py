@@ -147,7 +147,7 @@ def test_overrides_reach_interpolations_and_those_that_do_not_resolve_have_the_v
 
 
 def test_a_run_may_have_keys_of_its_own(runs: Path) -> None:
-    assert hydraloop.load(trained(runs, "+mine={width:3}", "+mine_too=4")).checkpoints.loaded
+    assert hydraloop.load(trained(runs, "+my.mine={width:3}", "+my.mine_too=4")).checkpoints.loaded
 
 
 def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Path) -> None:

@@ -295,12 +295,12 @@ FILES: dict[str, tuple[str, str, str, str]] = {
     ),
     "sed: 3": (
         "sed",
-        "experiment/mine.yaml is merged into the options, which have no sed",
-        "Did you mean seed? To keep a key of your own with this name, use it: ${sed}.",
-        "sed: 3\nseed: ${sed}",
+        "there is no such key (experiment/mine.yaml)",
+        "Did you mean seed? A key of your own stands under my: my: {sed: …}, used as ${my.sed}",
+        "my: {sed: 3}\nseed: ${my.sed}",
     ),
-    "lr: 3": ("lr", "which have no lr", "Did you mean optimizer.lr?", "optimizer: {lr: 3}"),
-    "model: {width: 3}": ("model", "which have no model", "Did you mean task.model?", "task: {model: {width: 3}}"),
+    "lr: 3": ("lr", "no such key", "Did you mean optimizer.lr?", "optimizer: {lr: 3}"),
+    "model: {width: 3}": ("model", "no such key", "Did you mean task.model?", "task: {model: {width: 3}}"),
     "task: {model: {widht: 3}}": (
         "task.model.widht",
         "no such key",

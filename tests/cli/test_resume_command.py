@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / ".hydra").mkdir()
     lines = [
         "hooks=[ema]",
-        "+mine=${engine.max_epochs}",
+        "+my.mine=${engine.max_epochs}",
         "engine.max_epochs=3",
         "resume_strict=false",
         "engine.pause_after=2",
@@ -44,7 +44,7 @@ def check(*words: str) -> Draft:
 
 def test_the_saved_config_is_changed_by_what_is_typed(run: Path) -> None:
     command = check(str(run), "engine.max_epochs=4", "hooks.ema=null", "hydra.verbose=true")
-    assert (command.cfg.resume, command.cfg.mine, command.cfg.hooks.ema) == (str(run), 4, None)
+    assert (command.cfg.resume, command.cfg.my.mine, command.cfg.hooks.ema) == (str(run), 4, None)
     assert command.cfg.hydra.verbose is True
     assert command.typed == ("engine.max_epochs", "hooks.ema", "hydra.verbose")
     assert command.cfg.resume_strict, "false is for the start that it was typed for"
@@ -124,13 +124,14 @@ def test_a_config_that_cannot_be_read_is_named(text: str, run: Path, tmp_path: P
 
 def test_a_secret_in_the_environment_stays_there(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = Path(shutil.copytree(run, tmp_path / "moved"))
-    with (moved / ".hydra" / "config.yaml").open("a") as file:
-        file.write("notify: {api_key: '${oc.env:MINE}', every: '${engine.max_epochs}'}\n")
+    file = moved / ".hydra" / "config.yaml"
+    notify = "notify: {api_key: '${oc.env:MINE}', every: '${engine.max_epochs}'}"
+    file.write_text(file.read_text().replace("\nmy:\n", f"\nmy:\n  {notify}\n"))
     monkeypatch.setenv("MINE", "hunter2-hunter2")
     cfg = check(str(moved)).cfg
-    saved = OmegaConf.to_container(cfg.notify, resolve=False)
+    saved = OmegaConf.to_container(cfg.my.notify, resolve=False)
     assert saved["api_key"] == "${oc.env:MINE}"
-    assert cfg.notify == {"api_key": "hunter2-hunter2", "every": 3}
+    assert cfg.my.notify == {"api_key": "hunter2-hunter2", "every": 3}
 
 
 def test_a_run_with_objects_from_python_is_continued_from_python(run: Path, tmp_path: Path) -> None:

@@ -80,19 +80,19 @@ def test_a_file_names_what_differs(tmp_path: Path) -> None:
     assert (cfg["seed"], cfg["hooks"]) == (3, {})
 
 
-NUMBERED = SHORT + OWN.replace("3", '"${num_classes}"') + "num_classes: 3\n"
+NUMBERED = SHORT + OWN.replace("3", '"${my.num_classes}"') + "my: {num_classes: 3}\n"
 
 
 def test_own_keys_are_options_of_the_run(tmp_path: Path) -> None:
     """For interpolation; they are changed and swept without a +, also by an experiment, and have no type."""
-    mine = "# @package _global_\nnum_classes: 5\n"
-    lines = {"": 3, "num_classes=20": 20, "experiment=mine": 5, "experiment=mine num_classes=7": 7}
+    mine = "# @package _global_\nmy: {num_classes: 5}\n"
+    lines = {"": 3, "my.num_classes=20": 20, "experiment=mine": 5, "experiment=mine my.num_classes=7": 7}
     for line, expected in lines.items():
         cfg = composed(tmp_path, NUMBERED, line.split(), experiment_mine=mine)
-        assert cfg["num_classes"] == expected
-        assert cfg["task"]["model"]["out_features"] == "${num_classes}"
+        assert cfg["my"]["num_classes"] == expected
+        assert cfg["task"]["model"]["out_features"] == "${my.num_classes}"
     with project(tmp_path, NUMBERED) as composer:
-        sweep = planning.check(arguments.read(["-m", "num_classes=10,20", "data=digits"]), composer)
+        sweep = planning.check(arguments.read(["-m", "my.num_classes=10,20", "data=digits"]), composer)
         jobs = [sweep.grid.compose(lines) for lines in sweep.jobs.listed]
     assert [cfg.task.model.out_features for cfg in jobs] == [10, 20]
 
@@ -100,10 +100,12 @@ def test_own_keys_are_options_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     {
-        "num_clases=20": "num_clases: there is no such key\n  Did you mean num_classes?",
-        "sed=1": "sed: there is no such key\n  Did you mean seed?",
-        "seed=abc": "seed: Value 'abc' of type 'str' could not be converted to Integer\n  It takes",
-        "other=1": "other: there is no such key\n",
+        "my.num_clases=20": "my.num_clases: there is no such key\n  Did you mean my.num_classes?",
+        "num_classes=20": "num_classes: there is no such key\n  Did you mean my.num_classes?",
+        "my.other=1": "my.other: there is no such key\n",
+        "+x=1": "x: there is no such key\n  A key of your own is added under my: +my.x=1",
+        "++x.y=[a, b]": "x: there is no such key\n  A key of your own is added under my: '++my.x.y=[a, b]'",
+        "+lr=3": "lr: there is no such key\n  Did you mean optimizer.lr? A key of your own is added under my: +my.lr=3",
     }.items(),
 )
 def test_the_command_line_takes_the_keys_that_the_files_have(line: str, message: str, tmp_path: Path) -> None:
@@ -113,36 +115,72 @@ def test_the_command_line_takes_the_keys_that_the_files_have(line: str, message:
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
-    {
-        "sed: 1": "sed: config.yaml is merged into the options, which have no sed\n  Did you mean seed?",
-        "seed: abc": "Value 'abc' of type 'str' could not be converted to Integer",
-        "batch_size: 1": "batch_size: config.yaml is merged into the options, which have no batch_size\n  Did you mean "
-        "data.loader.batch_size?",
-        "defaults: [override /backbone: small]": "backbone: backbone/small.yaml sets the key backbone, which nothing "
-        "uses\n  Begin the file with the line, before any comment: # @package _global_",
-    }.items(),
+    ("files", "message"),
+    [
+        (
+            {"config": "num_classes: 10"},
+            "num_classes: there is no such key (config.yaml)\n"
+            "  A key of your own stands under my: my: {num_classes: …}, used as ${my.num_classes}",
+        ),
+        (
+            {"config": "lr: 3"},
+            "lr: there is no such key (config.yaml)\n  Did you mean optimizer.lr? A key of your own ",
+        ),
+        ({"config": "sed: 1"}, "sed: there is no such key (config.yaml)\n  Did you mean seed? A key of your own "),
+        (
+            {"config": "model: mlp"},
+            "model: there is no such key (config.yaml)\n  An option is selected in the defaults list: "
+            "- override /model: mlp",
+        ),
+        (
+            {"config": "backbone: small"},
+            "backbone: there is no such key (config.yaml)\n  An option is selected in the "
+            "defaults list: - /backbone: small",
+        ),
+        (
+            {"line": "+experiment=mine", "experiment_mine": "# @package _global_\nfold: 0"},
+            "fold: there is no such key (experiment/mine.yaml)\n  A key of your own stands under my: my: {fold: …}",
+        ),
+        (
+            {"line": "+experiment=mine", "experiment_mine": "seed: 0"},
+            "experiment: the keys of experiment/mine.yaml have "
+            "no place\n  Begin the file with the line, before any comment: # @package _global_",
+        ),
+        (
+            {"line": "model=mine", "model_mine": "_target_: a.B"},
+            "model: the keys of model/mine.yaml have no place\n  "
+            "Begin the file with the line, before any comment: # @package task.model",
+        ),
+        (
+            {"line": "+backbone=small"},
+            "backbone: the keys of backbone/small.yaml have no place\n  Begin the file with "
+            "the line, before any comment: # @package my.backbone",
+        ),
+    ],
 )
-def test_a_key_of_a_file_that_looks_like_a_mistake_is_one(config: str, message: str, tmp_path: Path) -> None:
-    head = SHORT.replace("]", ", backbone: null]")
-    text = head.replace("]", ", override /backbone: small]") if "defaults" in config else f"{head}{config}\n"
+def test_a_key_at_the_top_of_a_file_that_is_not_an_option_is_one_message(
+    files: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    line = files.pop("line", None)
+    config = SHORT.replace(", experiment: null", "") + files.pop("config", "") + "\n"
     with pytest.raises(UserError) as caught:
-        composed(tmp_path, text, backbone_small="width: 3\n")
+        composed(tmp_path, config, [line] if line else [], **{"backbone_small": "width: 3\n", **files})
     assert message in str(caught.value)
 
 
-def test_a_group_of_the_project_is_used_under_its_name(tmp_path: Path) -> None:
-    head = SHORT.replace("]", ", backbone: small]") + OWN.replace("3", '"${backbone.width}"')
-    cfg = composed(tmp_path, head, ["+tags=[a]", "+lr=3"], backbone_small="width: 3\n")
-    assert (cfg["backbone"], cfg["tags"], cfg["lr"]) == ({"width": 3}, ["a"], 3)
+def test_a_group_of_the_project_is_used_below_my(tmp_path: Path) -> None:
+    head = SHORT.replace("]", ", backbone: small]") + OWN.replace("3", '"${my.backbone.width}"')
+    small = "# @package my.backbone\nwidth: 3\n"
+    cfg = composed(tmp_path, head, ["+my.tags=[a]", "my.backbone.width=4"], backbone_small=small)
+    assert cfg["my"] == {"backbone": {"width": 4}, "tags": ["a"]}
 
 
 def test_a_resumed_run_reports_the_change_of_an_own_key(tmp_path: Path) -> None:
     metas = []
-    for line in ("num_classes=3", "num_classes=20"):
+    for line in ("my.num_classes=3", "my.num_classes=20"):
         with project(tmp_path, NUMBERED) as composer:
             metas.append({"config": OmegaConf.to_yaml(job([line], composer))})
-    assert "num_classes: 3 -> 20" in resumed(*metas)
+    assert "my.num_classes: 3 -> 20" in resumed(*metas)
 
 
 def test_an_experiment_that_is_not_in_the_defaults_list_overrides_the_file(tmp_path: Path) -> None:

@@ -81,31 +81,31 @@ def test_a_run_that_was_killed_has_no_result_after_a_failed_attempt(project: Pro
 
 
 def test_a_run_is_continued_with_its_saved_config(project: Project) -> None:
-    assert project.train(*QUICK, "hooks=[ema]", "+wandb_api_key=hunter2hunter2", "optimizer.lr=2e-3").code == 0
+    assert project.train(*QUICK, "hooks=[ema]", "+my.wandb_api_key=hunter2hunter2", "optimizer.lr=2e-3").code == 0
     run = project.run
     name = str(run.path.relative_to(project.path))
     command = ("train.py", "resume", name, "engine.max_epochs=2")
     refused = project.python(*command)
-    assert (refused.code, "error: wandb_api_key: its value is a secret" in refused.err) == (2, True), refused.text
-    done = project.python(*command, "wandb_api_key=hunter2hunter2", "hooks.ema.momentum=0.5")
+    assert (refused.code, "error: my.wandb_api_key: its value is a secret" in refused.err) == (2, True), refused.text
+    done = project.python(*command, "my.wandb_api_key=hunter2hunter2", "hooks.ema.momentum=0.5")
     assert done.code == 0, done.text
     assert "\nengine.max_epochs: 1 -> 2\nhooks.ema.momentum: 0.0002 -> 0.5\n" in done.out
     assert run.result["progress"]["epoch"] == 2
     attempt = run.path / ".hydra" / "resume_1"
     found = OmegaConf.load(attempt / "config.yaml")
-    assert (found.hooks.ema.momentum, found.optimizer.lr, found.wandb_api_key) == (0.5, 2e-3, "***")
-    assert OmegaConf.load(attempt / "overrides.yaml")[1] == "wandb_api_key=***"
+    assert (found.hooks.ema.momentum, found.optimizer.lr, found.my.wandb_api_key) == (0.5, 2e-3, "***")
+    assert OmegaConf.load(attempt / "overrides.yaml")[1] == "my.wandb_api_key=***"
     assert OmegaConf.load(attempt / "hydra.yaml").hydra.run.dir == name
 
 
 def test_a_resumed_run_ends_with_the_same_bits(project: Project) -> None:
     """Without a default hook, with a hook of the project, a value of Hydra's job and a masked secret."""
     line = [*SHORT, "engine.max_epochs=2", "~default_hooks.progress", "hooks=[ema,weight_norm]"]
-    line += ["experiment_name=${hydra:job.name}", "+wandb_api_key=hunter2hunter2"]
+    line += ["experiment_name=${hydra:job.name}", "+my.wandb_api_key=hunter2hunter2"]
     assert project.train(*line, "hydra.run.dir=whole").code == 0
     paused = project.train(*line, "engine.pause_after=1", "hydra.run.dir=paused")
     assert paused.code == 75, paused.text
-    done = project.train("resume", "paused", "wandb_api_key=hunter2hunter2")
+    done = project.train("resume", "paused", "my.wandb_api_key=hunter2hunter2")
     assert done.code == 0, done.text
     whole, resumed = (load(project.path / name / "checkpoints" / "epoch_2.pth") for name in ("whole", "paused"))
     assert whole["state_dict"].keys() == resumed["state_dict"].keys()

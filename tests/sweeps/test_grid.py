@@ -36,7 +36,7 @@ VALUES = (
     "init.exclude=[a,b],[c]",
     "++engine.max_iters=10",
     "optimizer.lr=2e-3",
-    "+new={a:1}",
+    "+my.new={a:1}",
     "engine.max_epochs=choice(1,2)",
 )
 GROUPS = (

@@ -93,9 +93,9 @@ def test_an_interpolation_is_left_to_the_jobs() -> None:
 
 def test_results_are_averaged_over_a_key_that_exists() -> None:
     with composer() as opened:
-        planned("-m +fold=0 sweep.average=fold", opened)
-        with pytest.raises(UserError, match=r"sweep\.average: there is no such key\n.*Did you mean fold"):
-            planned("-m +fold=0,1 sweep.average=flod", opened)
+        planned("-m +my.fold=0 sweep.average=my.fold", opened)
+        with pytest.raises(UserError, match=r"sweep\.average: there is no such key\n.*Did you mean my\.fold"):
+            planned("-m +my.fold=0,1 sweep.average=my.flod", opened)
 
 
 def test_a_key_that_refers_to_itself_is_one_message() -> None:

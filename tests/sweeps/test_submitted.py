@@ -55,13 +55,13 @@ def controller(sweep: SweepDirectory) -> str:
 @pytest.mark.slow
 def test_no_process_stays_and_each_job_runs_once(project: Project, slurm: Slurm) -> None:
     """The commands work on a node, whose host name is another one. A secret is in no file."""
-    sweep = submitted(project, *SHORT, "seed=0,1,2", "sweep.max_workers=2", "+api_key=hunter2")
+    sweep = submitted(project, *SHORT, "seed=0,1,2", "sweep.max_workers=2", "+my.api_key=hunter2")
     on_nodes = [process for node in slurm.nodes for process in slurm.processes(node)]
     assert set(running_in(project.path)) <= set(on_nodes)
     hydraloop = (sys.executable, "-m", "hydraloop")
     status = project.python(*hydraloop[1:], "status", "all").out
     assert "Slurm: your jobs in the queue: " in status, status
-    again = project.train("-m", *SUBMITTED, *SHORT, "seed=0,1,2", "+api_key=hunter2", "sweep.resume=all")
+    again = project.train("-m", *SUBMITTED, *SHORT, "seed=0,1,2", "+my.api_key=hunter2", "sweep.resume=all")
     assert (again.code, "of Slurm runs this command already" in again.err) == (2, True), again.text
     until(lambda: sweep.holder() is not None, "no controller begins", seconds=240)
     attached = slurm.run("srun", f"--chdir={project.path}", "--nodelist=n2", *hydraloop, "attach", "all")

@@ -131,7 +131,7 @@ def test_a_job_that_diverges_before_its_first_validation_does_not_name_the_metri
     assert (content["metric"], content["best"]["job"]) == ("accuracy", 1)
 
 
-@pytest.mark.parametrize(("key", "option"), [("seed", ""), ("fold", " sweep.average=fold")])
+@pytest.mark.parametrize(("key", "option"), [("seed", ""), ("my.fold", " sweep.average=my.fold")])
 def test_over_seeds_or_folds_the_best_average_is_the_best_and_not_the_luckiest_job(
     key: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
