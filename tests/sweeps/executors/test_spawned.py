@@ -106,7 +106,7 @@ def test_a_job_that_slurm_starts_again_after_its_end_changes_nothing(tmp_path: P
     assert done.code == 0, done.err
     folder = project.path / "all" / "0"
     before = {path: path.read_bytes() for path in (folder / "result.json", folder / "metrics.jsonl")}
-    given = Spawn(project.path / "all", ["experiment=spirals", "engine.max_iters=2"], lambda request: {})
+    given = Spawn(project.path / "all", ["experiment=spirals", "engine.max_iters=2"])
     path, _ = given.write(Request(0, ("seed=1",), str(folder), str(folder)))
     again = {environment.SWEEP_JOB: str(path), "HYDRALOOP_SUBMITTED": "1", "SLURM_RESTART_COUNT": "1"}
     done = project.train(**again)
