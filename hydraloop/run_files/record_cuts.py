@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hydraloop.run_files.record_log import Position, Reader, is_after, read_all
 from hydraloop.run_files.record_writer import cut_torn_line
+from hydraloop.run_files.regular import read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def cut_after(path: Path, *, iteration: int, last_validation: int, written: int 
 def cuts(path: Path) -> list[int]:
     """Return all cuts of a log, in order: the number of lines that remained."""
     try:
-        return list(map(int, _list_of(path).read_text(encoding="ascii").split()))
+        return list(map(int, read_bytes(_list_of(path)).split()))
     except FileNotFoundError:
         return []
 

@@ -8,8 +8,15 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hydraloop.errors import UserError
+
+_REMEDY = "hydraloop has not written it. Restore the file, or name another directory."
 _MOST_BYTES = 100_000_000
 """Of a JSON file. That of a sweep with 100,000 jobs has 20,000,000."""
+
+
+class StrangeFileError(UserError, OSError):
+    """A file that hydraloop cannot have written."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -17,12 +24,13 @@ def open_regular(path: Path) -> BinaryIO:
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it cannot be read, or is not a regular file: a pipe would wait for its writer.
+        StrangeFileError: it is not a regular file: a pipe would wait for its writer.
+        OSError: it cannot be read.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(f"{path} is not a regular file")
+        raise StrangeFileError(f"{path} is not a regular file", remedy=_REMEDY)
     return os.fdopen(handle, "rb")
 
 
@@ -30,12 +38,13 @@ def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
     """Return the contents of a regular file.
 
     Raises:
-        OSError: as of `open_regular`, or the file has more than `most` bytes.
+        StrangeFileError: as of `open_regular`, or the file has more than `most` bytes.
+        OSError: it cannot be read.
     """
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(f"{path} has more than {most:,} bytes")
+        raise StrangeFileError(f"{path} has more than {most:,} bytes", remedy=_REMEDY)
     return content
 
 

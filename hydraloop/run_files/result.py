@@ -148,7 +148,7 @@ class ResultFile:
         self._path, self._attempt = run_dir / FILENAME, attempt
         atomic.remove_unfinished(self._path)
         if before is None:
-            before = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+            before = self._path.read_text(encoding="utf-8") if self._path.is_file() else ""
         self._before = before.encode() or None
 
     def has(self, error: BaseException) -> bool:

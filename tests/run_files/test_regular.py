@@ -12,7 +12,7 @@ import pytest
 
 from hydraloop.engine.checkpoint import format as checkpoint_format
 from hydraloop.errors import UserError
-from hydraloop.run_files import attempts, checkpoint_files, config_yaml, lock, record_log, regular
+from hydraloop.run_files import attempts, checkpoint_files, config_yaml, lock, record_cuts, record_log, regular
 from hydraloop.run_files.result import Result, digest
 from hydraloop.sweeps import states, sweep_description
 from hydraloop.tracking.cursor import Cursor
@@ -30,6 +30,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "records": ("metrics.jsonl", lambda folder: list(record_log.read_all(folder / "metrics.jsonl")), OSError),
     "end of the records": ("metrics.jsonl", lambda folder: record_log.read_end(folder / "metrics.jsonl", 99), OSError),
     "number of records": ("metrics.jsonl", lambda folder: record_log.count(folder / "metrics.jsonl"), OSError),
+    "cuts of the records": ("metrics.cuts.jsonl", lambda folder: record_cuts.cuts(folder / "metrics.jsonl"), OSError),
     "cursor": ("tracking/mine.cursor.json", lambda folder: Cursor.load(folder, "mine"), None),
 }
 

@@ -5,7 +5,6 @@ The name of a job says to which sweep or run it belongs. So a job is also found 
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.processes import slurm
+from hydraloop.run_files.regular import read_json
 from hydraloop.sweeps.sweep_description import FILENAME
 
 FOLDER = ".submitit"
@@ -53,7 +53,7 @@ def _uid(path: Path) -> str:
     """Return the id of a sweep, or of a run that was submitted."""
     for file in (path / FILENAME, path / FOLDER / MAIN / COMMAND):
         with suppress(OSError, ValueError, KeyError):
-            return str(json.loads(file.read_bytes())["uid"])
+            return str(read_json(file)["uid"])
     return "unknown"
 
 
