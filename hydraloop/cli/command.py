@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hydraloop.cli import arguments
@@ -93,11 +93,13 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         group = override.key_or_group
         if override.value() == "???":  # OmegaConf's mark
             raise UserError("??? is no value", key=group, remedy=f"Give it one: {group}=…")
-        if arguments.is_sweep(override) or not composer.is_group(group) or group.startswith("hydra"):
+        is_axis = arguments.is_sweep(override) and not override.is_delete()
+        if is_axis or not composer.is_group(group) or group.startswith("hydra"):
             continue
         if not group:
             raise UserError(f"{override.input_line!r} has no key", remedy="Write key=value, or ~key to delete.")
         value = override.value()
+        value = value.list if isinstance(value, ChoiceSweep) else value
         names = value if isinstance(value, list) else [value]
         known = isinstance(value, dict) or all(isinstance(name, str) and name not in ("", "???") for name in names)
         if known and not (override.is_delete() and isinstance(value, list | dict)):

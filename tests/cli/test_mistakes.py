@@ -76,6 +76,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "default_hooks.param_scheduler=null": ("default_hooks.param_scheduler", "scheduler=[]"),
     "~hooks": ("hooks", "Write hooks=[]"),
     "~default_hooks=[]": ("default_hooks", "To select none, use default_hooks=[]"),
+    "~hooks=ema,profiler": ("hooks", "To select none, use hooks=[]"),
     "hooks=": ("hooks", "To select none, use hooks=[]"),
     "hooks=[null]": ("hooks", "Options: anomaly_detection, "),
     "experiment=null": ("experiment", "To select none, use ~experiment"),
