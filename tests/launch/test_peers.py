@@ -91,18 +91,18 @@ def exchange(ours: DictConfig, theirs: DictConfig, monkeypatch: pytest.MonkeyPat
 
     def lead() -> None:
         try:
-            peers.lead(ours, planned(ours, Path("/run")), None)
+            peers.lead(ours, planned(ours, Path("/run")))
         except UserError as error:
             errors.append(error)
 
     leader = threading.Thread(target=lead)
     leader.start()
-    while not peers._is_planned:
+    while leader.is_alive() and not peers._is_planned:
         time.sleep(0.01)
     be(1, monkeypatch)
     other = Peers()
     try:
-        return other.follow(theirs, lambda plan: planned(theirs, plan.run_dir), None)
+        return other.follow(theirs, lambda plan: planned(theirs, plan.run_dir))
     except UserError as error:
         other.tell(Failure.of(error, 1))
         leader.join()
@@ -137,7 +137,7 @@ def test_the_other_ranks_end_when_rank_0_has_failed(store: Any, monkeypatch: pyt
     Peers().failed(error)
     be(1, monkeypatch)
     with pytest.raises(PeerError):
-        Peers().follow(config(), lambda plan: plan, None)
+        Peers().follow(config(), lambda plan: plan)
 
 
 def test_a_restarted_rank_reads_no_plan_of_the_start_before(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
