@@ -85,11 +85,9 @@ COMMANDS = {
         f"{_FOLDER} --kill kills at once; so does a second stop.",
     ),
     "sync": Command(
-        "FOLDER … [hooks.<tracker>.<option>=value] [--again]",
+        "FOLDER …",
         "send trackers the records and files that they do not have",
-        f"{_FOLDER} Or it is a folder of them (outputs/). An option is used instead of the run's. --again sends "
-        "everything, because the service was replaced or has moved; with an option of a tracker, to that one only. "
-        "A tracker of a project is only used by its script.",
+        f"{_FOLDER} Or it is a folder of them (outputs/). A tracker of a project is only used by its script.",
     ),
 }
 OF_RUNS = ("resume", "evaluate", "predict", "export")
@@ -205,8 +203,7 @@ def viewed(name: str, words: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("directory", nargs="+", type=Path)
         parser.add_argument("--output", type=Path)
     elif name == "sync":
-        parser.add_argument("directory", nargs="+")
-        parser.add_argument("--again", action="store_true")
+        parser.add_argument("directory", nargs="+", type=Path)
         parser.add_argument("--follow", action="store_true")  # used by runs and sweeps
     else:
         parser.add_argument("directory", type=Path)

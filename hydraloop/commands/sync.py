@@ -10,13 +10,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from hydraloop.errors import printable
 from hydraloop.run_files.record_log import FILENAME, count
@@ -28,24 +24,14 @@ from hydraloop.tracking.masked_output import log_to_stderr
 from hydraloop.tracking.sending import How, Once, follow, send
 
 _REST = How()
-_OPTION = re.compile(r"(?:default_)?hooks\.(\w+)\.(\w+)=(.*)", re.DOTALL)
 
 
 def run(args: argparse.Namespace) -> int:
     """Send what is left. Returns the exit code: 0 if all is sent, 1 if something is left, 2 for a wrong argument."""
     if args.follow:
-        follow(Path(args.directory[0]))
+        follow(args.directory[0])
     log_to_stderr(logging.WARNING, "%(message)s")
-    options: dict[str, dict[str, Any]] = {}
-    directories = []
-    for argument in args.directory:
-        if (option := _OPTION.fullmatch(argument)) is None:
-            directories.append(Path(argument))
-        else:
-            options.setdefault(option[1], {})[option[2]] = yaml.safe_load(option[3])
-    return send_all(
-        directories, How(again=args.again, options=options, folders=ALLOWLIST.folders, trusted=ALLOWLIST.packages)
-    )
+    return send_all(args.directory, How(folders=ALLOWLIST.folders, trusted=ALLOWLIST.packages))
 
 
 def send_all(directories: Sequence[Path], how: How = _REST) -> int:
@@ -62,14 +48,13 @@ def send_all(directories: Sequence[Path], how: How = _REST) -> int:
                 print(printable(f"{os.path.relpath(run_dir)}  not all: its description in tracking/ cannot be read"))
                 complete = False
             for name in sorted(trackers):
-                if not (how.again and how.options) or name in how.options:
-                    complete &= _send(run_dir, name, how)
+                complete &= _send(run_dir, name, how)
     return 0 if complete else 1
 
 
 def _send(run_dir: Path, name: str, how: How) -> bool:
     """Send the rest of one run, and how it ended, to one tracker. Prints the outcome. Returns whether all is there."""
-    before = None if how.again else Cursor.load(run_dir, name)
+    before = Cursor.load(run_dir, name)
     problem = send(run_dir, name, how, Once())
     cursor = Cursor.load(run_dir, name) or Cursor("")
     sent = max(0, cursor.sent - (0 if before is None else before.sent))

@@ -26,7 +26,7 @@ class WandbLoggerHook(TrackerHook):
     says otherwise, and it stays so. It never asks for a key. A resumed run continues the same W&B run; changes of the
     config are `resume_1/…`. Rows that W&B has had are not sent again; if a resume replaces them, a warning names them.
     Offline, all rows are written again until `wandb sync` has uploaded them, then only later rows. A directory that is
-    uploaded while its run writes is an error: `python -m hydraloop sync --again` sends the whole run to a new one.
+    uploaded while its run writes is an error: the records after that are not sent.
 
     Each job of a sweep is a run, in a group named after the sweep. `WANDB_RUN_ID` is ignored.
 

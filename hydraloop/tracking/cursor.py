@@ -80,11 +80,11 @@ def is_complete(run_dir: Path, name: str, attempt: int) -> bool:
     return cursor.index >= count(run_dir / FILENAME)
 
 
-def sync_command(folder: Path, kinds: Iterable[str], *flags: str) -> str:
+def sync_command(folder: Path, kinds: Iterable[str]) -> str:
     """Return the command that sends what trackers of these kinds do not have of a run or sweep."""
     if all(kind.startswith("hydraloop.") for kind in kinds):
-        return shlex.join(["python", "-m", "hydraloop", "sync", *flags, shown(folder)])
-    return shlex.join([*of_project("sync", folder), *flags])
+        return shlex.join(["python", "-m", "hydraloop", "sync", shown(folder)])
+    return shlex.join(of_project("sync", folder))
 
 
 def path_of(run_dir: Path, name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Literal
 
 from hydraloop.engine.interval import Every
 from hydraloop.run_files import record_cuts
+from hydraloop.run_files.environment import shown
 from hydraloop.run_files.record_log import FILENAME, Position, Reader, Record
-from hydraloop.tracking.cursor import Cursor, sync_command
+from hydraloop.tracking.cursor import Cursor, path_of, sync_command
 from hydraloop.tracking.own_files import own
 from hydraloop.tracking.tracker import BusyError, Finish, GoneError, LostError, RefusedError, Tracker, UnusableError
 
@@ -84,8 +86,9 @@ class Follower:
         except _CutError:
             return "cut"
         except UnusableError as error:
-            remedy = f"; `{sync_command(self._run_dir, [self._cursor.kind], '--again')}` sends everything again"
-            self._told(f"{error}{remedy if isinstance(error, GoneError) else ''}")
+            position = shlex.quote(shown(path_of(self._run_dir, self._name)))
+            again = f"rm {position} && {sync_command(self._run_dir, [self._cursor.kind])}"
+            self._told(f"{error}; `{again}` sends everything again" if isinstance(error, GoneError) else str(error))
             return "given up"
         except Exception as error:
             log.debug("to be repeated", exc_info=error)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,10 +56,6 @@ _BUSY = 20.0
 class How:
     """How runs are sent."""
 
-    again: bool = False
-    """Whether everything is sent again, to a service that has nothing of the run; only to those in `options` if any."""
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options that replace those of the run, by the name of the hook."""
     hidden: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Values of options that are masked in files, by the name of the hook."""
     folders: Sequence[str] = ()
@@ -119,8 +115,8 @@ def _send(run_dir: Path, name: str, how: How, until: Once) -> str | None:
     kind = run.trackers[name]["kind"]
     options, tracker_class = _options(name, kind, run.trackers[name]["options"], how), _loaded(kind, how)
     cursor = Cursor.load(run_dir, name)
-    if how.again or cursor is None or cursor.kind != kind:
-        cursor = Cursor(kind, memory={"again": True} if how.again else {})
+    if cursor is None or cursor.kind != kind:
+        cursor = Cursor(kind)
     cursor.trouble, cursor.remarks = None, []
     remarks = _Remarks(cursor)
     logging.getLogger("hydraloop").addHandler(remarks)
@@ -132,24 +128,20 @@ def _send(run_dir: Path, name: str, how: How, until: Once) -> str | None:
         tracker.close()
     if not run_description.is_described(run_dir, run.attempt.number + 1):
         return problem
-    return _send(run_dir, name, replace(how, again=False), until)  # a resumed run
+    return _send(run_dir, name, how, until)  # a resumed run
 
 
 def _options(name: str, kind: str, stored: Mapping[str, Any], how: How) -> dict[str, Any]:
     """Return the options of a tracker, with their secrets.
 
     Raises:
-        ValueError: an option is unknown, or has a secret that is not known.
+        ValueError: an option has a secret that is not known.
     """
     hidden = how.hidden.get(name, {})
     options = {key: hidden.get(key, value) if MASK in str(value) else value for key, value in stored.items()}
-    typed = how.options.get(name, {})
-    if unknown := typed.keys() - options.keys():
-        raise ValueError(f"hooks.{name}.{min(unknown)}: no such option")
-    options |= typed
     lacking = [f"hooks.{name}.{option}" for option, value in options.items() if MASK in str(value)]
     if lacking and kind not in OWN.values():  # those take their secrets from the environment
-        raise ValueError(f"{lacking[0]} has a secret, which is not stored: add {lacking[0]}=<value>")
+        raise ValueError(f"{lacking[0]} is a secret, which is not stored: let the tracker read it from the environment")
     remember(options)
     return options
 

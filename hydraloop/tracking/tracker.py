@@ -158,8 +158,7 @@ class Tracker(ABC):
     Args:
         options: the hook's options, by name.
         run: the run that is sent.
-        memory: the tracker's own state from earlier processes, as plain JSON. Changed in place. `sync --again` begins
-            with `{"again": True}`.
+        memory: the tracker's own state from earlier processes, as plain JSON. Changed in place.
     """
 
     def __init__(self, options: dict[str, Any], run: Run, memory: dict[str, Any]) -> None:

@@ -11,15 +11,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import psutil
 
-from hydraloop.run_files.record_log import Record
-from hydraloop.tracking.cursor import sync_command
+from hydraloop.run_files.record_log import FILENAME, Record
 from hydraloop.tracking.own_files import own_folder
-from hydraloop.tracking.tracker import WANDB, Finish, GoneError, LostError, Tracker, UnusableError
+from hydraloop.tracking.tracker import Finish, LostError, Tracker, UnusableError
 
 os.environ.update(WANDB_ERROR_REPORTING="false", WANDB_SILENT="true")
 os.environ.pop("WANDB_SERVICE", None)  # the `wandb-core` of a training process that uses W&B itself
@@ -92,9 +90,6 @@ class WandbTracker(Tracker):
     def open(self) -> None:
         """Create the W&B run or continue it."""
         memory = self.memory
-        if "id" not in memory:
-            again = f"{self.run.uid}-{token_hex(2)}"  # must not add to the earlier run
-            memory["id"] = again if "again" in memory else self.run.uid
         memory["mode"] = mode_of(self.options["init"], memory.get("mode"))
         if memory.get("closed") != self.run.attempt.number:
             with self._running():
@@ -125,7 +120,7 @@ class WandbTracker(Tracker):
         Raises:
             TimeoutError: not everything was uploaded in time.
             OSError: W&B could not write its file.
-            GoneError: `wandb sync` has uploaded the directory too early.
+            UnusableError: `wandb sync` has uploaded the directory too early.
         """
         memory = self.memory
         with self._running() as live:
@@ -159,7 +154,7 @@ class WandbTracker(Tracker):
         """Yield the live run, which is started if necessary. After any error of W&B, it is started again.
 
         Raises:
-            GoneError: W&B cannot continue the run.
+            UnusableError: W&B cannot continue the run.
             LostError: W&B has fewer records than were handed to it.
         """
         try:
@@ -181,7 +176,7 @@ class WandbTracker(Tracker):
         synced = self._synced()
         with _CORE.lock:
             self._core = _CORE.number
-            self._live = LiveRun(self.options, self.run, memory["id"], memory["mode"])
+            self._live = LiveRun(self.options, self.run, self.run.uid, memory["mode"])
             _CORE.users.add(id(self))
         there = synced if memory["mode"] == "offline" else self._live.starts_at
         if there == 0:
@@ -191,27 +186,24 @@ class WandbTracker(Tracker):
         if there < handed:
             raise LostError(there)
         if is_cut and there > handed:
-            again = sync_command(self.run.run_dir, [WANDB], "--again")
-            text = (
-                "W&B has lines %d to %d already, which the resumed run replaces: the new ones are not sent; `%s` does"
-            )
-            log.warning(text, handed + 1, there, again)
+            text = "W&B has lines %d to %d already, which the resumed run replaces: the new ones are only in %s"
+            log.warning(text, handed + 1, there, FILENAME)
 
     def _synced(self) -> int:
         """Remove earlier directories of the run, but those that were synced. Returns the number of records in them.
 
         Raises:
-            GoneError: a directory was synced before its run was ended: it is not known how many records it has.
+            UnusableError: a directory was synced before its run was ended: it is not known how many records it has.
         """
         there, memory = 0, self.memory
         kind = "offline-run" if memory["mode"] == "offline" else "run"
-        for folder in (self.run.run_dir / FOLDER).glob(f"{kind}-*-{self.run.uid}*"):
+        for folder in (self.run.run_dir / FOLDER).glob(f"{kind}-*-{self.run.uid}"):
             if not _is_synced(folder):
                 shutil.rmtree(folder)
-            elif folder.name.endswith(f"-{memory['id']}"):
-                if folder.name not in memory.get("ended", {}):
-                    raise _too_early()
-                there = max(there, memory["ended"][folder.name])
+                continue
+            if folder.name not in memory.get("ended", {}):
+                raise _too_early()
+            there = max(there, memory["ended"][folder.name])
         return there
 
 
@@ -219,8 +211,11 @@ def _is_synced(folder: Path) -> bool:
     return any(folder.glob("*.synced"))
 
 
-def _too_early() -> GoneError:
-    return GoneError("the run was uploaded by `wandb sync` before its end, and W&B cannot continue its file")
+def _too_early() -> UnusableError:
+    return UnusableError(
+        "the run was uploaded by `wandb sync` before its end, and W&B cannot continue its file: "
+        f"the records after that are only in {FILENAME}"
+    )
 
 
 def _grows(file: Path, size: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -151,9 +152,11 @@ def test_a_database_that_is_deleted_is_reported_with_a_command_that_sends_everyt
         output, _ = process.communicate(timeout=SOON)
     assert process.returncode == 0, output
     run = project.run
-    (command,) = set(re.findall(r"python -m hydraloop sync --again [^\s`]+", output))
+    (command,) = set(re.findall(r"`(rm [^`]+)`", output))
     assert len(re.findall(r"^warning: mlflow: ", output, re.M)) == 1, output
-    done = project.python(*command.split()[1:])
+    remove, sync = (shlex.split(part) for part in command.split(" && "))
+    (project.path / remove[1]).unlink()
+    done = project.python(*sync[1:])
     assert done.code == 0, done.text
     assert_whole(mlflow_run(project.path), run)
 

@@ -1,4 +1,4 @@
-"""A service that has lost a run, or another one: the command in the message sends everything, once."""
+"""A service that has lost a run: without its cursor, everything is sent, once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from hydraloop.commands import sync
 from hydraloop.run_files.record_log import FILENAME
 from hydraloop.run_files.result import Result
-from hydraloop.tracking.cursor import Cursor
+from hydraloop.tracking.cursor import Cursor, path_of
 from hydraloop.tracking.tracker import MLFLOW
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
 from tests.tracking.runs import described_run, log_records, track
@@ -40,32 +40,27 @@ def run_dir(folder: Path) -> Path:
     return run_dir
 
 
-def check(run_dir: Path, uri: str | None = None) -> None:
+def check(run_dir: Path) -> None:
     """MLflow has the run, and all of it once."""
     cursor = Cursor.load(run_dir, "mlflow")
     assert cursor is not None
     assert (cursor.sent, cursor.complete) == (31, True)
     run_id = cursor.memory["run_id"]
-    assert client(uri).get_run(run_id).info.status == "FINISHED"
-    history = client(uri).get_metric_history(run_id, "train/loss")
+    assert client().get_run(run_id).info.status == "FINISHED"
+    history = client().get_metric_history(run_id, "train/loss")
     assert sorted((metric.step, metric.value) for metric in history) == [(10 * n, 1 / (10 * n)) for n in range(1, 31)]
-    images = [one.path for one in client(uri).list_artifacts(run_id, "images") if one.path.endswith(".png")]
+    images = [one.path for one in client().list_artifacts(run_id, "images") if one.path.endswith(".png")]
     assert len(images) == 1
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_another_address(folder: Path, run_dir: Path, empty_database: Path, again: bool) -> None:
-    """It counts for the command that names it: a cursor may come from someone else."""
-    shutil.copy(empty_database, folder / "moved.db")
-    uri = f"sqlite:///{folder}/moved.db"
-    how = sync.How(again=again, options={"mlflow": {"tracking_uri": uri}})
-    assert sync.send_all([run_dir], how) == 0
-    check(run_dir, uri)
+def test_a_service_that_has_lost_the_run_gets_all_again(folder: Path, run_dir: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, folder / "mlflow.db")
+    path_of(run_dir, "mlflow").unlink()
     assert sync.send_all([run_dir]) == 0
     check(run_dir)
-    assert Cursor.load(run_dir, "mlflow").memory["tracking_uri"] == f"sqlite:///{folder}/mlflow.db"  # type: ignore[union-attr]
 
 
 def test_a_service_that_still_has_the_run_gets_nothing_twice(run_dir: Path) -> None:
-    assert sync.send_all([run_dir], sync.How(again=True)) == 0
+    path_of(run_dir, "mlflow").unlink()
+    assert sync.send_all([run_dir]) == 0
     check(run_dir)

@@ -15,9 +15,7 @@ import pytest
 
 from hydraloop.run_files.record_cuts import cut_after
 from hydraloop.run_files.record_log import FILENAME
-from hydraloop.tracking.tracker import WANDB
-from tests.tracking.runs import attempt, described_run, log_records, track
-from tests.tracking.wandb.driver import OPTIONS
+from tests.tracking.runs import attempt, described_run
 from tests.tracking.wandb.service import Service, serving
 from tests.tracking.wandb.test_tracker import KEY, append, drive, everything_below
 
@@ -107,25 +105,6 @@ def test_what_did_not_arrive_is_sent_by_the_next_process(tmp_path: Path) -> None
         assert len(service.steps().get(UID, [])) < 50
         drive(run_dir, "log=5", "drain", "finish", env=account(service), mode=None)
         assert service.steps() == {UID: list(range(55))}
-
-
-@pytest.mark.slow
-def test_everything_is_sent_again_to_a_new_run(tmp_path: Path) -> None:
-    """`sync` opens the run that training would continue; `sync --again` opens a new one, which `sync` leaves."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    log_records(run_dir, 10)
-    (run_dir / "result.json").write_text(json.dumps({"status": "finished"}))
-    track(run_dir, "wandb", WANDB, {**OPTIONS, "init": {}})
-    with serving() as service:
-        command(run_dir, "hydraloop", "sync", str(run_dir), service=service)
-        assert service.steps() == {UID: list(range(10))}
-        said = command(run_dir, "hydraloop", "sync", "--again", str(run_dir), service=service)
-        (new,) = service.steps().keys() - {UID}
-        assert said.endswith(f"10 sent, 10 of 10 records there, {service.url}/team/p/runs/{new}\n")
-        assert (service.rows[new][9]["train/loss"], service.exits[new]) == (1 / 100, 0)
-        command(run_dir, "hydraloop", "sync", str(run_dir), service=service)
-        assert service.steps() == {UID: list(range(10)), new: list(range(10))}
 
 
 @pytest.mark.slow
