@@ -133,7 +133,8 @@ class SweepJob(Worker):
             "typed": list(self._draft.typed),
             "continues": continues,
         }
-        lines = [*cfg.hydra.overrides.hydra, *cfg.hydra.overrides.task]
+        given: Any = OmegaConf.to_container(cfg.hydra.overrides, resolve=False)  # the ranks resolve interpolations
+        lines = [*given["hydra"], *given["task"]]
         command = environment.command()[1:]
         self._starter.start_ranks(cfg, command, lines, variables={private.RANK_JOB: json.dumps(known)})
 
