@@ -113,7 +113,7 @@ def test_each_command_of_the_page_for_agents_works(installed: Path, tmp_path: Pa
     page = AGENTS.read_text(encoding="utf-8")
     _, head, text = page.split("---\n", 2)
     assert list(yaml.safe_load(head)) == ["name", "description"]
-    named = {*re.findall(r"hydraloop (\w+)", text)} & {*parser.COMMANDS}
+    named = {*re.findall(r"(?:hydraloop|train\.py) (\w+)", text)} & {*parser.COMMANDS}
     assert named >= {
         "new",
         "check",
