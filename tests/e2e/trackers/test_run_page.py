@@ -28,7 +28,7 @@ def test_the_page_of_a_run(folder: Path) -> None:
     media.mkdir(parents=True)
     Image.new("RGB", (300, 300), "red").save(media / "predictions_iter_20.png")
     picture = LoggedObject("image", "val/predictions", "media/val/predictions_iter_20.png")
-    tracker = opened(run, description="What is **tried**.")
+    tracker = opened(run)
     tracker.send([*training(0, 5), Record(5, "val", 1, 20, BEGAN, {"accuracy": 0.5}, {}, (picture,))])
     tracker.finish(Finish("finished"))
     send_files(tracker)
@@ -36,7 +36,7 @@ def test_the_page_of_a_run(folder: Path) -> None:
     quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with pages.served(["mlflow", "ui", "--workers", "1"], folder, **quick) as address, pages.browser(folder) as browser:
         browser.driver.get(address + printed)
-        browser.shows("a/run", "val/accuracy", "What is tried", "Model metrics")
+        browser.shows("a/run", "val/accuracy", "Model metrics")
         assert "Observability" not in browser.text, "the menu is that of GenAI"
         browser.keep("mlflow_run")
         browser.click("[role=tab]", text="Model metrics")
