@@ -24,7 +24,7 @@ except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeLoader as Loader  # type: ignore[assignment]
 
 _MOST_BYTES, _DEEPEST = 1_000_000, 100
-"""Of a config that is read. That of a large run has 30,000 bytes and 10 levels."""
+"""Size and depth of a config that is read, at most. The config of a large run has 30,000 bytes and 10 levels."""
 
 
 def loaded(source: Path | str, name: object) -> DictConfig:

@@ -12,7 +12,7 @@ from hydraloop.errors import UserError
 
 _REMEDY = "hydraloop has not written it. Restore the file, or name another directory."
 _MOST_BYTES = 100_000_000
-"""Of a JSON file. That of a sweep with 100,000 jobs has 20,000,000."""
+"""Size of a JSON file at most. The file of a sweep with 100,000 jobs has 20,000,000."""
 
 
 class StrangeFileError(UserError, OSError):

@@ -39,7 +39,7 @@ _SECONDS = 20.0
 _FEW = 0.01
 """Part of a split that may be in the training data, in addition to the part of the training data that has copies."""
 _ITERATIONS, _TIME = 60, "0:00:30"
-"""Of a training on one batch."""
+"""Length and time limit of a training on one batch."""
 _HALF, _EPOCH, _WHOLE = 2, 3, 6
 """Iterations before a checkpoint, of an epoch, and of a whole run: the resumed one begins inside of an epoch."""
 _TOLERANCE = 1e-3
