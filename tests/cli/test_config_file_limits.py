@@ -145,25 +145,32 @@ def test_the_folder_of_a_job_is_in_its_sweep(folder: str, project: Path) -> None
     composed(project, "hydra.sweep.subdir=a/../b/${seed}", "hydra.sweep.dir=all", is_sweep=True)
 
 
-PLACES = [
-    *("pkg://evil", "pkg://evil/inner", "structured://evil", "s3://bucket/conf", "pkg://"),
-    *("${oc.env:PLACE}", "${now:%S}", "${my.place}", "${.0}"),
-]
+PACKAGES = ("pkg://evil", "pkg://evil/inner", "structured://evil", "s3://bucket/conf", "pkg://")
+INTERPOLATIONS = ("${oc.env:PLACE}", "${now:%S}", "${my.place}", "${.0}")
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("is_typed", [False, True])
+@pytest.mark.parametrize(
+    ("place", "is_typed"),
+    [*((place, False) for place in (*PACKAGES, *INTERPOLATIONS)), *((place, True) for place in PACKAGES)],
+)
 def test_the_search_path_has_folders_only(
     place: str, is_typed: bool, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLACE", "pkg://evil")
-    if is_typed and "${" in place:
-        pytest.skip("Hydra does not resolve it")
     if not is_typed:
         (project / "conf" / "config.yaml").write_text(f"{PRIMARY}hydra: {{searchpath: ['{place}']}}\n")
     with pytest.raises(UserError) as caught:
         composed(project, *([f"hydra.searchpath=['{place}']"] if is_typed else []))
     assert caught.value.key == "hydra.searchpath"
+
+
+@pytest.mark.parametrize("place", INTERPOLATIONS)
+def test_an_interpolation_that_is_typed_is_the_name_of_a_folder(
+    place: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLACE", "pkg://evil")
+    with pytest.raises(UserWarning, match=r"path=\$\{.* is not available"):  # Hydra does not resolve it
+        composed(project, f"hydra.searchpath=['{place}']")
 
 
 @pytest.mark.parametrize("place", ["{}", "file://{}", "${{oc.env:PLACE}}"])

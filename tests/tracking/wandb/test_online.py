@@ -86,7 +86,7 @@ def test_online_a_run_goes_on_where_the_service_stands(tmp_path: Path) -> None:
 
         cut_after(run_dir / FILENAME, iteration=80, last_validation=0)
         described_run(run_dir, attempt(), attempt(1, 80))
-        env = {**account(service), "WANDB_MODE": "offline"}  # it goes on as it began
+        env = {**account(service), "WANDB_MODE": "offline"}  # the run goes on as it began
         found = drive(run_dir, "log=6", "drain", "finish", env=env, mode=None)
         (warning,) = found["warnings"]
         assert warning.startswith("W&B has lines 9 to 10 already")
