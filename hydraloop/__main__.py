@@ -6,7 +6,7 @@ from hydraloop.early_interrupts import deferred, in_one_line
 
 with deferred():
     from hydraloop.commands import dispatch, parser
-    from hydraloop.run_files.output import replace_unencodable
+    from hydraloop.files.output import replace_unencodable
 
 
 def main() -> None:

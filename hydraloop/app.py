@@ -22,22 +22,22 @@ from typing import TYPE_CHECKING, Any
 from hydraloop import schemas
 from hydraloop.cli import arguments, command, resume_command, run_config
 from hydraloop.cli.compose import Composer, opened
-from hydraloop.cli.error_reports import Reports
 from hydraloop.cli.help import show, show_config, show_help, show_plan
 from hydraloop.commands import dispatch, parser
 from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
+from hydraloop.files import environment
+from hydraloop.files.attempts import RECORDS
+from hydraloop.files.config_yaml import remember_config
+from hydraloop.files.error_reports import Reports
+from hydraloop.files.output import print_to, replace_unencodable
+from hydraloop.files.uncollected import uncollected
 from hydraloop.plan import Draft
 from hydraloop.processes import private, torchrun
 from hydraloop.processes.checks import check_debugger, check_options
 from hydraloop.processes.failure import Requeue
 from hydraloop.processes.peers import Peers
 from hydraloop.processes.termination_signals import terminable
-from hydraloop.run_files import environment
-from hydraloop.run_files.attempts import RECORDS
-from hydraloop.run_files.config_yaml import remember_config
-from hydraloop.run_files.output import print_to, replace_unencodable
-from hydraloop.run_files.uncollected import uncollected
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN, in_script
 
 if TYPE_CHECKING:

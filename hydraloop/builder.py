@@ -21,6 +21,11 @@ from hydraloop.engine.device.seeding import seed_everything, use_deterministic_k
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.files import run_directory
+from hydraloop.files.attempts import RECORDS
+from hydraloop.files.lock import RunLock
+from hydraloop.files.record_cuts import cut_after
+from hydraloop.files.record_log import FILENAME
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from hydraloop.hooks.shared.build_from_config import build_hooks
@@ -30,11 +35,6 @@ from hydraloop.optim.optimizers import build_optimizer
 from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.parts import NONE, Parts
 from hydraloop.plan import RunPlan
-from hydraloop.run_files import run_directory
-from hydraloop.run_files.attempts import RECORDS
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.record_cuts import cut_after
-from hydraloop.run_files.record_log import FILENAME
 from hydraloop.settings_from_config import settings_from_config
 from hydraloop.tasks.building import build_task, prepare_model
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hydraloop.run_files import attempts, checkpoint_to_resume, run_directory
-from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
+from hydraloop.files import attempts, checkpoint_to_resume, run_directory
+from hydraloop.files.lock import LEASE, PATIENCE, RunLock
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed

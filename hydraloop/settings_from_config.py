@@ -9,9 +9,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.engine.run import Settings
+from hydraloop.files.config_yaml import masked_metadata
 from hydraloop.optim.optimizers import optimizer_overrides
 from hydraloop.parts import Parts
-from hydraloop.run_files.config_yaml import masked_metadata
 from hydraloop.schemas.optimizer import nodes
 
 

@@ -23,10 +23,10 @@ from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
+from hydraloop.files import integrity
+from hydraloop.files.record_cuts import cuts
 from hydraloop.hooks import EMAHook
 from hydraloop.plan import RunPlan
-from hydraloop.run_files import integrity
-from hydraloop.run_files.record_cuts import cuts
 from hydraloop.safety.instantiate import instantiate
 from tests.config.composed import REPOSITORY
 from tests.marks import slow

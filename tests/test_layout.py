@@ -50,7 +50,7 @@ BORN = {
     "tracking/sender.py Popen": "the sender of a run or a sweep",
     "processes/slurm.py run": "a question to Slurm",
     "sweeps/executors/gpus.py run": "nvidia-smi",
-    "run_files/environment.py run": "git",
+    "files/environment.py run": "git",
 }
 """Where a process starts, and which."""
 

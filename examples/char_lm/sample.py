@@ -19,7 +19,7 @@ from torch import nn
 
 import hydraloop
 from hydraloop.errors import UserError
-from hydraloop.run_files.run_directory import run_of
+from hydraloop.files.run_directory import run_of
 
 BYTES = 256
 SEPARATOR = 0

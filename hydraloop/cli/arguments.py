@@ -15,8 +15,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import OverrideParseException
 
 from hydraloop.errors import UserError, suggestion
+from hydraloop.files.secrets import MASK, remember_overrides
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
-from hydraloop.safety.secrets import MASK, remember_overrides
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected."""

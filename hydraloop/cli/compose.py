@@ -24,7 +24,7 @@ from hydraloop.cli.arguments import check_text
 from hydraloop.cli.config_file_limits import check_overrides, check_typed, of_hydra
 from hydraloop.cli.own_classes import with_own_arguments
 from hydraloop.errors import UserError, missing_path
-from hydraloop.run_files.run_directory import run_id
+from hydraloop.files.run_directory import run_id
 from hydraloop.safety import hydra_versions
 
 _read_header = ConfigSource._get_header_dict

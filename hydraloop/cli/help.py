@@ -19,17 +19,17 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.cli.arguments import no_json
 from hydraloop.cli.command import explained
 from hydraloop.cli.compose import Composer
-from hydraloop.cli.console import end_with_reader
 from hydraloop.cli.messages import known_keys
 from hydraloop.cli.own_classes import OF_ALL_HOOKS, own_class, select
 from hydraloop.engine.call_table import by_mount_point, format_order
 from hydraloop.errors import UserError, any_of, meant, printable
+from hydraloop.files import environment
+from hydraloop.files.config_yaml import masked_yaml
+from hydraloop.files.console import end_with_reader
+from hydraloop.files.output import print_json
+from hydraloop.files.secrets import masked
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS, notices
 from hydraloop.plan import Draft
-from hydraloop.run_files import environment
-from hydraloop.run_files.config_yaml import masked_yaml
-from hydraloop.run_files.output import print_json
-from hydraloop.safety.secrets import masked
 from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, summary, typed
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf

@@ -6,11 +6,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from hydraloop.cli import console
+from hydraloop.files import console
+from hydraloop.files.attempts import RECORDS
+from hydraloop.files.config_yaml import dumped, remember_config
+from hydraloop.files.secrets import masked
 from hydraloop.plan import RunPlan
-from hydraloop.run_files.attempts import RECORDS
-from hydraloop.run_files.config_yaml import dumped, remember_config
-from hydraloop.safety.secrets import masked
 
 LOG = "train.log"
 

@@ -24,11 +24,11 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError, missing_path
+from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
+from hydraloop.files.result import Result
+from hydraloop.files.run_directory import checkpoint_folders, holds_run
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.parts import Parts
-from hydraloop.run_files.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
-from hydraloop.run_files.result import Result
-from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
 from hydraloop.validate.config import validate

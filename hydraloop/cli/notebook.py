@@ -14,14 +14,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from hydraloop import schemas
-from hydraloop.cli import arguments, console
+from hydraloop.cli import arguments
 from hydraloop.cli.command import compose_job
 from hydraloop.cli.compose import opened
 from hydraloop.errors import UserError
+from hydraloop.files import console
+from hydraloop.files.config_yaml import remember_config
+from hydraloop.files.record_log import read_rows
+from hydraloop.files.run_directory import check_holds_run
 from hydraloop.plan import plan_build
-from hydraloop.run_files.config_yaml import remember_config
-from hydraloop.run_files.record_log import read_rows
-from hydraloop.run_files.run_directory import check_holds_run
 from hydraloop.safety.allowlist import ALLOWLIST, Advice, from_python
 from hydraloop.validate.config import validate
 from hydraloop.validate.values import check_strategy

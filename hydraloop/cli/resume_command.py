@@ -16,12 +16,12 @@ from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.run_config import composed
 from hydraloop.errors import UserError, missing_path
+from hydraloop.files.checkpoint_files import newest_intact
+from hydraloop.files.result import PAUSE
+from hydraloop.files.run_directory import checkpoint_folders, config_file, holds_run, run_of
+from hydraloop.files.secrets import MASK
 from hydraloop.plan import Draft
-from hydraloop.run_files.checkpoint_files import newest_intact
-from hydraloop.run_files.result import PAUSE
-from hydraloop.run_files.run_directory import checkpoint_folders, config_file, holds_run, run_of
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import MASK
 from hydraloop.validate.hooks import hook_nodes
 
 NAME = "resume"

@@ -17,10 +17,10 @@ from hydraloop.cli import arguments
 from hydraloop.cli.command import compose_job
 from hydraloop.cli.compose import Composer
 from hydraloop.errors import UserError
+from hydraloop.files.attempts import RECORDS
+from hydraloop.files.config_yaml import loaded, remember_config
+from hydraloop.files.run_directory import CONFIG, config_file
 from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
-from hydraloop.run_files.attempts import RECORDS
-from hydraloop.run_files.config_yaml import loaded, remember_config
-from hydraloop.run_files.run_directory import CONFIG, config_file
 from hydraloop.schemas.root import Config
 
 NAME = "_saved_run"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydraloop.commands.status import hint, log_of, sweep_in
 from hydraloop.errors import UserError, printable
-from hydraloop.run_files import lock
+from hydraloop.files import lock
 from hydraloop.sweeps.current_states import current_states
 
 _POLL = 0.3

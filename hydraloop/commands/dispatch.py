@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hydraloop.cli.error_reports import Reports
 from hydraloop.commands import parser
 from hydraloop.early_interrupts import deferred
 from hydraloop.errors import UserError
+from hydraloop.files.error_reports import Reports
 
 
 def run(argv: Sequence[str]) -> int:

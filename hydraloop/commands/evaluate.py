@@ -6,7 +6,7 @@ import json
 
 from hydraloop.commands.finished_run import FinishedRunCommand
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.run_files.config_yaml import plain
+from hydraloop.files.config_yaml import plain
 
 
 class Evaluate(FinishedRunCommand):

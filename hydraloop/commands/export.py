@@ -28,8 +28,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import UserError, any_of
+from hydraloop.files import atomic
 from hydraloop.hooks.checkpoint.publishing import write_safetensors
-from hydraloop.run_files import atomic
 from hydraloop.schemas.data import SPLITS
 
 _KEY = "format"

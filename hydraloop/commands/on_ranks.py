@@ -9,7 +9,6 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from hydraloop.cli.console import PrintableFormatter
 from hydraloop.commands.evaluate import Evaluate
 from hydraloop.commands.export import Export
 from hydraloop.commands.finished_run import FinishedRunCommand
@@ -18,10 +17,11 @@ from hydraloop.commands.predict import Predict
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.errors import printable
+from hydraloop.files import environment
+from hydraloop.files.console import PrintableFormatter
 from hydraloop.processes import elastic, torchrun
 from hydraloop.processes.failure import Failure
 from hydraloop.processes.peers import Peers
-from hydraloop.run_files import environment
 
 _COMMANDS: dict[str, type[FinishedRunCommand]] = {"evaluate": Evaluate, "predict": Predict, "export": Export}
 

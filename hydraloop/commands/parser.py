@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hydraloop.cli.arguments import refuse
 from hydraloop.errors import UserError, close_names
-from hydraloop.run_files import environment
+from hydraloop.files import environment
 
 
 @dataclass(frozen=True)

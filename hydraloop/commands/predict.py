@@ -18,8 +18,8 @@ from hydraloop.commands.finished_run import FinishedRunCommand, check_output
 from hydraloop.commands.parser import OnRun
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.run_files import atomic
-from hydraloop.run_files.config_yaml import plain
+from hydraloop.files import atomic
+from hydraloop.files.config_yaml import plain
 
 FORMATS = (".jsonl", ".npz")
 OUTPUT = "output"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hydraloop.commands.status import sweep_in
 from hydraloop.errors import UserError, printable
+from hydraloop.files.environment import shown
 from hydraloop.report import runs_page, sweep_page
 from hydraloop.report.page import FILENAME
 from hydraloop.report.run_data import RunData
-from hydraloop.run_files.environment import shown
 from hydraloop.tracking.report_process import check_installed
 
 

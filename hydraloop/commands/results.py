@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hydraloop.run_files.output import print_json
+from hydraloop.files.output import print_json
 from hydraloop.sweeps.report import results, results_table
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 

@@ -17,17 +17,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hydraloop.engine.report.formats import brief, duration, number
 from hydraloop.errors import UserError, missing_path, printable, suggestion
-from hydraloop.run_files import lock
-from hydraloop.run_files.attempts import RECORDS, typed_overrides
-from hydraloop.run_files.environment import shown
-from hydraloop.run_files.output import print_json
-from hydraloop.run_files.record_log import FILENAME as LOG
-from hydraloop.run_files.result import FILENAME as RESULT
-from hydraloop.run_files.result import PAUSE, Objective, Result
-from hydraloop.run_files.run_directory import OUTPUTS, config_file
-from hydraloop.safety.secrets import mask_overrides
+from hydraloop.files import lock
+from hydraloop.files.attempts import RECORDS, typed_overrides
+from hydraloop.files.environment import shown
+from hydraloop.files.formats import brief, duration, number
+from hydraloop.files.output import print_json
+from hydraloop.files.record_log import FILENAME as LOG
+from hydraloop.files.result import FILENAME as RESULT
+from hydraloop.files.result import PAUSE, Objective, Result
+from hydraloop.files.run_directory import OUTPUTS, config_file
+from hydraloop.files.secrets import mask_overrides
 from hydraloop.sweeps import sweep_description
 from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.states import JobState

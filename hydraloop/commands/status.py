@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.errors import UserError, missing_path, printable
+from hydraloop.files import lock
+from hydraloop.files.checkpoint_files import candidates
+from hydraloop.files.environment import of_project, shown
+from hydraloop.files.output import print_json
+from hydraloop.files.run_directory import checkpoint_folders, holds_run
 from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG
-from hydraloop.run_files import lock
-from hydraloop.run_files.checkpoint_files import candidates
-from hydraloop.run_files.environment import of_project, shown
-from hydraloop.run_files.output import print_json
-from hydraloop.run_files.run_directory import checkpoint_folders, holds_run
 from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.slurm import submissions

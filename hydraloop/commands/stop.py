@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from hydraloop.commands.status import show, sweep_in
-from hydraloop.run_files import lock
-from hydraloop.run_files.lock import Holder
-from hydraloop.run_files.processes import kill_tree
+from hydraloop.files import lock
+from hydraloop.files.lock import Holder
+from hydraloop.files.processes import kill_tree
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 

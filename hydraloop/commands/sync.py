@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydraloop.errors import printable
-from hydraloop.run_files.record_log import FILENAME, count
+from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.secrets import mask_text
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import mask_text
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, run_dirs
 from hydraloop.tracking.masked_output import log_to_stderr

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.result import describe
+from hydraloop.files.result import describe
 
 
 class CollateError(Exception):

@@ -24,9 +24,9 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loss_check import LossCheck, not_finite
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
-from hydraloop.run_files import code_patch
-from hydraloop.run_files.changes import resumed
-from hydraloop.run_files.environment import versions
+from hydraloop.files import code_patch
+from hydraloop.files.changes import resumed
+from hydraloop.files.environment import versions
 
 log = logging.getLogger(__name__)
 

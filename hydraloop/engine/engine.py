@@ -31,8 +31,8 @@ from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run, Settings, check_task
 from hydraloop.engine.steps.task_steps import make_stepper
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.result import Best, Result
+from hydraloop.files.lock import RunLock
+from hydraloop.files.result import Best, Result
 
 if TYPE_CHECKING:
     from hydraloop.optim.schedule import Schedule

@@ -19,11 +19,11 @@ from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.loss_weighting import sparse_error
 from hydraloop.errors import UserError, interrupt
-from hydraloop.run_files.checkpoint_files import END_UNWRITTEN
-from hydraloop.run_files.environment import versions
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.record_log import FILENAME, count
-from hydraloop.run_files.result import PREEMPTED, Objective, Result, Status, describe, signal_of
+from hydraloop.files.checkpoint_files import END_UNWRITTEN
+from hydraloop.files.environment import versions
+from hydraloop.files.lock import RunLock
+from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.result import PREEMPTED, Objective, Result, Status, describe, signal_of
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Settings
+from hydraloop.files.result import PREEMPTED
 from hydraloop.option_checks import seconds_of
-from hydraloop.run_files.result import PREEMPTED
 
 if TYPE_CHECKING:
     from hydraloop.engine.checkpoints import Checkpoints

@@ -18,7 +18,7 @@ from hydraloop.engine.optimizers import Group, describe, parts
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.errors import UserError
-from hydraloop.run_files.result import PAUSE
+from hydraloop.files.result import PAUSE
 from hydraloop.schemas.sections import EngineConf
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.messages import check_names, position
 from hydraloop.engine.report.record_table import RecordTable, terminal_width
+from hydraloop.files.record_cuts import cut_after
+from hydraloop.files.record_log import FILENAME, is_after
+from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.option_checks import check_at_least
-from hydraloop.run_files.record_cuts import cut_after
-from hydraloop.run_files.record_log import FILENAME, is_after
-from hydraloop.run_files.record_writer import RecordLog
-from hydraloop.run_files.run_directory import checkpoint_folders
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
-from hydraloop.engine.report.formats import clock, number
 from hydraloop.errors import UserError
+from hydraloop.files.formats import clock, number
 from hydraloop.option_checks import check_above
 
 if TYPE_CHECKING:

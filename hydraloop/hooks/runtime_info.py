@@ -11,8 +11,8 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.records.messages import scalars_of
 from hydraloop.engine.report.summary import group_names
+from hydraloop.files.result import Best
 from hydraloop.hooks.shared.monitoring import direction, is_better
-from hydraloop.run_files.result import Best
 
 
 class RuntimeInfoHook(Hook):
@@ -26,7 +26,7 @@ class RuntimeInfoHook(Hook):
 
     `monitor` is `(metric, whether high values are good)` of the first metric in the checkpoint hook's `save_best`,
     otherwise of the task's first metric; None if it is not known which values are good. `best` is the best
-    validation (`run_files.result.Best`), None before the first; without `save_best`, of this process, and without a
+    validation (`files.result.Best`), None before the first; without `save_best`, of this process, and without a
     file. `losses` are the loss, the other scalars in the
     outputs, and what the task has logged; the records have their means.
 

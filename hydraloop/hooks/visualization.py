@@ -17,9 +17,9 @@ from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import data_sets_with, sets_of
 from hydraloop.engine.records.messages import position
 from hydraloop.engine.records.pictures import to_pixels
-from hydraloop.engine.report.formats import number
+from hydraloop.files.environment import shown
+from hydraloop.files.formats import number
 from hydraloop.option_checks import check_at_least
-from hydraloop.run_files.environment import shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image

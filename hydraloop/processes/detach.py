@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from hydraloop.errors import UserError
+from hydraloop.files import environment, lock
 from hydraloop.plan import Draft
 from hydraloop.processes import torchrun
-from hydraloop.run_files import environment, lock
 
 CONTROLLER_LOG = "controller.log"
 """What a detached controller has printed, in the directory of the sweep."""

@@ -24,13 +24,13 @@ from typing import Any, Self
 from hydra.core.utils import env_override
 
 from hydraloop.errors import interrupt
+from hydraloop.files import atomic
+from hydraloop.files.result import FILENAME
+from hydraloop.files.uncollected import uncollected
 from hydraloop.plan import RunPlan
 from hydraloop.processes import nodes, rank_log, torchrun
 from hydraloop.processes.failure import Ended, Failure, cause
 from hydraloop.processes.private import masked_lists
-from hydraloop.run_files import atomic
-from hydraloop.run_files.result import FILENAME
-from hydraloop.run_files.uncollected import uncollected
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that torch's launcher handles. It does not restore the handlers."""

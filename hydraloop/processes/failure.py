@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal, Self
 
 from hydraloop.errors import PeerError, Terminated, UserError, interrupt
-from hydraloop.run_files import atomic
-from hydraloop.run_files.result import Result, describe, signal_of
-from hydraloop.safety.secrets import mask_text
+from hydraloop.files import atomic
+from hydraloop.files.result import Result, describe, signal_of
+from hydraloop.files.secrets import mask_text
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 """mistake: `UserError`. error: another exception. killed: ended without an exception. lost: another rank has ended and

@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 from hydraloop.errors import UserError
+from hydraloop.files.uncollected import uncollected
 from hydraloop.processes.failure import Failure
-from hydraloop.run_files.uncollected import uncollected
 
 _KEY = "distributed.nnodes"
 _TIMEOUT = 900

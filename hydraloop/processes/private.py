@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from hydraloop.run_files.config_yaml import differing
-from hydraloop.safety.secrets import mask_overrides
+from hydraloop.files.config_yaml import differing
+from hydraloop.files.secrets import mask_overrides
 
 _VARIABLE = "HYDRALOOP_PRIVATE"
 """The environment variable, which each process removes."""

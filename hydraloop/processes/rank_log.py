@@ -6,8 +6,8 @@ import faulthandler
 from pathlib import Path
 from typing import Any
 
-from hydraloop.cli import console
-from hydraloop.run_files.output import print_to
+from hydraloop.files import console
+from hydraloop.files.output import print_to
 
 
 def path(run_dir: Path, rank: int) -> Path:

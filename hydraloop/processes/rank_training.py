@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from signal import SIGINT
 from typing import Any
 
-from hydraloop.cli.error_reports import log_cause
 from hydraloop.errors import Terminated
+from hydraloop.files.error_reports import log_cause
+from hydraloop.files.result import describe
+from hydraloop.files.uncollected import uncollected
 from hydraloop.plan import RunPlan
 from hydraloop.processes import torchrun
 from hydraloop.processes.failure import Failure
 from hydraloop.processes.termination_signals import GRACE, TerminationHandler
-from hydraloop.run_files.result import describe
-from hydraloop.run_files.uncollected import uncollected
 
 log = logging.getLogger(__name__)
 

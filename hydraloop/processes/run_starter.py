@@ -13,21 +13,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hydraloop.cli import console, hydra_job
+from hydraloop.cli import hydra_job
 from hydraloop.cli.config_file_limits import variables
-from hydraloop.cli.error_reports import Reports
 from hydraloop.errors import Terminated
+from hydraloop.files import console, environment
+from hydraloop.files.checkpoint_files import candidates
+from hydraloop.files.error_reports import Reports
+from hydraloop.files.result import ResultFile
+from hydraloop.files.run_directory import checkpoint_folders
+from hydraloop.files.uncollected import uncollected
 from hydraloop.plan import Draft, RunPlan, of_draft, plan_run
 from hydraloop.processes import checks, detach, elastic, rank_log, rank_training, slurm, torchrun
 from hydraloop.processes.failure import Ended, Failure, RankError, Requeue
 from hydraloop.processes.peers import Peers
 from hydraloop.processes.rank_training import Training
 from hydraloop.processes.termination_signals import TerminationHandler
-from hydraloop.run_files import environment
-from hydraloop.run_files.checkpoint_files import candidates
-from hydraloop.run_files.result import ResultFile
-from hydraloop.run_files.run_directory import checkpoint_folders
-from hydraloop.run_files.uncollected import uncollected
 from hydraloop.validate.config import hydra_config
 
 

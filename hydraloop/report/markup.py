@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
-from hydraloop.engine.report.formats import number
+from hydraloop.files.formats import number
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from hydraloop.errors import UserError
+from hydraloop.files import atomic
 from hydraloop.report.markup import Html, element, html
-from hydraloop.run_files import atomic
 
 FILENAME = "report.html"
 _START = b"<!doctype html><!-- hydraloop report -->"

@@ -14,13 +14,13 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import attempts, lock
-from hydraloop.run_files.changes import ABSENT
-from hydraloop.run_files.config_yaml import loaded
-from hydraloop.run_files.record_log import FILENAME, Record, read_some
-from hydraloop.run_files.result import Result
-from hydraloop.run_files.run_directory import config_file
-from hydraloop.safety.secrets import mask_command
+from hydraloop.files import attempts, lock
+from hydraloop.files.changes import ABSENT
+from hydraloop.files.config_yaml import loaded
+from hydraloop.files.record_log import FILENAME, Record, read_some
+from hydraloop.files.result import Result
+from hydraloop.files.run_directory import config_file
+from hydraloop.files.secrets import mask_command
 
 _POINTS = 2000
 """The most points of a curve. A screen has fewer columns."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydraloop.engine.report.formats import brief, clock, number
+from hydraloop.files.environment import shown
+from hydraloop.files.formats import brief, clock, number
+from hydraloop.files.record_log import FILENAME, read_some
+from hydraloop.files.secrets import mask_command
 from hydraloop.report.markup import Html, element, note, rich_table, section
 from hydraloop.report.page import Page
 from hydraloop.report.run_data import ACCENT, LAYOUT, QUIET, RunData, curves, trace
 from hydraloop.report.runs_page import head
-from hydraloop.run_files.environment import shown
-from hydraloop.run_files.record_log import FILENAME, read_some
-from hydraloop.safety.secrets import mask_command
 from hydraloop.sweeps.report import results, results_table
 from hydraloop.sweeps.report.results import Results, Row
 from hydraloop.sweeps.sweep_directory import SweepDirectory

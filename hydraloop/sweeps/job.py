@@ -22,17 +22,17 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from hydraloop.cli.command import compose_job, explained
 from hydraloop.cli.compose import Composer
 from hydraloop.errors import Terminated
+from hydraloop.files import environment
+from hydraloop.files.config_yaml import remember_config
+from hydraloop.files.lock import LEASE, PATIENCE, RunLock
+from hydraloop.files.output import print_to
+from hydraloop.files.result import ResultFile
 from hydraloop.plan import Draft, plan_job, without_hydra
 from hydraloop.processes import checks as launch_checks
 from hydraloop.processes import private, slurm, torchrun
 from hydraloop.processes.failure import REQUEUE, Requeue
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import owner_has_ended, terminable
-from hydraloop.run_files import environment
-from hydraloop.run_files.config_yaml import remember_config
-from hydraloop.run_files.lock import LEASE, PATIENCE, RunLock
-from hydraloop.run_files.output import print_to
-from hydraloop.run_files.result import ResultFile
 from hydraloop.sweeps import states
 from hydraloop.sweeps.executors.executor import UNUSABLE, Request, Worker
 from hydraloop.sweeps.grid import GridComposer, set_number

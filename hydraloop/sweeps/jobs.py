@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydraloop.run_files.result import PAUSE
-from hydraloop.safety.secrets import mask_overrides
+from hydraloop.files.result import PAUSE
+from hydraloop.files.secrets import mask_overrides
 from hydraloop.sweeps.axes import Axis, Lines, jobs_of, key_of
 from hydraloop.sweeps.search.search import Search
 

@@ -16,10 +16,10 @@ from hydraloop.cli import command as command_line
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import check_executors
 from hydraloop.errors import UserError, suggestion
+from hydraloop.files.changes import differences
+from hydraloop.files.config_yaml import plain
+from hydraloop.files.secrets import mask_overrides, masked
 from hydraloop.plan import Draft
-from hydraloop.run_files.changes import differences
-from hydraloop.run_files.config_yaml import plain
-from hydraloop.safety.secrets import mask_overrides, masked
 from hydraloop.sweeps import job_checks
 from hydraloop.sweeps.axes import Axis, first_jobs
 from hydraloop.sweeps.grid import GridComposer

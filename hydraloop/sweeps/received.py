@@ -11,10 +11,10 @@ from hydraloop.cli import command
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import variables
+from hydraloop.files import environment
+from hydraloop.files.secrets import remember_overrides
 from hydraloop.plan import Draft
 from hydraloop.processes.run_starter import RunStarter
-from hydraloop.run_files import environment
-from hydraloop.safety.secrets import remember_overrides
 from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydraloop.errors import UserError
+from hydraloop.files.changes import differences
+from hydraloop.files.result import PAUSE
+from hydraloop.files.run_directory import check_links
 from hydraloop.plan import is_constant
-from hydraloop.run_files.changes import differences
-from hydraloop.run_files.result import PAUSE
-from hydraloop.run_files.run_directory import check_links
 from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.axes import Lines
 from hydraloop.sweeps.jobs import Jobs

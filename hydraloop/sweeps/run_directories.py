@@ -10,7 +10,7 @@ from omegaconf import read_write
 
 from hydraloop.cli.command import explained
 from hydraloop.errors import UserError
-from hydraloop.run_files.run_directory import has_trained
+from hydraloop.files.run_directory import has_trained
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.source import Job
 from hydraloop.sweeps.states import JobState

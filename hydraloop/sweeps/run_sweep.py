@@ -14,12 +14,11 @@ from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
-from hydraloop.cli import console
 from hydraloop.cli.config_file_limits import variables
+from hydraloop.files import code_patch, console, environment
 from hydraloop.processes import checks as launch_checks
 from hydraloop.processes import detach, slurm
 from hydraloop.processes.run_starter import RunStarter
-from hydraloop.run_files import code_patch, environment
 from hydraloop.sweeps import resume_sweep
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.controller.watcher import Watcher

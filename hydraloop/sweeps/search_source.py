@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hydraloop.run_files.result import PAUSE
-from hydraloop.safety.secrets import mask_overrides
+from hydraloop.files.result import PAUSE
+from hydraloop.files.secrets import mask_overrides
 from hydraloop.sweeps.search import asha, sampler
 from hydraloop.sweeps.search.history import HistoryReader, Trial, Validations
 from hydraloop.sweeps.search.search import Search

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hydraloop.run_files import atomic, lock
-from hydraloop.run_files.checkpoint_files import END_UNWRITTEN, candidates
-from hydraloop.run_files.config_yaml import plain
-from hydraloop.run_files.regular import read_json
-from hydraloop.run_files.result import FILENAME as RESULT
-from hydraloop.run_files.result import PAUSE, PREEMPTED, Best, Result
-from hydraloop.run_files.run_directory import checkpoint_folders
+from hydraloop.files import atomic, lock
+from hydraloop.files.checkpoint_files import END_UNWRITTEN, candidates
+from hydraloop.files.config_yaml import plain
+from hydraloop.files.regular import read_json
+from hydraloop.files.result import FILENAME as RESULT
+from hydraloop.files.result import PAUSE, PREEMPTED, Best, Result
+from hydraloop.files.run_directory import checkpoint_folders
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "paused", "pruned"]
 """`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.errors import UserError, missing_path
-from hydraloop.run_files import atomic
-from hydraloop.run_files.regular import read_json
-from hydraloop.safety.secrets import mask_overrides
+from hydraloop.files import atomic
+from hydraloop.files.regular import read_json
+from hydraloop.files.secrets import mask_overrides
 from hydraloop.sweeps.jobs import Jobs
 
 FILENAME = "sweep.json"

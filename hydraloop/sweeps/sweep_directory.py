@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from hydraloop.engine.report.formats import brief
 from hydraloop.errors import UserError
-from hydraloop.run_files import lock
-from hydraloop.run_files.environment import shown
-from hydraloop.run_files.lock import Holder
-from hydraloop.run_files.result import PAUSE
-from hydraloop.run_files.run_directory import holds_run
+from hydraloop.files import lock
+from hydraloop.files.environment import shown
+from hydraloop.files.formats import brief
+from hydraloop.files.lock import Holder
+from hydraloop.files.result import PAUSE
+from hydraloop.files.run_directory import holds_run
 from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.axes import key_of
 from hydraloop.sweeps.states import JobState

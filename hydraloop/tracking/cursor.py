@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.run_files import atomic
-from hydraloop.run_files.environment import of_project, shown
-from hydraloop.run_files.record_log import FILENAME, count
-from hydraloop.run_files.regular import read_json
+from hydraloop.files import atomic
+from hydraloop.files.environment import of_project, shown
+from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.regular import read_json
 from hydraloop.tracking.tracker import FOLDER
 
 if TYPE_CHECKING:

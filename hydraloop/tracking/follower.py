@@ -11,9 +11,9 @@ from time import monotonic
 from typing import Literal
 
 from hydraloop.engine.interval import Every
-from hydraloop.run_files import record_cuts
-from hydraloop.run_files.environment import shown
-from hydraloop.run_files.record_log import FILENAME, Position, Reader, Record
+from hydraloop.files import record_cuts
+from hydraloop.files.environment import shown
+from hydraloop.files.record_log import FILENAME, Position, Reader, Record
 from hydraloop.tracking.cursor import Cursor, path_of, sync_command
 from hydraloop.tracking.own_files import own
 from hydraloop.tracking.tracker import BusyError, Finish, GoneError, LostError, RefusedError, Tracker, UnusableError

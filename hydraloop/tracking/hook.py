@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError, not_installed
+from hydraloop.files import lock
+from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.result import describe
+from hydraloop.files.secrets import mask_text, masked
 from hydraloop.option_checks import check_at_least
-from hydraloop.run_files import lock
-from hydraloop.run_files.record_log import FILENAME, count
-from hydraloop.run_files.result import describe
-from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, path_of, sync_command
 from hydraloop.tracking.sender import Sender

@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 from typing import Any, TextIO, cast
 
-from hydraloop.safety.secrets import mask_text
+from hydraloop.files.secrets import mask_text
 
 _FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
 

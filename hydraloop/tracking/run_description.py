@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import atomic, attempts, code_patch
-from hydraloop.run_files.checkpoint_files import SUFFIX, newest_intact
-from hydraloop.run_files.config_yaml import loaded, plain
-from hydraloop.run_files.environment import command, git_commit, versions
-from hydraloop.run_files.integrity import shards_of
-from hydraloop.run_files.regular import read_json
-from hydraloop.run_files.result import Result, digest
-from hydraloop.run_files.run_directory import SWEEP_FILE
-from hydraloop.safety.secrets import mask_command, mask_text, masked
+from hydraloop.files import atomic, attempts, code_patch
+from hydraloop.files.checkpoint_files import SUFFIX, newest_intact
+from hydraloop.files.config_yaml import loaded, plain
+from hydraloop.files.environment import command, git_commit, versions
+from hydraloop.files.integrity import shards_of
+from hydraloop.files.regular import read_json
+from hydraloop.files.result import Result, digest
+from hydraloop.files.run_directory import SWEEP_FILE
+from hydraloop.files.secrets import mask_command, mask_text, masked
 from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep, valid_utf8
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from hydraloop.run_files.environment import shown
+from hydraloop.files.environment import shown
+from hydraloop.files.secrets import mask_text, masked
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import mask_text, masked
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import is_complete, run_dirs, sync_command
 from hydraloop.tracking.tracker import FOLDER

@@ -21,11 +21,11 @@ from typing import IO, Any
 import psutil
 from filelock import Timeout
 
-from hydraloop.run_files import atomic, lock
-from hydraloop.run_files.output import write_utf8
-from hydraloop.run_files.run_directory import SWEEP_FILE
-from hydraloop.run_files.uncollected import uncollected
-from hydraloop.safety.secrets import MASK, remember
+from hydraloop.files import atomic, lock
+from hydraloop.files.output import write_utf8
+from hydraloop.files.run_directory import SWEEP_FILE
+from hydraloop.files.secrets import MASK, remember
+from hydraloop.files.uncollected import uncollected
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, is_complete, lock_of, path_of, run_dirs
 from hydraloop.tracking.follower import Follower, described

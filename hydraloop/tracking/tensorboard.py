@@ -22,9 +22,9 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hydraloop.run_files.atomic import file_name
-from hydraloop.run_files.environment import shown
-from hydraloop.run_files.record_log import ObjectKind, Record
+from hydraloop.files.atomic import file_name
+from hydraloop.files.environment import shown
+from hydraloop.files.record_log import ObjectKind, Record
 from hydraloop.tracking.own_files import own, own_folder
 from hydraloop.tracking.run_description import override_values
 from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.record_log import Record
-from hydraloop.run_files.result import Status
+from hydraloop.files.record_log import Record
+from hydraloop.files.result import Status
 from hydraloop.safety.allowlist import ALLOWLIST
 
 FOLDER = "tracking"

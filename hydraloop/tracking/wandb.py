@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from hydraloop.run_files.record_log import FILENAME, Record
+from hydraloop.files.record_log import FILENAME, Record
 from hydraloop.tracking.own_files import own_folder
 from hydraloop.tracking.tracker import Finish, LostError, Tracker, UnusableError
 

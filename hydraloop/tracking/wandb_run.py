@@ -16,12 +16,12 @@ from typing import Any, Literal
 import wandb
 import yaml
 
-from hydraloop.run_files.atomic import file_name
-from hydraloop.run_files.checkpoint_files import is_complete
-from hydraloop.run_files.code_patch import FILENAME as PATCH_FILE
-from hydraloop.run_files.record_log import LoggedObject, Record
-from hydraloop.run_files.result import FILENAME as RESULT_FILE
-from hydraloop.safety.secrets import mask_text, masked
+from hydraloop.files.atomic import file_name
+from hydraloop.files.checkpoint_files import is_complete
+from hydraloop.files.code_patch import FILENAME as PATCH_FILE
+from hydraloop.files.record_log import LoggedObject, Record
+from hydraloop.files.result import FILENAME as RESULT_FILE
+from hydraloop.files.secrets import mask_text, masked
 from hydraloop.tracking.own_files import own
 from hydraloop.tracking.run_description import checkpoints, result_of
 from hydraloop.tracking.tracker import Finish, RefusedError, Run, UnusableError, valid_utf8

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.cli import console
+from hydraloop.files import console
 
 FULL = Path("/dev/full")
 

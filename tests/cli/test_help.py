@@ -12,7 +12,7 @@ from hydraloop.cli.compose import opened
 from hydraloop.cli.help import show_help
 from hydraloop.commands.parser import COMMANDS, listed_names
 from hydraloop.errors import UserError
-from hydraloop.run_files import environment
+from hydraloop.files import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from tests.e2e.projects import Project
 

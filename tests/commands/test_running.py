@@ -17,9 +17,9 @@ from subprocess import PIPE
 import pytest
 
 from hydraloop.commands.dispatch import run as main
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.processes import is_alive, started
-from hydraloop.run_files.result import Result
+from hydraloop.files.lock import RunLock
+from hydraloop.files.processes import is_alive, started
+from hydraloop.files.result import Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.states import JobState
@@ -30,7 +30,7 @@ from tests.sweeps import written
 SAVES = """
 import os, signal, time
 from pathlib import Path
-from hydraloop.run_files.lock import RunLock
+from hydraloop.files.lock import RunLock
 
 def save(number, frame):
     time.sleep(0.3)
@@ -46,7 +46,7 @@ time.sleep(60)
 HANGS = """
 import os, signal, time
 from pathlib import Path
-from hydraloop.run_files.lock import RunLock
+from hydraloop.files.lock import RunLock
 
 held = RunLock(Path("run"), key="").acquire()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -12,10 +12,10 @@ import pytest
 
 from hydraloop.commands import sync
 from hydraloop.commands.dispatch import run as command
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.result import Result
+from hydraloop.files.lock import RunLock
+from hydraloop.files.result import Result
+from hydraloop.files.secrets import masked
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.safety.secrets import masked
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, sync_command
 from tests.marks import nightly, slow

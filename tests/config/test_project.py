@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
-from hydraloop.run_files.changes import resumed
+from hydraloop.files.changes import resumed
 from hydraloop.schemas.root import DEFAULT_HOOKS
 from hydraloop.sweeps import planning
 from tests.config.composed import job

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hydraloop.run_files import lock
+from hydraloop.files import lock
 from tests.e2e.projects import Project, Run
 from tests.e2e.warm import Script
 from tests.processes import PATIENCE, until

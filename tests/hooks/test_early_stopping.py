@@ -16,8 +16,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
+from hydraloop.files.result import Result
 from hydraloop.hooks.early_stopping import EarlyStoppingHook
-from hydraloop.run_files.result import Result
 from hydraloop.tasks.task import Task
 from tests.hooks.tiny_runs import Scripted, batches, engine_of, model
 from tests.ranks import on_ranks

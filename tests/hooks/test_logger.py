@@ -22,11 +22,11 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.records.messages import position
 from hydraloop.errors import UserError
+from hydraloop.files.record_cuts import cuts
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook
-from hydraloop.run_files.record_cuts import cuts
 from hydraloop.tasks.metrics import MeanAbsoluteError
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks, HostSyncs, at, failing, logged, make_engine

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from rich.file_proxy import FileProxy
 
-from hydraloop.cli.console import ConsoleHandler
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.files.console import ConsoleHandler
 from hydraloop.hooks import progress
 from hydraloop.hooks.progress import ProgressHook
 from tests.helpers import batches, make_engine
@@ -33,7 +33,7 @@ LONG = "a line longer than the terminal is wide " * 3 + "[bold]with markup[/bold
 SCRIPT = f"""
 import logging, sys, torch
 from pathlib import Path
-from hydraloop.cli.console import ConsoleHandler
+from hydraloop.files.console import ConsoleHandler
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings

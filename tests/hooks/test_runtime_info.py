@@ -14,9 +14,9 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
+from hydraloop.files.result import Best
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from hydraloop.run_files.result import Best
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks
 from tests.hooks.tiny_runs import BATCHES, Scripted, engine_of

@@ -16,6 +16,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.files.record_log import FILENAME
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, EMAHook, FreezeHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.grad_clip import GradClipHook
@@ -24,7 +25,6 @@ from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
 from hydraloop.optim import Exponential, Schedule
-from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks.task import Task
 from tests.helpers import at, logged, summary
 from tests.hooks.tiny_runs import batches, bits, engine_of, model, same

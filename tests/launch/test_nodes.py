@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run_files import lock
+from hydraloop.files import lock
 from tests.e2e.projects import Project, Run
 from tests.processes import until
 from tests.slurm import Slurm

@@ -18,11 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import UserError
 from hydraloop.errors import PeerError
+from hydraloop.files.checkpoint_to_resume import known_checkpoints
 from hydraloop.plan import RunPlan
 from hydraloop.processes import torchrun
 from hydraloop.processes.failure import Failure
 from hydraloop.processes.peers import Peers
-from hydraloop.run_files.checkpoint_to_resume import known_checkpoints
 from tests.e2e.projects import REPOSITORY
 
 GIVEN = Path("/given.pth")

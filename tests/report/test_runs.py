@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.record_writer import RecordLog
+from hydraloop.files.lock import RunLock
+from hydraloop.files.record_writer import RecordLog
 from hydraloop.tracking import report_process
 from tests.report.written import HOSTILE, Page, report, write_run
 

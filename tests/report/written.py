@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.commands import dispatch
-from hydraloop.run_files.record_writer import RecordLog
-from hydraloop.run_files.result import Objective, Result
+from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.result import Objective, Result
 
 HOSTILE = '<script>alert(1)</script><a href="javascript:alert(2)">x</a><img src=http://x.invalid onerror=alert(3)>'
 """A name that must not become a part of the page."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hydraloop.files import atomic
+from hydraloop.files.result import ResultFile
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.run_files import atomic
-from hydraloop.run_files.result import ResultFile
 from tests.hooks.tiny_runs import engine_of
 
 FILES = ("checkpoints/epoch_2.pth", "checkpoints/last_checkpoint", "result.json")
@@ -39,7 +39,7 @@ def test_what_a_resumed_run_needs_is_flushed_to_the_disk_with_its_folder(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from hydraloop.run_files import atomic
+from hydraloop.files import atomic
 
 atomic.write_text(Path(sys.argv[1]), "old\\n")
 os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)

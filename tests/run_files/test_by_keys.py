@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydraloop.run_files.result import by_keys
+from hydraloop.files.result import by_keys
 
 
 def test_an_exact_match_counts_first_then_a_part_of_the_name() -> None:

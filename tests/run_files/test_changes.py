@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydraloop.run_files.changes import Change, differences, resumed
+from hydraloop.files.changes import Change, differences, resumed
 
 GIT = {"commit": "61afeaf0" * 5, "dirty": False}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run_files.checkpoint_files import intact_before, newest_intact, point_to
+from hydraloop.files.checkpoint_files import intact_before, newest_intact, point_to
 
 
 def put(folder: Path, name: str, at: float) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run_files import code_patch
-from hydraloop.safety.secrets import remember
+from hydraloop.files import code_patch
+from hydraloop.files.secrets import remember
 from tests.helpers import make_engine
 
 _ENVIRONMENT = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from hydraloop.run_files.config_yaml import dumped
+from hydraloop.files.config_yaml import dumped
 
 STRINGS = """
     1e-3 1.e5 -1e5 1_0e2 .e5 .5 1. +1 1_000 1:30.5 190:20:30 0x1f 0b1 0o17 017 1e 1e+ 1.5.2 .inf -.Inf .nan nan inf

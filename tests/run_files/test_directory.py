@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import run_directory
+from hydraloop.files import run_directory
 
 
 @pytest.fixture(autouse=True)

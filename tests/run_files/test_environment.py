@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from hydraloop.run_files.environment import git_commit, git_diff, script
+from hydraloop.files.environment import git_commit, git_diff, script
 
 
 @pytest.fixture

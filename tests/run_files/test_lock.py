@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import lock
-from hydraloop.run_files.lock import FILENAME, RunLock
+from hydraloop.files import lock
+from hydraloop.files.lock import FILENAME, RunLock
 
 HINT = ".lock.json"
 
@@ -96,8 +96,8 @@ PROGRAM = """
 import os, sys, time
 from pathlib import Path
 from hydraloop.errors import UserError
-from hydraloop.run_files import lock
-from hydraloop.run_files.lock import RunLock
+from hydraloop.files import lock
+from hydraloop.files.lock import RunLock
 
 class Slow:
     def __len__(self):

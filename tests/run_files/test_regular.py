@@ -12,8 +12,8 @@ import pytest
 
 from hydraloop.engine.checkpoint import format as checkpoint_format
 from hydraloop.errors import UserError
-from hydraloop.run_files import attempts, checkpoint_files, config_yaml, lock, record_cuts, record_log, regular
-from hydraloop.run_files.result import Result, digest
+from hydraloop.files import attempts, checkpoint_files, config_yaml, lock, record_cuts, record_log, regular
+from hydraloop.files.result import Result, digest
 from hydraloop.sweeps import states, sweep_description
 from hydraloop.tracking.cursor import Cursor
 

@@ -10,10 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
+from hydraloop.files import attempts, run_directory
+from hydraloop.files.checkpoint_files import point_to
+from hydraloop.files.checkpoint_to_resume import find, newest_checkpoint
 from hydraloop.plan import plan_build
-from hydraloop.run_files import attempts, run_directory
-from hydraloop.run_files.checkpoint_files import point_to
-from hydraloop.run_files.checkpoint_to_resume import find, newest_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -130,8 +130,8 @@ REFUSED = [
     "hydraloop.builder.build",
     "hydraloop.app.main",
     "hydraloop.safety.allowlist.ALLOWLIST.trust",
-    "hydraloop.run_files.run_directory.new",
-    "hydraloop.run_files.environment._git",
+    "hydraloop.files.run_directory.new",
+    "hydraloop.files.environment._git",
     "hydraloop.engine.engine.Engine",
     "own_project.parts.torch.load",
     "own_project.parts.os.system",
@@ -348,7 +348,7 @@ def test_the_rest_of_hydraloop_is_refused_where_it_lies_in_the_projects_folder(a
     allowlist.trust_folder(Path(__file__).resolve().parents[2])
     for target in (
         "hydraloop.safety.allowlist.ALLOWLIST.trust",
-        "hydraloop.run_files.environment.git_diff",
+        "hydraloop.files.environment.git_diff",
         "hydraloop.build",
     ):
         with pytest.raises(UserError, match="a config may not instantiate"):

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.cli import console
 from hydraloop.errors import UserError
-from hydraloop.run_files import config_yaml, run_directory
-from hydraloop.run_files.result import Result, ResultFile
-from hydraloop.safety import secrets as masking
-from hydraloop.safety.secrets import (
+from hydraloop.files import config_yaml, console, run_directory
+from hydraloop.files import secrets as masking
+from hydraloop.files.result import Result, ResultFile
+from hydraloop.files.secrets import (
     looks_secret,
     mask_command,
     mask_overrides,
@@ -350,5 +349,5 @@ def test_log_messages_are_masked(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, hydraloop.run_files.config_yaml; sys.exit('torch' in sys.modules)"
+    code = "import sys, hydraloop.files.config_yaml; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

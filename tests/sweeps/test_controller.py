@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.result import Result, Status
+from hydraloop.files.lock import RunLock
+from hydraloop.files.result import Result, Status
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller import controller, signals
 from hydraloop.sweeps.controller.controller import Controller

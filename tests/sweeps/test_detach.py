@@ -21,9 +21,9 @@ from omegaconf import OmegaConf
 
 from hydraloop.commands.dispatch import run as main
 from hydraloop.errors import UserError
+from hydraloop.files import environment, lock
 from hydraloop.plan import Draft
 from hydraloop.processes import detach
-from hydraloop.run_files import environment, lock
 from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
@@ -56,7 +56,7 @@ def test_the_command_returns_when_the_process_has_the_lock(
 ) -> None:
     program = """if True:
         import os, pathlib, sys, time
-        from hydraloop.run_files.lock import RunLock
+        from hydraloop.files.lock import RunLock
         print(os.getpid(), os.getsid(0), sys.stdin.read(), sys.argv[1:])
         with RunLock(pathlib.Path(), key="") as lock:
             time.sleep(60)"""

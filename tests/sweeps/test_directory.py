@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.result import Objective, Result
+from hydraloop.files.result import Objective, Result
 from hydraloop.sweeps import states
 from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.states import JobState

@@ -14,7 +14,7 @@ import pytest
 from hydraloop.cli import arguments
 from hydraloop.cli.compose import Composer, opened
 from hydraloop.errors import UserError
-from hydraloop.run_files import lock
+from hydraloop.files import lock
 from hydraloop.sweeps import planning, resume_sweep
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import FILENAME, Description

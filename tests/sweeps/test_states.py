@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run_files.result import Best, Objective, Result, digest
+from hydraloop.files.result import Best, Objective, Result, digest
 from hydraloop.sweeps import states
 from hydraloop.sweeps.states import FILENAME, JobState
 

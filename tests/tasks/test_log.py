@@ -16,8 +16,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
+from hydraloop.files.record_log import FILENAME
 from hydraloop.hooks import LoggerHook, RuntimeInfoHook
-from hydraloop.run_files.record_log import FILENAME
 from hydraloop.tasks import MeanAbsoluteError, Regression
 from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks

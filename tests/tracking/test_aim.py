@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hydraloop.run_files.record_log import FILENAME, read_all
+from hydraloop.files.record_log import FILENAME, read_all
 from tests.docs.pages import blocks
 from tests.e2e.projects import REPOSITORY, Project
 

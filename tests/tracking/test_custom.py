@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hydraloop.run_files.record_log import FILENAME, read_all
-from hydraloop.run_files.result import Result
+from hydraloop.files.record_log import FILENAME, read_all
+from hydraloop.files.result import Result
 from tests.docs.pages import blocks
 from tests.e2e.projects import REPOSITORY, Project
 from tests.tracking.runs import described_run, log_records, track

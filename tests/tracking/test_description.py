@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.run_files.result import Result
+from hydraloop.files.result import Result
 from hydraloop.tracking import run_description
 from hydraloop.tracking.run_description import experiment_name, run_of
 from hydraloop.tracking.tracker import Sweep

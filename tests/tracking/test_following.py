@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 import hydraloop
-from hydraloop.run_files.lock import RunLock
-from hydraloop.run_files.record_cuts import cut_after
-from hydraloop.run_files.record_log import FILENAME
-from hydraloop.run_files.result import Result, digest
-from hydraloop.run_files.run_directory import SWEEP_FILE
+from hydraloop.files.lock import RunLock
+from hydraloop.files.record_cuts import cut_after
+from hydraloop.files.record_log import FILENAME
+from hydraloop.files.result import Result, digest
+from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, lock_of, path_of
@@ -209,7 +209,7 @@ def test_a_sender_finds_the_hydraloop_that_starts_it(tmp_path: Path) -> None:
 
 _WRITES = """
 import logging, sys, threading, traceback
-from hydraloop.safety.secrets import remember
+from hydraloop.files.secrets import remember
 from hydraloop.tracking.masked_output import log_to_stderr
 
 secret = "kQ81sdf" + "7Zp02"

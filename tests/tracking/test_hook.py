@@ -16,9 +16,9 @@ import pytest
 from hydraloop.commands.dispatch import run as command
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
+from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.result import Result
 from hydraloop.hooks import TensorBoardLoggerHook
-from hydraloop.run_files.record_log import FILENAME, count
-from hydraloop.run_files.result import Result
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, lock_of
 from hydraloop.tracking.hook import TrackerError, _ending

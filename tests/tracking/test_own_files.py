@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hydraloop.commands import sync
-from hydraloop.run_files.record_log import FILENAME
-from hydraloop.run_files.result import Result
+from hydraloop.files.record_log import FILENAME
+from hydraloop.files.result import Result
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.own_files import own
 from hydraloop.tracking.tracker import MLFLOW, RefusedError

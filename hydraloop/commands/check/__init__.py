@@ -16,10 +16,10 @@ from typing import Any
 from hydraloop.commands.check import checks
 from hydraloop.commands.check.short_runs import NotJudgedError, short_run
 from hydraloop.errors import UserError, printable
+from hydraloop.files.result import describe
+from hydraloop.files.secrets import mask_text
 from hydraloop.plan import Draft
 from hydraloop.processes.peers import Peers
-from hydraloop.run_files.result import describe
-from hydraloop.safety.secrets import mask_text
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.validate.config import hydra_config
 

@@ -26,10 +26,10 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
+from hydraloop.files import environment
+from hydraloop.files.output import print_to
 from hydraloop.plan import Draft
 from hydraloop.processes import elastic
-from hydraloop.run_files import environment
-from hydraloop.run_files.output import print_to
 from hydraloop.tasks.labels import ignored_label, labels_error
 
 MOST = 20_000

@@ -43,9 +43,9 @@ from hydraloop.engine.checkpoint import shards
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError, missing_path
-from hydraloop.run_files import atomic
-from hydraloop.run_files.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
-from hydraloop.run_files.integrity import SAFETENSORS, damage, expands, shards_of
+from hydraloop.files import atomic
+from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
+from hydraloop.files.integrity import SAFETENSORS, damage, expands, shards_of
 
 FORMAT = 1
 EVALUATED = ("state_dict", "task", "hooks")

@@ -23,9 +23,9 @@ from hydraloop.engine.distributed.comm import Distributed, same_device
 from hydraloop.engine.distributed.ddp import buckets
 from hydraloop.engine.loss_check import not_finite
 from hydraloop.errors import PeerError
-from hydraloop.run_files import atomic
-from hydraloop.run_files.checkpoint_files import point_to, remove, remove_old_shards, still_safe
-from hydraloop.run_files.result import describe
+from hydraloop.files import atomic
+from hydraloop.files.checkpoint_files import point_to, remove, remove_old_shards, still_safe
+from hydraloop.files.result import describe
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hydraloop.engine.distributed.fsdp import is_sharded
-from hydraloop.run_files import atomic
-from hydraloop.run_files.integrity import SHARDS, Shards, crc32_of
+from hydraloop.files import atomic
+from hydraloop.files.integrity import SHARDS, Shards, crc32_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -25,8 +25,8 @@ from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.ddp import average, broadcast, gathered, unused_error, wrap_in_ddp
 from hydraloop.engine.distributed.fsdp import hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
-from hydraloop.run_files.result import describe
-from hydraloop.safety.secrets import mask_text
+from hydraloop.files.result import describe
+from hydraloop.files.secrets import mask_text
 
 if TYPE_CHECKING:
     from hydraloop.schemas.sections import DistributedConf

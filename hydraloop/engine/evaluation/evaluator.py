@@ -26,7 +26,7 @@ from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
-from hydraloop.run_files.result import Best, describe
+from hydraloop.files.result import Best, describe
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from hydraloop.engine.distributed.mean_over_ranks import MeanOverRanks
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
-from hydraloop.run_files.record_log import NONFINITE, OBJECTS, STAMP
+from hydraloop.files.record_log import NONFINITE, OBJECTS, STAMP
 
 POSITION = ("mode", "epoch", "iteration")
 """The first entries."""

@@ -21,9 +21,9 @@ from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import PLAIN, RESERVED, as_tensor, plain, position
 from hydraloop.engine.records.pictures import picture
 from hydraloop.errors import UserError
-from hydraloop.run_files.atomic import file_name
-from hydraloop.run_files.record_log import OBJECTS, ObjectKind, read_rows
-from hydraloop.safety.secrets import mask_text
+from hydraloop.files.atomic import file_name
+from hydraloop.files.record_log import OBJECTS, ObjectKind, read_rows
+from hydraloop.files.secrets import mask_text
 
 FOLDER = "media"
 """Folder of the objects' files in the run directory."""

@@ -16,10 +16,10 @@ from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.evaluation.evaluator import Evaluator
 from hydraloop.engine.optimizers import Group
-from hydraloop.engine.report.formats import duration, in_bytes, number, rate
 from hydraloop.engine.run import Run
-from hydraloop.run_files.environment import of_project, shown
-from hydraloop.run_files.result import Result, describe
+from hydraloop.files.environment import of_project, shown
+from hydraloop.files.formats import duration, in_bytes, number, rate
+from hydraloop.files.result import Result, describe
 
 _MOST_HOOKS = 3
 """Hooks that the summary lists with their time, the most expensive first."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
+from hydraloop.files.atomic import file_name
+from hydraloop.files.checkpoint_files import BEST, SUFFIX
+from hydraloop.files.result import FILENAME as RESULT_FILE
+from hydraloop.files.result import Best
+from hydraloop.files.run_directory import CHECKPOINTS
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
 from hydraloop.hooks.shared.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
 from hydraloop.option_checks import check_at_least, check_choice
-from hydraloop.run_files.atomic import file_name
-from hydraloop.run_files.checkpoint_files import BEST, SUFFIX
-from hydraloop.run_files.result import FILENAME as RESULT_FILE
-from hydraloop.run_files.result import Best
-from hydraloop.run_files.run_directory import CHECKPOINTS
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import atomic, run_directory
-from hydraloop.run_files.checkpoint_files import LAST, SUFFIX, UNFINISHED, point_to, remove_old_shards
-from hydraloop.run_files.integrity import SHARDS
+from hydraloop.files import atomic, run_directory
+from hydraloop.files.checkpoint_files import LAST, SUFFIX, UNFINISHED, point_to, remove_old_shards
+from hydraloop.files.integrity import SHARDS
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from hydraloop.engine.checkpoint.format import evaluation_weights, load, write
 from hydraloop.engine.checkpoint.shards import apart
 from hydraloop.errors import UserError, suggestion
-from hydraloop.run_files import atomic, integrity
-from hydraloop.run_files.checkpoint_files import PUBLISHED, SUFFIX
-from hydraloop.run_files.config_yaml import plain
-from hydraloop.run_files.integrity import SAFETENSORS
+from hydraloop.files import atomic, integrity
+from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX
+from hydraloop.files.config_yaml import plain
+from hydraloop.files.integrity import SAFETENSORS
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError, suggestion
-from hydraloop.run_files.result import GREATER_KEYS, LESS_KEYS, by_keys
+from hydraloop.files.result import GREATER_KEYS, LESS_KEYS, by_keys
 
 RULES = ("greater", "less")
 """Values of the option `rule`."""

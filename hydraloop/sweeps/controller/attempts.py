@@ -7,10 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hydraloop.files.record_log import FILENAME as RECORDS
+from hydraloop.files.result import digest
+from hydraloop.files.secrets import mask_overrides
 from hydraloop.processes.failure import REQUEUE
-from hydraloop.run_files.record_log import FILENAME as RECORDS
-from hydraloop.run_files.result import digest
-from hydraloop.safety.secrets import mask_overrides
 from hydraloop.sweeps import states
 from hydraloop.sweeps.executors.executor import UNUSABLE
 from hydraloop.sweeps.source import Job

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydraloop.errors import UserError
+from hydraloop.files import lock
+from hydraloop.files.result import describe
+from hydraloop.files.secrets import mask_text
 from hydraloop.processes.failure import REQUEUE
-from hydraloop.run_files import lock
-from hydraloop.run_files.result import describe
-from hydraloop.safety.secrets import mask_text
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller import attempts, problems
 from hydraloop.sweeps.controller.retries import Retries

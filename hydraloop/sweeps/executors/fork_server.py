@@ -30,9 +30,9 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, NoReturn
 
+from hydraloop.files.processes import started
+from hydraloop.files.uncollected import uncollected
 from hydraloop.processes.termination_signals import end_with, leave
-from hydraloop.run_files.processes import started
-from hydraloop.run_files.uncollected import uncollected
 from hydraloop.sweeps.executors.executor import Request, Worker
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

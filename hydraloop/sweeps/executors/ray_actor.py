@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
-from hydraloop.run_files import environment
+from hydraloop.files import environment
 
 
 class Job:

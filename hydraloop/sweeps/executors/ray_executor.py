@@ -20,9 +20,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError, not_installed, use_one_of
+from hydraloop.files import environment
+from hydraloop.files.secrets import mask_text
 from hydraloop.processes.failure import REQUEUE
-from hydraloop.run_files import environment
-from hydraloop.safety.secrets import mask_text
 from hydraloop.sweeps.executors.executor import UNUSABLE, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.executors.ray_actor import Job

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO, get_args
 
-from hydraloop.engine.report.formats import brief, clock, number
+from hydraloop.files.formats import brief, clock, number
 from hydraloop.sweeps.controller.watcher import Watcher
 from hydraloop.sweeps.report.progress import Progress
 from hydraloop.sweeps.report.results_table import line, new_console, new_table

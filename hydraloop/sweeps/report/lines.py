@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from hydraloop.cli.error_reports import failed_jobs
-from hydraloop.engine.report.formats import clock
-from hydraloop.run_files.environment import shown
+from hydraloop.files.environment import shown
+from hydraloop.files.error_reports import failed_jobs
+from hydraloop.files.formats import clock
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.report import results_table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hydraloop.engine.report.formats import number
-from hydraloop.run_files.record_log import FILENAME, Record, read_end
+from hydraloop.files.formats import number
+from hydraloop.files.record_log import FILENAME, Record, read_end
 from hydraloop.sweeps.report.results import LAST, rank
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.sweeps.sweep_directory import SweepDirectory

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hydraloop.run_files import atomic
-from hydraloop.run_files.config_yaml import plain
-from hydraloop.safety.secrets import mask_command
+from hydraloop.files import atomic
+from hydraloop.files.config_yaml import plain
+from hydraloop.files.secrets import mask_command
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import key_of
 from hydraloop.sweeps.current_states import current_states

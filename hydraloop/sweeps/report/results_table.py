@@ -6,9 +6,9 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.engine.report.formats import brief, duration, number
 from hydraloop.errors import printable
-from hydraloop.run_files.environment import shown
+from hydraloop.files.environment import shown
+from hydraloop.files.formats import brief, duration, number
 from hydraloop.sweeps.report import results
 from hydraloop.sweeps.report.results import Group, Results
 from hydraloop.sweeps.report.search_results import SearchResults

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.record_log import FILENAME, Position, Reader, read_all
-from hydraloop.run_files.result import Result, by_keys
+from hydraloop.files.record_log import FILENAME, Position, Reader, read_all
+from hydraloop.files.result import Result, by_keys
 from hydraloop.sweeps.search.search import Rule, Search
 from hydraloop.sweeps.search.space import Params
 from hydraloop.sweeps.states import JobState

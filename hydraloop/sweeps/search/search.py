@@ -11,9 +11,9 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError, leave_out, not_installed
-from hydraloop.run_files.changes import differences
-from hydraloop.run_files.config_yaml import plain
-from hydraloop.safety.secrets import masked
+from hydraloop.files.changes import differences
+from hydraloop.files.config_yaml import plain
+from hydraloop.files.secrets import masked
 from hydraloop.sweeps.search.space import Space
 
 Rule = Literal["greater", "less"]

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from hydraloop.errors import UserError
-from hydraloop.safety.secrets import mask_overrides
+from hydraloop.files.secrets import mask_overrides
 from hydraloop.sweeps.axes import key_of, lines_of
 
 Value = float | int | str

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hydraloop.files.regular import read_json
 from hydraloop.processes import slurm
-from hydraloop.run_files.regular import read_json
 from hydraloop.sweeps.sweep_description import FILENAME
 
 FOLDER = ".submitit"

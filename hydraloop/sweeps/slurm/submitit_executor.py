@@ -18,9 +18,9 @@ from typing import Any
 from hydra.core.utils import env_override
 
 from hydraloop.errors import UserError, not_installed
+from hydraloop.files.environment import SWEEP_JOB
 from hydraloop.processes import slurm
 from hydraloop.processes.failure import REQUEUE
-from hydraloop.run_files.environment import SWEEP_JOB
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
 from hydraloop.sweeps.slurm import submissions

@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 from omegaconf import DictConfig
 
 from hydraloop.errors import UserError
+from hydraloop.files import environment
 from hydraloop.plan import Draft, plan_run
 from hydraloop.processes import slurm
 from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG, continued, print_commands, without
-from hydraloop.run_files import environment
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.slurm import submissions

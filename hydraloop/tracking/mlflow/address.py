@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from filelock import FileLock
 
-from hydraloop.run_files import atomic
-from hydraloop.safety.secrets import MASK
+from hydraloop.files import atomic
+from hydraloop.files.secrets import MASK
 from hydraloop.tracking.tracker import UnusableError
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.run_files.atomic import file_name
-from hydraloop.run_files.checkpoint_files import is_complete
-from hydraloop.run_files.record_log import Record
-from hydraloop.run_files.result import FILENAME as RESULT_FILE
-from hydraloop.safety.secrets import mask_text
+from hydraloop.files.atomic import file_name
+from hydraloop.files.checkpoint_files import is_complete
+from hydraloop.files.record_log import Record
+from hydraloop.files.result import FILENAME as RESULT_FILE
+from hydraloop.files.secrets import mask_text
 from hydraloop.tracking import run_description
 from hydraloop.tracking.own_files import own
 from hydraloop.tracking.tracker import RefusedError, Run

@@ -11,9 +11,9 @@ from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.run_files.atomic import file_name
-from hydraloop.run_files.record_log import FILENAME, Record, read_all
-from hydraloop.run_files.run_directory import SWEEP_FILE
+from hydraloop.files.atomic import file_name
+from hydraloop.files.record_log import FILENAME, Record, read_all
+from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import lock_of
 from hydraloop.tracking.mlflow.address import sqlite_path

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.run_files.record_log import FILENAME, Record
-from hydraloop.run_files.result import FILENAME as RESULT_FILE
-from hydraloop.safety.secrets import masked
+from hydraloop.files.record_log import FILENAME, Record
+from hydraloop.files.result import FILENAME as RESULT_FILE
+from hydraloop.files.secrets import masked
 from hydraloop.tracking.mlflow import address, runs
 from hydraloop.tracking.mlflow.calls import calling, hidden, prepare
 from hydraloop.tracking.mlflow.files import Files

@@ -11,8 +11,8 @@ import torch
 
 from hydraloop.engine.checkpoint.format import load, write
 from hydraloop.errors import UserError
-from hydraloop.run_files.checkpoint_files import is_complete
-from hydraloop.run_files.integrity import damage
+from hydraloop.files.checkpoint_files import is_complete
+from hydraloop.files.integrity import damage
 from tests.faults import checkpoints
 from tests.helpers import differences
 

@@ -21,11 +21,11 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
+from hydraloop.files.checkpoint_files import newest_intact, remove
+from hydraloop.files.integrity import damage, shards_of
 from hydraloop.hooks import EMAHook
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder
 from hydraloop.hooks.checkpoint.publishing import publish
-from hydraloop.run_files.checkpoint_files import newest_intact, remove
-from hydraloop.run_files.integrity import damage, shards_of
 from hydraloop.tasks import Regression
 from hydraloop.tracking.run_description import checkpoints
 from tests.helpers import EngineWithNeededHooks

@@ -12,8 +12,8 @@ import torch
 from hydraloop.engine.checkpoint.format import load, write
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.run_files import integrity
-from hydraloop.run_files.integrity import damage
+from hydraloop.files import integrity
+from hydraloop.files.integrity import damage
 from tests.ranks import on_ranks
 
 WEIGHTS = {str(number): torch.full((4000,), float(number + 1)) for number in range(10)}

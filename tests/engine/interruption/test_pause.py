@@ -16,8 +16,8 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
+from hydraloop.files.changes import resumed
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, LoggerHook, RuntimeInfoHook
-from hydraloop.run_files.changes import resumed
 from hydraloop.tasks import Regression
 from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY

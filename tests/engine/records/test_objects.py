@@ -19,7 +19,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
-from hydraloop.safety import secrets
+from hydraloop.files import secrets
 from tests.helpers import EngineWithNeededHooks, at, batches, make_engine, tiny_task
 from tests.ranks import on_ranks
 

@@ -18,15 +18,15 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers import OptimizerSet
-from hydraloop.engine.report.formats import clock, duration, number
 from hydraloop.engine.run import Settings
 from hydraloop.errors import Terminated
+from hydraloop.files.environment import shown
+from hydraloop.files.formats import clock, duration, number
+from hydraloop.files.result import Best
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import Timing
 from hydraloop.optim import Exponential, Schedule
-from hydraloop.run_files.environment import shown
-from hydraloop.run_files.result import Best
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks, at, batches, failing, make_engine, summary
 
@@ -211,9 +211,7 @@ def test_the_command_to_continue_is_that_of_the_run(tmp_path: Path, monkeypatch:
     with pytest.raises(RuntimeError):
         engine.train()
     for command in ([], ["resume", "elsewhere"]):
-        monkeypatch.setattr(
-            "hydraloop.run_files.environment._command", ["python", "train.py", "--config-name=x", *command]
-        )
+        monkeypatch.setattr("hydraloop.files.environment._command", ["python", "train.py", "--config-name=x", *command])
         words = shlex.split(_rows(summary(engine))["continue"])
         assert words == ["python", "train.py", "resume", shown(tmp_path / "a run")]
 

@@ -13,10 +13,10 @@ from tests.faults.sweeps.judge import problems, problems_of_jobs
 
 WITHOUT_LOCKS = """
 import filelock
-import hydraloop.run_files.lock
+import hydraloop.files.lock
 
-hydraloop.run_files.lock._locked = filelock.FileLock  # not acquired
-hydraloop.run_files.lock._is_held = lambda path: False
+hydraloop.files.lock._locked = filelock.FileLock  # not acquired
+hydraloop.files.lock._is_held = lambda path: False
 """
 
 

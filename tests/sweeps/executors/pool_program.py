@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.processes import is_alive, started
+from hydraloop.files.processes import is_alive, started
 from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.executors.pool import PoolExecutor
 

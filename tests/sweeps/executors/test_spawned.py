@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import environment
+from hydraloop.files import environment
 from hydraloop.sweeps import states
 from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import Request

@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 
 from hydraloop.cli.arguments import typed_keys
 from hydraloop.cli.compose import opened
-from hydraloop.cli.error_reports import Reports
+from hydraloop.files import atomic, checkpoint_files
+from hydraloop.files.error_reports import Reports
+from hydraloop.files.result import Result
 from hydraloop.plan import Draft
 from hydraloop.processes.peers import Peers
 from hydraloop.processes.run_starter import RunStarter
 from hydraloop.processes.termination_signals import leave
-from hydraloop.run_files import atomic, checkpoint_files
-from hydraloop.run_files.result import Result
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps.axes import Axis
 from hydraloop.sweeps.executors.executor import Request

@@ -11,9 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.errors import Terminated
+from hydraloop.files import lock
+from hydraloop.files.result import Result
 from hydraloop.processes.failure import Requeue
-from hydraloop.run_files import lock
-from hydraloop.run_files.result import Result
 from hydraloop.sweeps import job
 from hydraloop.sweeps.executors.executor import UNUSABLE
 from tests.e2e.projects import Project, Run

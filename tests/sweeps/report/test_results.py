@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from hydraloop.cli import arguments
-from hydraloop.run_files.config_yaml import plain
-from hydraloop.safety.secrets import remember_overrides
+from hydraloop.files.config_yaml import plain
+from hydraloop.files.secrets import remember_overrides
 from hydraloop.sweeps.report import results, results_table
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.written import finished, sweep, write

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hydraloop.cli import arguments
-from hydraloop.run_files.result import Objective, Result
+from hydraloop.files.result import Objective, Result
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.executors.executor import Request

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydraloop.run_files.result import Objective, Result
+from hydraloop.files.result import Objective, Result
 from hydraloop.sweeps.search.history import Validations
 from tests.sweeps.search.played import LR, Search, distance
 from tests.sweeps.search.test_search import ASHA

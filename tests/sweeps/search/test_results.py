@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hydraloop.commands import dispatch
-from hydraloop.run_files.result import Result
+from hydraloop.files.result import Result
 from hydraloop.sweeps.executors.executor import Request
 from tests.sweeps.search.played import LR, Search, distance
 

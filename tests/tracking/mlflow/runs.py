@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run as MLflowRun
 
-from hydraloop.run_files.record_log import Record
+from hydraloop.files.record_log import Record
 from hydraloop.tracking.mlflow.address import connected, unsynced
 from hydraloop.tracking.mlflow.calls import DEFAULTS, prepare
 from hydraloop.tracking.mlflow.tracker import MLflowTracker

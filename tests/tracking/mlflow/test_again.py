@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from hydraloop.commands import sync
-from hydraloop.run_files.record_log import FILENAME
-from hydraloop.run_files.result import Result
+from hydraloop.files.record_log import FILENAME
+from hydraloop.files.result import Result
 from hydraloop.tracking.cursor import Cursor, path_of
 from hydraloop.tracking.tracker import MLFLOW
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder

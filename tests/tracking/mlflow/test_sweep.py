@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mlflow.entities import Run as MLflowRun
 
-from hydraloop.run_files.run_directory import SWEEP_FILE
+from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.tracking.mlflow.runs import ensure_parent
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import Ending, Finish, Run, Sweep

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hydraloop.run_files.record_log import Record
-from hydraloop.run_files.record_writer import RecordLog
-from hydraloop.run_files.result import Best, Result
+from hydraloop.files.record_log import Record
+from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.result import Best, Result
 from hydraloop.tracking.mlflow.tracker import MLflowTracker
 from hydraloop.tracking.tracker import Finish, GoneError, LostError, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import (

@@ -13,7 +13,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Any
 
-from hydraloop.run_files.record_log import NONFINITE, OBJECTS, STAMP, count
+from hydraloop.files.record_log import NONFINITE, OBJECTS, STAMP, count
 
 log = logging.getLogger(__name__)
 

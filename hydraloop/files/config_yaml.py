@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.errors import UserError
-from hydraloop.run_files.regular import read_bytes
-from hydraloop.safety.secrets import mask_text, masked, remember
+from hydraloop.files.regular import read_bytes
+from hydraloop.files.secrets import mask_text, masked, remember
 
 try:
     from yaml import CDumper as Dumper  # four times faster

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from hydraloop.run_files.config_yaml import parsed_yaml
-from hydraloop.run_files.regular import read_bytes
-from hydraloop.safety.secrets import mask_overrides
+from hydraloop.files.config_yaml import parsed_yaml
+from hydraloop.files.regular import read_bytes
+from hydraloop.files.secrets import mask_overrides
 
 RECORDS = ".hydra"
 """Folder of a run directory with the config, written by Hydra."""

@@ -10,9 +10,9 @@ from functools import cache
 from glob import escape
 from pathlib import Path
 
-from hydraloop.run_files import atomic
-from hydraloop.run_files.integrity import SAFETENSORS, SHARDS, damage, shards_of
-from hydraloop.run_files.regular import read_bytes
+from hydraloop.files import atomic
+from hydraloop.files.integrity import SAFETENSORS, SHARDS, damage, shards_of
+from hydraloop.files.regular import read_bytes
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from signal import SIGINT, Signals
 from typing import Any, Literal, Self, TypeVar, get_args
 
 from hydraloop.errors import Terminated
-from hydraloop.run_files import atomic
-from hydraloop.run_files.config_yaml import plain
-from hydraloop.run_files.regular import parsed_json, read_bytes
-from hydraloop.safety.secrets import mask_text
+from hydraloop.files import atomic
+from hydraloop.files.config_yaml import plain
+from hydraloop.files.regular import parsed_json, read_bytes
+from hydraloop.files.secrets import mask_text
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import logging
 import zlib
 from pathlib import Path
 
-from hydraloop.run_files import atomic, attempts
-from hydraloop.run_files.environment import git_commit, git_diff
-from hydraloop.safety.secrets import mask_text
+from hydraloop.files import atomic, attempts
+from hydraloop.files.environment import git_commit, git_diff
+from hydraloop.files.secrets import mask_text
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from hydraloop.errors import UserError
-from hydraloop.run_files import atomic
-from hydraloop.run_files.regular import read_json
+from hydraloop.files import atomic
+from hydraloop.files.regular import read_json
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -10,8 +10,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from hydraloop.run_files.config_yaml import plain
-from hydraloop.safety.secrets import masked
+from hydraloop.files.config_yaml import plain
+from hydraloop.files.secrets import masked
 
 
 def print_json(content: Mapping[str, Any]) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from hydraloop.run_files.record_log import Position, Reader, is_after, read_all
-from hydraloop.run_files.record_writer import cut_torn_line
-from hydraloop.run_files.regular import read_bytes
+from hydraloop.files.record_log import Position, Reader, is_after, read_all
+from hydraloop.files.record_writer import cut_torn_line
+from hydraloop.files.regular import read_bytes
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from hydraloop.errors import UserError, missing_path
-from hydraloop.run_files import atomic, attempts
-from hydraloop.run_files.attempts import RECORDS
-from hydraloop.run_files.checkpoint_files import candidates
-from hydraloop.run_files.config_yaml import masked_yaml
-from hydraloop.run_files.regular import read_bytes
-from hydraloop.run_files.result import FILENAME as RESULT_FILE
+from hydraloop.files import atomic, attempts
+from hydraloop.files.attempts import RECORDS
+from hydraloop.files.checkpoint_files import candidates
+from hydraloop.files.config_yaml import masked_yaml
+from hydraloop.files.regular import read_bytes
+from hydraloop.files.result import FILENAME as RESULT_FILE
 
 OUTPUTS = Path("outputs")
 """Runs of one job, by default as `outputs/<date>/<time>-<id>`."""

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hydraloop.errors import printable
-from hydraloop.run_files.config_yaml import plain
+from hydraloop.files.config_yaml import plain
 
 ABSENT = "(absent)"
 """The value of a key that a config does not have."""

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from hydraloop.cli.tracebacks import of_user
 from hydraloop.errors import printable
-from hydraloop.run_files.output import replace_unencodable
-from hydraloop.run_files.result import shortened
-from hydraloop.safety.secrets import mask_text
+from hydraloop.files.output import replace_unencodable
+from hydraloop.files.result import shortened
+from hydraloop.files.secrets import mask_text
+from hydraloop.files.tracebacks import of_user
 
 _COLOURS = {"header": 1, "val": 36, "test": 36, "best": 32, "WARNING": 33, "ERROR": 31, "CRITICAL": 31}
 """Codes of ANSI terminals by a message's `style` (an attribute of the log record), else by its level."""
