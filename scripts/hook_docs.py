@@ -1,6 +1,6 @@
 """Write the generated parts of `docs/reference/`: tables of hooks, options and schedules, and of the engine's names.
 
-Also writes `hydraloop/hooks/classes.json`, the facts about the classes of hooks that a dry run shows.
+Also writes `hydraloop/schemas/hook_classes.json`, the facts about the classes of hooks that a dry run shows.
 
     python scripts/hook_docs.py            # write the tables and the file
     python scripts/hook_docs.py --check    # write nothing; exit code 1 if a page is out of date
@@ -99,7 +99,7 @@ def options() -> list[Option]:
 
 
 def hook_classes() -> str:
-    """Return the JSON of `classes.json`: for each class that `hydraloop.hooks` exports, what its source declares."""
+    """Return the text of `hook_classes.json`: what the source of each class of `hydraloop.hooks` declares."""
     lines = [f"  {json.dumps(name)}: {json.dumps(_declared(name))}" for name in _exported()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -281,12 +281,12 @@ PAGES = {
 
 
 def wanted() -> Iterator[tuple[Path, str]]:
-    """Yield (path, text that is up to date) of `classes.json` and each page.
+    """Yield (path, text that is up to date) of `hook_classes.json` and each page.
 
     Raises:
         ValueError: a page has no marks.
     """
-    yield ROOT / "hydraloop" / "hooks" / "classes.json", hook_classes()
+    yield ROOT / "hydraloop" / "schemas" / "hook_classes.json", hook_classes()
     for name, parts in PAGES.items():
         text = (REFERENCE / name).read_text(encoding="utf-8")
         for mark, written in parts.items():

@@ -16,7 +16,7 @@ from hydra.errors import OverrideParseException
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.files.secrets import MASK, remember_overrides
-from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
+from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected."""

@@ -28,12 +28,12 @@ from hydraloop.files.config_yaml import masked_yaml
 from hydraloop.files.console import end_with_reader
 from hydraloop.files.output import print_json
 from hydraloop.files.secrets import masked
-from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS, notices
 from hydraloop.plan import Draft
 from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, summary, typed
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf
 from hydraloop.schemas.sections import DistributedConf, EngineConf, SweepConf
+from hydraloop.schemas.selected_hooks import HOOK_GROUPS, notices
 from hydraloop.validate.config import hydra_config
 from hydraloop.validate.hooks import slots_of
 

@@ -27,10 +27,10 @@ from hydraloop.errors import UserError, missing_path
 from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.files.result import Result
 from hydraloop.files.run_directory import checkpoint_folders, holds_run
-from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.parts import Parts
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
+from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 from hydraloop.validate.config import validate
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from hydraloop.cli.compose import Composer
 from hydraloop.cli.config_file_limits import unused
 from hydraloop.cli.own_classes import arguments_of, own_class, select
 from hydraloop.errors import UserError, any_of, emptying, meant, suggestion
-from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.schemas.root import Config
+from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 
 _WITHOUT_MESSAGE = (UnicodeDecodeError, AssertionError, AttributeError, KeyError)
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, *_WITHOUT_MESSAGE)

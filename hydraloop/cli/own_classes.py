@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop.cli.arguments import is_sweep, parse
-from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.safety.allowlist import ALLOWLIST
+from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 
 OF_ALL_HOOKS = ("priority", "on_error")
 """The options of `HookConf`, which every hook has."""

@@ -20,8 +20,8 @@ from hydraloop.errors import UserError
 from hydraloop.files.attempts import RECORDS
 from hydraloop.files.config_yaml import loaded, remember_config
 from hydraloop.files.run_directory import CONFIG, config_file
-from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS
 from hydraloop.schemas.root import Config
+from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 
 NAME = "_saved_run"
 """The primary config: the saved one, merged into the options without choices, so that types are checked."""

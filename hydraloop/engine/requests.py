@@ -30,7 +30,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Settings
 from hydraloop.files.result import PREEMPTED
-from hydraloop.option_checks import seconds_of
+from hydraloop.schemas.option_checks import seconds_of
 
 if TYPE_CHECKING:
     from hydraloop.engine.checkpoints import Checkpoints

@@ -6,9 +6,9 @@ A hook with several files is a folder. Names are imported when they are first us
 from __future__ import annotations
 
 import importlib
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hydraloop.schemas.selected_hooks import HOOK_CLASSES
 
 if TYPE_CHECKING:
     from hydraloop.hooks.anomaly_detection import AnomalyDetectionHook as AnomalyDetectionHook
@@ -38,18 +38,13 @@ if TYPE_CHECKING:
     from hydraloop.hooks.visualization import VisualizationHook as VisualizationHook
     from hydraloop.hooks.wandb import WandbLoggerHook as WandbLoggerHook
 
-CLASSES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("classes.json").read_text(encoding="utf-8"))
-"""By class: its module, and the priority, `runs_after` and mount points that a dry run shows without importing torch.
-
-`scripts/hook_docs.py` reads them from the source of the classes.
-"""
-__all__ = sorted(CLASSES)
+__all__ = sorted(HOOK_CLASSES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in CLASSES:
+    if name not in HOOK_CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(CLASSES[name]["module"]), name)
+    return getattr(importlib.import_module(HOOK_CLASSES[name]["module"]), name)
 
 
 def __dir__() -> list[str]:

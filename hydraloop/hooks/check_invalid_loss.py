@@ -16,7 +16,7 @@ from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Ordered
 from hydraloop.engine.loss_check import BadLoss, of_step
 from hydraloop.errors import PeerError, UserError
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 
 _SHOWN_SAMPLES, _SHOWN_PARAMETERS = 32, 5
 _REMEDY = (

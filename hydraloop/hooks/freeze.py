@@ -12,7 +12,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.parameter_patterns import matching
 from hydraloop.errors import UserError
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 
 log = logging.getLogger(__name__)
 

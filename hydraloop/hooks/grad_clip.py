@@ -15,7 +15,7 @@ from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.option_checks import check_above
+from hydraloop.schemas.option_checks import check_above
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

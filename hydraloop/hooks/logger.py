@@ -20,7 +20,7 @@ from hydraloop.files.record_cuts import cut_after
 from hydraloop.files.record_log import FILENAME, is_after
 from hydraloop.files.record_writer import RecordLog
 from hydraloop.files.run_directory import checkpoint_folders
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.messages import position
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 
 log = logging.getLogger(__name__)
 

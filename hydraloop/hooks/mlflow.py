@@ -10,7 +10,7 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Priority
-from hydraloop.option_checks import CHECKPOINTS, check_choice
+from hydraloop.schemas.option_checks import CHECKPOINTS, check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import MLFLOW
 

@@ -9,7 +9,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import data_sets_with, end_workers
 from hydraloop.errors import UserError
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError, suggestion
 from hydraloop.files.environment import shown
-from hydraloop.option_checks import check_at_least, names_or_callables
+from hydraloop.schemas.option_checks import check_at_least, names_or_callables
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -11,7 +11,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.errors import UserError
 from hydraloop.files.formats import clock, number
-from hydraloop.option_checks import check_above
+from hydraloop.schemas.option_checks import check_above
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

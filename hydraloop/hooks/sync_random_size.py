@@ -17,7 +17,7 @@ from hydraloop.engine.device.batch_transfer import tensors_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.option_checks import check_above, check_at_least
+from hydraloop.schemas.option_checks import check_above, check_at_least
 
 
 class SyncRandomSizeHook(Hook):

@@ -12,7 +12,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.interval import Every
 from hydraloop.engine.records.records import histograms as counted
 from hydraloop.engine.records.records import write_json
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import TENSORBOARD
 

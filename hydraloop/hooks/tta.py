@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.option_checks import check_at_least, check_choice, names_or_callables
+from hydraloop.schemas.option_checks import check_at_least, check_choice, names_or_callables
 
 log = logging.getLogger(__name__)
 

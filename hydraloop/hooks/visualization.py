@@ -19,7 +19,7 @@ from hydraloop.engine.records.messages import position
 from hydraloop.engine.records.pictures import to_pixels
 from hydraloop.files.environment import shown
 from hydraloop.files.formats import number
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hydraloop.engine.engine import Engine
-from hydraloop.option_checks import CHECKPOINTS, check_choice
+from hydraloop.schemas.option_checks import CHECKPOINTS, check_choice
 from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import WANDB
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hydraloop.errors import UserError
-from hydraloop.option_checks import check_choice
+from hydraloop.schemas.option_checks import check_choice
 
 
 class Function:

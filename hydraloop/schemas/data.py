@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ValidationError
 
 from hydraloop.errors import UserError, suggestion
-from hydraloop.option_checks import check_at_least, check_choice
+from hydraloop.schemas.option_checks import check_at_least, check_choice
 from hydraloop.schemas.sections import open_mapping
 
 SPLITS = ("train", "val", "test")

@@ -16,7 +16,7 @@ from hydraloop.files import lock
 from hydraloop.files.record_log import FILENAME, count
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_text, masked
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, path_of, sync_command
 from hydraloop.tracking.sender import Sender

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hydraloop.engine.call_table import check_order, not_applied
-from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS, has_schedules, is_left_out
+from hydraloop.schemas.selected_hooks import HOOK_GROUPS, has_schedules, is_left_out
 from hydraloop.validate.hooks import check_hooks, slots_of
 from hydraloop.validate.keys import check_interpolations, check_keys
 from hydraloop.validate.targets import check_data, check_targets

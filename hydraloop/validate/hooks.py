@@ -9,9 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop.engine.call_table import Slot, in_order, missing
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.errors import UserError, close_names, use_one_of
-from hydraloop.hooks import CLASSES
-from hydraloop.hooks.shared.selected_hooks import HOOK_GROUPS, has_schedules, targets
 from hydraloop.schemas import stored
+from hydraloop.schemas.selected_hooks import HOOK_CLASSES, HOOK_GROUPS, has_schedules, targets
 
 _LONGEST = 100
 """Characters of a hook's name. Names of files have up to 255 bytes."""
@@ -41,7 +40,7 @@ def slots_of(cfg: DictConfig) -> list[Slot]:
 
 
 def _slot(group: str, name: str, target: str, priority: int | str | None) -> Slot:
-    facts = CLASSES.get(target.removeprefix("hydraloop.hooks."), {})
+    facts = HOOK_CLASSES.get(target.removeprefix("hydraloop.hooks."), {})
     default = facts.get("priority", Priority.NORMAL)
     return Slot(
         name=name,

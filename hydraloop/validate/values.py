@@ -5,7 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError, use_one_of
-from hydraloop.option_checks import check_above, check_at_least, seconds_of
+from hydraloop.schemas.option_checks import check_above, check_at_least, seconds_of
 
 STRATEGIES = ("auto", "ddp", "fsdp2")
 AT_LEAST = {

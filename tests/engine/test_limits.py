@@ -20,7 +20,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook
-from hydraloop.option_checks import seconds_of
+from hydraloop.schemas.option_checks import seconds_of
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import network
 from tests.helpers import EngineWithNeededHooks, batches, differences, make_engine

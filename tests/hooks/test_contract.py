@@ -30,6 +30,7 @@ from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.optim import Cosine, Schedule
+from hydraloop.schemas.selected_hooks import HOOK_CLASSES
 from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
 from hydraloop.tracking.hook import TrackerHook
@@ -90,7 +91,7 @@ def test_every_hook_has_an_option_and_every_option_a_hook() -> None:
 
 @each_option
 def test_a_dry_run_knows_order_and_mount_points_without_torch(option: Option) -> None:
-    facts, hook = hydraloop.hooks.CLASSES[option.hook.__name__], option.hook
+    facts, hook = HOOK_CLASSES[option.hook.__name__], option.hook
     assert facts["module"] == hook.__module__
     assert facts["priority"] == Priority.of(hook.priority)
     assert facts["mount_points"] == list(mount_points_of(hook.overrides))

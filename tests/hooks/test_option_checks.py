@@ -9,7 +9,7 @@ import pytest
 
 from hydraloop import hooks
 from hydraloop.errors import UserError
-from hydraloop.option_checks import CHECKPOINTS, check_choice
+from hydraloop.schemas.option_checks import CHECKPOINTS, check_choice
 
 TWO_NAMES = {"save_best": ["a", "b"]}
 NO_LAST = {"published_keys": ["state_dict"], "save_last": False}

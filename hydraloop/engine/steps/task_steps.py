@@ -14,7 +14,7 @@ from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.run import Run
 from hydraloop.engine.steps.stepper import Outputs, Stepper
 from hydraloop.errors import UserError
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 
 
 class TaskStep(NamedTuple):

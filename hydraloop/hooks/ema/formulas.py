@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from hydraloop.errors import UserError, any_of, suggestion
-from hydraloop.option_checks import check_above, check_at_least
+from hydraloop.schemas.option_checks import check_above, check_at_least
 
 MOMENTUM = 0.0002
 """MMEngine's default; the average is over about 1 / 0.0002 = 5000 updates."""

@@ -12,7 +12,7 @@ from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema.averaging import AveragedTensors
 from hydraloop.hooks.ema.formulas import MOMENTUM, WARM_UP_STEPS, formula_of
-from hydraloop.option_checks import check_at_least
+from hydraloop.schemas.option_checks import check_at_least
 
 if TYPE_CHECKING:
     from torch import Tensor

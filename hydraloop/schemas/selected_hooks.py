@@ -1,10 +1,12 @@
-"""Reads from a config the hooks that it selects, and what its run does not do without some default hooks. Imports no
-torch."""
+"""Facts about hooks that need no torch: their classes, and which of them a config selects or leaves out."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection
+from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -13,6 +15,13 @@ from hydraloop.schemas import stored
 log = logging.getLogger(__name__)
 
 HOOK_GROUPS = ("default_hooks", "hooks")
+HOOK_CLASSES: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("hook_classes.json").read_text(encoding="utf-8")
+)
+"""By class of `hydraloop.hooks`: its module, priority, `runs_after` and mount points.
+
+`scripts/hook_docs.py` reads them from the source of the classes.
+"""
 
 
 def notices(cfg: DictConfig) -> list[str]:
