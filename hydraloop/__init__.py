@@ -31,11 +31,11 @@ with _deferred():
 
 if TYPE_CHECKING:
     from hydraloop.app import main as main
-    from hydraloop.cli.notebook import build as build
-    from hydraloop.cli.notebook import compose as compose
-    from hydraloop.cli.notebook import load as load
-    from hydraloop.cli.notebook import records as records
     from hydraloop.engine.engine import Engine as Engine
+    from hydraloop.launch.python_interface import build as build
+    from hydraloop.launch.python_interface import compose as compose
+    from hydraloop.launch.python_interface import load as load
+    from hydraloop.launch.python_interface import records as records
     from hydraloop.tasks import Task as Task
 
 __version__ = "0.1.0"
@@ -43,11 +43,11 @@ __version__ = "0.1.0"
 _LAZY = {
     "Engine": "hydraloop.engine.engine",
     "Task": "hydraloop.tasks",
-    "build": "hydraloop.cli.notebook",
-    "compose": "hydraloop.cli.notebook",
-    "load": "hydraloop.cli.notebook",
+    "build": "hydraloop.launch.python_interface",
+    "compose": "hydraloop.launch.python_interface",
+    "load": "hydraloop.launch.python_interface",
     "main": "hydraloop.app",
-    "records": "hydraloop.cli.notebook",
+    "records": "hydraloop.launch.python_interface",
 }
 __all__ = ["Engine", "Hook", "Priority", "Task", "UserError", "build", "compose", "load", "main", "records"]
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydraloop import schemas
-from hydraloop.cli import arguments, command, resume_command, run_config
-from hydraloop.cli.compose import Composer, opened
-from hydraloop.cli.help import show, show_config, show_help, show_plan
-from hydraloop.commands import dispatch, parser
+from hydraloop.commands import dispatch, parser, resume
+from hydraloop.config import arguments, checked, saved_config
+from hydraloop.config.compose import Composer, opened
+from hydraloop.config.help import show, show_config, show_help, show_plan
 from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
 from hydraloop.files import environment
@@ -32,16 +32,16 @@ from hydraloop.files.config_yaml import remember_config
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.output import print_to, replace_unencodable
 from hydraloop.files.uncollected import uncollected
-from hydraloop.plan import Draft
-from hydraloop.processes import private, torchrun
-from hydraloop.processes.checks import check_debugger, check_options
-from hydraloop.processes.failure import Requeue
-from hydraloop.processes.peers import Peers
-from hydraloop.processes.termination_signals import terminable
+from hydraloop.launch import private, torchrun
+from hydraloop.launch.checks import check_debugger, check_options
+from hydraloop.launch.failure import Requeue
+from hydraloop.launch.peers import Peers
+from hydraloop.launch.plan import Draft
+from hydraloop.launch.termination_signals import terminable
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN, in_script
 
 if TYPE_CHECKING:
-    from hydraloop.processes.run_starter import RunStarter
+    from hydraloop.launch.run_starter import RunStarter
 
 
 _SCHEMAS = Path(schemas.__file__).parent
@@ -120,7 +120,7 @@ def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
     Raises:
         UserError: a mistake in the overrides or in the config files.
     """
-    draft = command.read(args, composer)
+    draft = checked.read(args, composer)
     if draft is None:
         from hydraloop.sweeps import planning
 
@@ -210,7 +210,7 @@ class _App:
         Args:
             job: of a sweep, of which this process is a rank.
         """
-        name = (args.config_name or self.name) if resumes is None else run_config.NAME
+        name = (args.config_name or self.name) if resumes is None else saved_config.NAME
         folder = self.configs if args.config_path is None else self.configs.parent / args.config_path
         if folder.name == RECORDS:
             remedy = f"Continue it: {shlex.join([*environment.script(), 'resume', str(folder.parent)])}"
@@ -239,7 +239,7 @@ class _App:
                 if resumes is None:
                     draft = check_command(args, composer)
                 else:
-                    draft = resume_command.check_resume(resumes.run, resumes.overrides, composer)
+                    draft = resume.check_resume(resumes.run, resumes.overrides, composer)
             remember_config(draft.cfg)
             if args.dry_run and not checks:
                 show_plan(draft, as_json=args.json)
@@ -273,6 +273,6 @@ class _App:
         return self._starter().run(draft, argv)
 
     def _starter(self) -> RunStarter:
-        from hydraloop.processes.run_starter import RunStarter
+        from hydraloop.launch.run_starter import RunStarter
 
         return RunStarter(self.reports, self.peers)

@@ -10,8 +10,8 @@ import torch._dynamo  # DDP imports it, for a second, in each new process
 import torch.distributed.fsdp
 import torchmetrics
 
-import hydraloop.builder
 import hydraloop.engine.distributed.process_group
+import hydraloop.launch.build
 
 gc.freeze()
 gc.enable()

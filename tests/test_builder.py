@@ -18,7 +18,6 @@ from torch import nn
 
 import hydraloop
 from hydraloop import build
-from hydraloop.builder import build as build_engine
 from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
@@ -26,7 +25,8 @@ from hydraloop.errors import UserError
 from hydraloop.files import integrity
 from hydraloop.files.record_cuts import cuts
 from hydraloop.hooks import EMAHook
-from hydraloop.plan import RunPlan
+from hydraloop.launch.build import build as build_engine
+from hydraloop.launch.plan import RunPlan
 from hydraloop.safety.instantiate import instantiate
 from tests.config.composed import REPOSITORY
 from tests.marks import slow

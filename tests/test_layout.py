@@ -40,15 +40,15 @@ def test_calls_of_import_module_point_downwards_as_imports_do() -> None:
 
 
 BORN = {
-    "processes/elastic.py elastic_launch": "the ranks of a run",
-    "processes/nodes.py run": "srun, which starts this command on several nodes",
-    "processes/detach.py Popen": "the same command without its terminal",
+    "launch/elastic.py elastic_launch": "the ranks of a run",
+    "launch/nodes.py run": "srun, which starts this command on several nodes",
+    "launch/detach.py Popen": "the same command without its terminal",
     "sweeps/executors/fork_server.py Process": "the server of the pool, and its jobs",
     "sweeps/executors/spawned.py Popen": "jobs of the pool that are new Python processes",
     "sweeps/executors/ray_actor.py Popen": "jobs on Ray",
     "sweeps/slurm/submitit_executor.py _submit_command": "jobs on Slurm",
     "tracking/sender.py Popen": "the sender of a run or a sweep",
-    "processes/slurm.py run": "a question to Slurm",
+    "launch/slurm.py run": "a question to Slurm",
     "sweeps/executors/gpus.py run": "nvidia-smi",
     "files/environment.py run": "git",
 }

@@ -32,7 +32,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import hydraloop
-from hydraloop.cli import arguments
+from hydraloop.config import arguments
 from hydraloop.optim import avoid_dynamo
 from hydraloop.safety import hydra_versions
 from hydraloop.safety.public_targets import is_public

@@ -10,8 +10,8 @@ import pytest
 from omegaconf import DictConfig, open_dict
 
 import hydraloop
+from hydraloop.config.validate import validate
 from hydraloop.errors import UserError
-from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY
 
 

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from itertools import count
 from pathlib import Path
 
-from hydraloop.cli.arguments import typed_keys
-from hydraloop.cli.loading import find, load_found
 from hydraloop.commands.parser import OnRun
+from hydraloop.config.arguments import typed_keys
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loader, sets_of
 from hydraloop.errors import UserError, suggestion
+from hydraloop.launch.loading import find, load_found
 
 _SPLITS = ("test", "val")
 

@@ -19,9 +19,9 @@ from hydraloop.engine.distributed.process_group import connect
 from hydraloop.errors import printable
 from hydraloop.files import environment
 from hydraloop.files.console import PrintableFormatter
-from hydraloop.processes import elastic, torchrun
-from hydraloop.processes.failure import Failure
-from hydraloop.processes.peers import Peers
+from hydraloop.launch import elastic, torchrun
+from hydraloop.launch.failure import Failure
+from hydraloop.launch.peers import Peers
 
 _COMMANDS: dict[str, type[FinishedRunCommand]] = {"evaluate": Evaluate, "predict": Predict, "export": Export}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from hydraloop.cli.arguments import refuse
+from hydraloop.config.arguments import refuse
 from hydraloop.errors import UserError, close_names
 from hydraloop.files import environment
 

@@ -18,7 +18,7 @@ from hydraloop.files.checkpoint_files import candidates
 from hydraloop.files.environment import of_project, shown
 from hydraloop.files.output import print_json
 from hydraloop.files.run_directory import checkpoint_folders, holds_run
-from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG
+from hydraloop.launch.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.slurm import submissions

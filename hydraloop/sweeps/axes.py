@@ -8,7 +8,7 @@ from itertools import chain, product
 
 from hydra.core.override_parser.types import Override
 
-from hydraloop.cli import arguments
+from hydraloop.config import arguments
 from hydraloop.errors import UserError
 
 Lines = tuple[str, ...]

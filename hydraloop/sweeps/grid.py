@@ -14,9 +14,9 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hydraloop.cli.arguments import parse
-from hydraloop.cli.compose import Composer
-from hydraloop.cli.own_classes import with_own_arguments
+from hydraloop.config.arguments import parse
+from hydraloop.config.compose import Composer
+from hydraloop.config.own_classes import with_own_arguments
 from hydraloop.safety import hydra_versions
 
 

@@ -19,28 +19,28 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from hydraloop.cli.command import compose_job, explained
-from hydraloop.cli.compose import Composer
+from hydraloop.config.checked import compose_job, explained
+from hydraloop.config.compose import Composer
+from hydraloop.config.validate import hydra_config
 from hydraloop.errors import Terminated
 from hydraloop.files import environment
 from hydraloop.files.config_yaml import remember_config
 from hydraloop.files.lock import LEASE, PATIENCE, RunLock
 from hydraloop.files.output import print_to
 from hydraloop.files.result import ResultFile
-from hydraloop.plan import Draft, plan_job, without_hydra
-from hydraloop.processes import checks as launch_checks
-from hydraloop.processes import private, slurm, torchrun
-from hydraloop.processes.failure import REQUEUE, Requeue
-from hydraloop.processes.run_starter import RunStarter
-from hydraloop.processes.termination_signals import owner_has_ended, terminable
+from hydraloop.launch import checks as launch_checks
+from hydraloop.launch import private, slurm, torchrun
+from hydraloop.launch.failure import REQUEUE, Requeue
+from hydraloop.launch.plan import Draft, plan_job, without_hydra
+from hydraloop.launch.run_starter import RunStarter
+from hydraloop.launch.termination_signals import owner_has_ended, terminable
 from hydraloop.sweeps import states
 from hydraloop.sweeps.executors.executor import UNUSABLE, Request, Worker
 from hydraloop.sweeps.grid import GridComposer, set_number
-from hydraloop.validate.config import hydra_config
 
 _EVERY_JOB = (
     "filelock",
-    "hydraloop.builder",
+    "hydraloop.launch.build",
     "hydraloop.tracking.hook",
     "numpy.random",
     "psutil",

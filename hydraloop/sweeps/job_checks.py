@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from hydraloop.errors import UserError, leave_out
 from hydraloop.files.secrets import mask_overrides
-from hydraloop.processes.checks import check_options
+from hydraloop.launch.checks import check_options
 from hydraloop.sweeps.axes import Lines
 
 MOST = 100

@@ -11,15 +11,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import arguments
-from hydraloop.cli import command as command_line
-from hydraloop.cli.compose import Composer
-from hydraloop.cli.config_file_limits import check_executors
+from hydraloop.config import arguments
+from hydraloop.config import checked as command_line
+from hydraloop.config.compose import Composer
+from hydraloop.config.hydra_keys import check_executors
+from hydraloop.config.value_checks import check_sweep_options
 from hydraloop.errors import UserError, suggestion
 from hydraloop.files.changes import differences
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.secrets import mask_overrides, masked
-from hydraloop.plan import Draft
+from hydraloop.launch.plan import Draft
 from hydraloop.sweeps import job_checks
 from hydraloop.sweeps.axes import Axis, first_jobs
 from hydraloop.sweeps.grid import GridComposer
@@ -29,7 +30,6 @@ from hydraloop.sweeps.search.conditions import with_conditions
 from hydraloop.sweeps.search.search import search_of
 from hydraloop.sweeps.search.space import Space
 from hydraloop.sweeps.selection import select
-from hydraloop.validate.values import check_sweep_options
 
 
 @dataclass(frozen=True, kw_only=True)

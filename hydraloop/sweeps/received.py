@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from hydraloop.cli import command
-from hydraloop.cli.arguments import typed_keys
-from hydraloop.cli.compose import Composer
-from hydraloop.cli.config_file_limits import variables
+from hydraloop.config import checked
+from hydraloop.config.arguments import typed_keys
+from hydraloop.config.compose import Composer
+from hydraloop.config.hydra_keys import variables
 from hydraloop.files import environment
 from hydraloop.files.secrets import remember_overrides
-from hydraloop.plan import Draft
-from hydraloop.processes.run_starter import RunStarter
+from hydraloop.launch.plan import Draft
+from hydraloop.launch.run_starter import RunStarter
 from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
@@ -36,8 +36,8 @@ def run_job(composer: Composer, starter: RunStarter) -> None:
     path, overrides, request = spawned.received()
     remember_overrides([*overrides, *request.lines])
     os.environ.update(variables(overrides))
-    grid = GridComposer(composer, command.compose_sweep(overrides, composer))
+    grid = GridComposer(composer, checked.compose_sweep(overrides, composer))
     compose = partial(grid.compose, number=request.number)
-    cfg = command.compose_job(request.lines, composer, trains=True, compose=compose)
+    cfg = checked.compose_job(request.lines, composer, trains=True, compose=compose)
     draft = Draft(overrides=request.lines, cfg=cfg, typed=typed_keys(overrides))
     sys.exit(SweepJob(path, draft, starter).run(request))

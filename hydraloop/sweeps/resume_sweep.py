@@ -9,18 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hydraloop.config.validate import hydra_config
 from hydraloop.errors import UserError
 from hydraloop.files.changes import differences
 from hydraloop.files.result import PAUSE
 from hydraloop.files.run_directory import check_links
-from hydraloop.plan import is_constant
+from hydraloop.launch.plan import is_constant
 from hydraloop.sweeps import states, sweep_description
 from hydraloop.sweeps.axes import Lines
 from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.validate.config import hydra_config
 
 MULTIRUN = Path("multirun")
 """Sweeps, as `multirun/<date>/<time>-<id>`."""

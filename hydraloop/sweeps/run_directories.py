@@ -8,14 +8,14 @@ from pathlib import Path
 
 from omegaconf import read_write
 
-from hydraloop.cli.command import explained
+from hydraloop.config.checked import explained
+from hydraloop.config.validate import hydra_config
 from hydraloop.errors import UserError
 from hydraloop.files.run_directory import has_trained
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.source import Job
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.validate.config import hydra_config
 
 
 class RunDirectories:

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
-from hydraloop.cli.config_file_limits import variables
+from hydraloop.config.hydra_keys import variables
 from hydraloop.files import code_patch, console, environment
-from hydraloop.processes import checks as launch_checks
-from hydraloop.processes import detach, slurm
-from hydraloop.processes.run_starter import RunStarter
+from hydraloop.launch import checks as launch_checks
+from hydraloop.launch import detach, slurm
+from hydraloop.launch.run_starter import RunStarter
 from hydraloop.sweeps import resume_sweep
 from hydraloop.sweeps.controller.controller import Controller
 from hydraloop.sweeps.controller.watcher import Watcher

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import arguments
+from hydraloop.config import arguments
 from hydraloop.errors import UserError, leave_out, missing_path, suggestion
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import Axis, key_of, lines_of

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hydraloop.app import check_command
-from hydraloop.cli import arguments
+from hydraloop.config import arguments
 from hydraloop.errors import UserError
 from hydraloop.sweeps import planning
 from tests.config.composed import composer

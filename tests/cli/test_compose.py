@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from hydraloop.cli import compose as composing
+from hydraloop.config import compose as composing
+from hydraloop.config.validate import hydra_config
 from hydraloop.errors import UserError
-from hydraloop.validate.config import hydra_config
 from tests.config.composed import composer
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.cli import command
-from hydraloop.cli.arguments import typed_keys
-from hydraloop.cli.compose import Composer, opened
-from hydraloop.cli.config_file_limits import variables
+from hydraloop.config import checked
+from hydraloop.config.arguments import typed_keys
+from hydraloop.config.compose import Composer, opened
+from hydraloop.config.hydra_keys import variables
 from hydraloop.errors import UserError
 
 PRIMARY = "defaults: [hydraloop/project, _self_, {optional experiment: null}]\n"
@@ -42,9 +42,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def composed(project: Path, *lines: str, is_sweep: bool = False) -> None:
     def compose(composer: Composer) -> None:
         if is_sweep:
-            command.compose_sweep([*lines, "seed=1,2"], composer)
+            checked.compose_sweep([*lines, "seed=1,2"], composer)
         else:
-            command.compose_job(lines, composer)
+            checked.compose_job(lines, composer)
 
     with opened(project / "conf", "config") as composer:
         compose(composer)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.cli import arguments
-from hydraloop.cli.compose import opened
-from hydraloop.cli.help import show_help
 from hydraloop.commands.parser import COMMANDS, listed_names
+from hydraloop.config import arguments
+from hydraloop.config.compose import opened
+from hydraloop.config.help import show_help
 from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN

@@ -13,9 +13,9 @@ import torch
 from omegaconf import OmegaConf
 
 import hydraloop
-from hydraloop.cli.loading import checkpoint_of
 from hydraloop.commands import export
 from hydraloop.errors import UserError
+from hydraloop.launch.loading import checkpoint_of
 from hydraloop.tasks import Classification
 from tests.config.composed import REPOSITORY
 

@@ -12,10 +12,10 @@ import pytest
 
 import hydraloop
 from hydraloop.app import check_command
-from hydraloop.cli import arguments
-from hydraloop.cli.compose import Composer, opened
+from hydraloop.config import arguments
+from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
-from hydraloop.processes import checks as launch_checks
+from hydraloop.launch import checks as launch_checks
 from tests.config.composed import REPOSITORY
 from tests.marks import slow
 

@@ -10,10 +10,10 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.app import check_command
-from hydraloop.cli import arguments
-from hydraloop.cli.compose import opened
+from hydraloop.config import arguments
+from hydraloop.config.compose import opened
 from hydraloop.errors import UserError
-from hydraloop.plan import Draft
+from hydraloop.launch.plan import Draft
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.sweeps.planning import SweepDraft
 from tests.e2e.projects import Project

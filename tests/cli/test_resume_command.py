@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.cli.compose import opened
-from hydraloop.cli.notebook import compose
-from hydraloop.cli.resume_command import check_resume
-from hydraloop.cli.run_config import NAME
+from hydraloop.commands.resume import check_resume
+from hydraloop.config.compose import opened
+from hydraloop.config.saved_config import NAME
 from hydraloop.engine.checkpoint.format import write
 from hydraloop.errors import UserError
-from hydraloop.plan import Draft
+from hydraloop.launch.plan import Draft
+from hydraloop.launch.python_interface import compose
 from tests.e2e.projects import REPOSITORY
 
 

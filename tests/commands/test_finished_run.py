@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 import hydraloop
-from hydraloop.cli import arguments
 from hydraloop.commands import parser
 from hydraloop.commands.finished_run import FinishedRunCommand
 from hydraloop.commands.on_ranks import prepare
 from hydraloop.commands.predict import write
+from hydraloop.config import arguments
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError

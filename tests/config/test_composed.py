@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.cli import arguments
+from hydraloop.config import arguments
 from hydraloop.sweeps.axes import lines_of
 from tests.config.composed import GOLDEN, SINGLE, SWEEPS, all_composed, composer, job
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.cli import arguments
-from hydraloop.cli.compose import Composer, opened
+from hydraloop.config import arguments
+from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.files.changes import resumed
 from hydraloop.schemas.root import DEFAULT_HOOKS

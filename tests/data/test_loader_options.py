@@ -11,12 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import DataLoader, RandomSampler
 
 import hydraloop
+from hydraloop.config.validate import validate
 from hydraloop.data.loaders_from_config import build_loaders
 from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY
 from tests.data import loader_parts
 

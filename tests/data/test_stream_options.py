@@ -11,13 +11,13 @@ import torch
 
 import hydraloop
 from hydraloop import build
+from hydraloop.config.validate import validate
 from hydraloop.data.loaders_from_config import build_loaders
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY
 
 STREAMS, TENSORS = "tests.data.streams", "torch.utils.data.TensorDataset"

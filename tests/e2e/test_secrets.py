@@ -218,7 +218,7 @@ def test_no_file_of_a_run_of_two_ranks_has_a_secret(project: Project) -> None:
 LISTENING = """
 import json
 
-from hydraloop.processes import torchrun
+from hydraloop.launch import torchrun
 
 from my_project.service import Service
 

@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.errors import Terminated, UserError
-from hydraloop.plan import RunPlan
-from hydraloop.processes import elastic, torchrun
-from hydraloop.processes.failure import Failure
+from hydraloop.launch import elastic, torchrun
+from hydraloop.launch.failure import Failure
+from hydraloop.launch.plan import RunPlan
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from hydraloop.errors import Terminated, UserError
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import remember
-from hydraloop.processes.failure import Failure, Kind, RankError, cause
+from hydraloop.launch.failure import Failure, Kind, RankError, cause
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 

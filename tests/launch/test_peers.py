@@ -19,10 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 from hydraloop import UserError
 from hydraloop.errors import PeerError
 from hydraloop.files.checkpoint_to_resume import known_checkpoints
-from hydraloop.plan import RunPlan
-from hydraloop.processes import torchrun
-from hydraloop.processes.failure import Failure
-from hydraloop.processes.peers import Peers
+from hydraloop.launch import torchrun
+from hydraloop.launch.failure import Failure
+from hydraloop.launch.peers import Peers
+from hydraloop.launch.plan import RunPlan
 from tests.e2e.projects import REPOSITORY
 
 GIVEN = Path("/given.pth")

@@ -13,7 +13,7 @@ from hydraloop.errors import UserError
 from hydraloop.files import attempts, run_directory
 from hydraloop.files.checkpoint_files import point_to
 from hydraloop.files.checkpoint_to_resume import find, newest_checkpoint
-from hydraloop.plan import plan_build
+from hydraloop.launch.plan import plan_build
 
 
 @pytest.fixture(autouse=True)

@@ -127,7 +127,7 @@ REFUSED = [
     "hydraloop.tasks.metrics.torch.load",
     "hydraloop.hooks.checkpoint.hook.os.system",
     "hydraloop.examples.bundled.Path",
-    "hydraloop.builder.build",
+    "hydraloop.launch.build.build",
     "hydraloop.app.main",
     "hydraloop.safety.allowlist.ALLOWLIST.trust",
     "hydraloop.files.run_directory.new",

@@ -11,8 +11,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import arguments
-from hydraloop.cli.compose import Composer
+from hydraloop.config import arguments
+from hydraloop.config.compose import Composer
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import jobs_of
 from hydraloop.sweeps.grid import GridComposer

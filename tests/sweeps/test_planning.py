@@ -8,8 +8,8 @@ import pytest
 from omegaconf import DictConfig
 
 from hydraloop.app import check_command
-from hydraloop.cli import arguments
-from hydraloop.cli.compose import Composer, opened
+from hydraloop.config import arguments
+from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps import job_checks, planning

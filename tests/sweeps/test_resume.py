@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.cli import arguments
-from hydraloop.cli.compose import Composer, opened
+from hydraloop.config import arguments
+from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.files import lock
 from hydraloop.sweeps import planning, resume_sweep

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import arguments
+from hydraloop.config import arguments
 from hydraloop.errors import UserError
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import jobs_of

@@ -28,8 +28,8 @@ from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.files.output import print_to
-from hydraloop.plan import Draft
-from hydraloop.processes import elastic
+from hydraloop.launch import elastic
+from hydraloop.launch.plan import Draft
 from hydraloop.tasks.labels import ignored_label, labels_error
 
 MOST = 20_000

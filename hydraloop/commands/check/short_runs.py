@@ -12,7 +12,6 @@ import torch
 from omegaconf import OmegaConf, open_dict, read_write
 from torch import Tensor
 
-from hydraloop.builder import assemble
 from hydraloop.engine.checkpoint.format import peek
 from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.device.seeding import seed_everything
@@ -20,8 +19,9 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.parts import Parts
-from hydraloop.plan import Draft
+from hydraloop.launch.build import assemble
+from hydraloop.launch.parts import Parts
+from hydraloop.launch.plan import Draft
 
 ON_CPU = {"engine.device": "cpu", "precision": {"name": "fp32"}}
 """Changes of a run that computes in fp32 on the CPU."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from hydraloop.files.record_log import FILENAME as RECORDS
 from hydraloop.files.result import digest
 from hydraloop.files.secrets import mask_overrides
-from hydraloop.processes.failure import REQUEUE
+from hydraloop.launch.failure import REQUEUE
 from hydraloop.sweeps import states
 from hydraloop.sweeps.executors.executor import UNUSABLE
 from hydraloop.sweeps.source import Job

@@ -21,7 +21,7 @@ from hydraloop.errors import UserError
 from hydraloop.files import lock
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_text
-from hydraloop.processes.failure import REQUEUE
+from hydraloop.launch.failure import REQUEUE
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller import attempts, problems
 from hydraloop.sweeps.controller.retries import Retries

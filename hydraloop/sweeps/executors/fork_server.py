@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from hydraloop.files.processes import started
 from hydraloop.files.uncollected import uncollected
-from hydraloop.processes.termination_signals import end_with, leave
+from hydraloop.launch.termination_signals import end_with, leave
 from hydraloop.sweeps.executors.executor import Request, Worker
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli.messages import COMPOSING_ERRORS
+from hydraloop.config.messages import COMPOSING_ERRORS
 from hydraloop.sweeps.axes import Lines
 from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.search.space import Dimension, Space

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from hydraloop.cli.arguments import parse
+from hydraloop.config.arguments import parse
 from hydraloop.errors import UserError, use_one_of
 from hydraloop.safety.instantiate import instantiate
 from hydraloop.sweeps.search.history import History, Trial

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.files.regular import read_json
-from hydraloop.processes import slurm
+from hydraloop.launch import slurm
 from hydraloop.sweeps.sweep_description import FILENAME
 
 FOLDER = ".submitit"

@@ -19,8 +19,8 @@ from hydra.core.utils import env_override
 
 from hydraloop.errors import UserError, not_installed
 from hydraloop.files.environment import SWEEP_JOB
-from hydraloop.processes import slurm
-from hydraloop.processes.failure import REQUEUE
+from hydraloop.launch import slurm
+from hydraloop.launch.failure import REQUEUE
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
 from hydraloop.sweeps.slurm import submissions

@@ -15,17 +15,17 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
+from hydraloop.config.validate import hydra_config
 from hydraloop.errors import UserError
 from hydraloop.files import environment
-from hydraloop.plan import Draft, plan_run
-from hydraloop.processes import slurm
-from hydraloop.processes.detach import CONTROLLER_LOG, RUN_LOG, continued, print_commands, without
+from hydraloop.launch import slurm
+from hydraloop.launch.detach import CONTROLLER_LOG, RUN_LOG, continued, print_commands, without
+from hydraloop.launch.plan import Draft, plan_run
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.slurm import submissions
 from hydraloop.sweeps.slurm.submitit_executor import KEY, create_executor, is_local, submit_command
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.validate.config import hydra_config
 
 _PARAMETERS = """
     array_parallelism cpus_per_gpu cpus_per_task exclusive gpus_per_node gpus_per_task gres mem mem_gb mem_per_cpu

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hydraloop import compose
+from hydraloop.config.validate import validate
 from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
@@ -19,7 +20,6 @@ from hydraloop.errors import UserError
 from hydraloop.files.changes import resumed
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, LoggerHook, RuntimeInfoHook
 from hydraloop.tasks import Regression
-from hydraloop.validate.config import validate
 from tests.config.composed import REPOSITORY
 from tests.engine.distributed.test_equality import dataset
 from tests.helpers import EngineWithNeededHooks, at, batches, differences, logged, make_engine

@@ -12,8 +12,8 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.files import environment
-from hydraloop.processes import slurm as slurm_jobs
-from hydraloop.processes.failure import REQUEUE
+from hydraloop.launch import slurm as slurm_jobs
+from hydraloop.launch.failure import REQUEUE
 from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.slurm import submitit_executor
 from hydraloop.sweeps.slurm.submitit_executor import SubmititExecutor, create_executor

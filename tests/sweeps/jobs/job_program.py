@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydraloop.cli.arguments import typed_keys
-from hydraloop.cli.compose import opened
+from hydraloop.config.arguments import typed_keys
+from hydraloop.config.compose import opened
 from hydraloop.files import atomic, checkpoint_files
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.result import Result
-from hydraloop.plan import Draft
-from hydraloop.processes.peers import Peers
-from hydraloop.processes.run_starter import RunStarter
-from hydraloop.processes.termination_signals import leave
+from hydraloop.launch.peers import Peers
+from hydraloop.launch.plan import Draft
+from hydraloop.launch.run_starter import RunStarter
+from hydraloop.launch.termination_signals import leave
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps.axes import Axis
 from hydraloop.sweeps.executors.executor import Request

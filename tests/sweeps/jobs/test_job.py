@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from hydraloop.errors import Terminated
 from hydraloop.files import lock
 from hydraloop.files.result import Result
-from hydraloop.processes.failure import Requeue
+from hydraloop.launch.failure import Requeue
 from hydraloop.sweeps import job
 from hydraloop.sweeps.executors.executor import UNUSABLE
 from tests.e2e.projects import Project, Run

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hydraloop.cli import arguments
+from hydraloop.config import arguments
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.secrets import remember_overrides
 from hydraloop.sweeps.report import results, results_table

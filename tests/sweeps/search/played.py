@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from hydraloop.cli import arguments
+from hydraloop.config import arguments
 from hydraloop.files.result import Objective, Result
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.controller.controller import Controller

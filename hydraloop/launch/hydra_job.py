@@ -10,7 +10,7 @@ from hydraloop.files import console
 from hydraloop.files.attempts import RECORDS
 from hydraloop.files.config_yaml import dumped, remember_config
 from hydraloop.files.secrets import masked
-from hydraloop.plan import RunPlan
+from hydraloop.launch.plan import RunPlan
 
 LOG = "train.log"
 

@@ -14,10 +14,10 @@ from hydraloop.errors import Terminated
 from hydraloop.files.error_reports import log_cause
 from hydraloop.files.result import describe
 from hydraloop.files.uncollected import uncollected
-from hydraloop.plan import RunPlan
-from hydraloop.processes import torchrun
-from hydraloop.processes.failure import Failure
-from hydraloop.processes.termination_signals import GRACE, TerminationHandler
+from hydraloop.launch import torchrun
+from hydraloop.launch.failure import Failure
+from hydraloop.launch.plan import RunPlan
+from hydraloop.launch.termination_signals import GRACE, TerminationHandler
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ def _train(training: Training, plan: RunPlan) -> None:
     with uncollected():
         import torch._dynamo  # noqa: F401  # DDP and FSDP2 do
 
-        from hydraloop.builder import build
         from hydraloop.engine.distributed.process_group import connect
+        from hydraloop.launch.build import build
 
     cfg = plan.cfg
     training.distributed = connect(cfg.distributed, cfg.engine.device)

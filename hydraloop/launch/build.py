@@ -29,13 +29,13 @@ from hydraloop.files.record_log import FILENAME
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
 from hydraloop.hooks.shared.build_from_config import build_hooks
+from hydraloop.launch.parts import NONE, Parts
+from hydraloop.launch.plan import RunPlan
+from hydraloop.launch.settings_from_config import settings_from_config
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.optim.optimizers import build_optimizer
 from hydraloop.optim.schedules_from_config import build_schedules
-from hydraloop.parts import NONE, Parts
-from hydraloop.plan import RunPlan
 from hydraloop.schemas.selected_hooks import log_notices
-from hydraloop.settings_from_config import settings_from_config
 from hydraloop.tasks.building import build_task, prepare_model
 
 

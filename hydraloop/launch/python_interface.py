@@ -14,18 +14,18 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from hydraloop import schemas
-from hydraloop.cli import arguments
-from hydraloop.cli.command import compose_job
-from hydraloop.cli.compose import opened
+from hydraloop.config import arguments
+from hydraloop.config.checked import compose_job
+from hydraloop.config.compose import opened
+from hydraloop.config.validate import validate
+from hydraloop.config.value_checks import check_strategy
 from hydraloop.errors import UserError
 from hydraloop.files import console
 from hydraloop.files.config_yaml import remember_config
 from hydraloop.files.record_log import read_rows
 from hydraloop.files.run_directory import check_holds_run
-from hydraloop.plan import plan_build
+from hydraloop.launch.plan import plan_build
 from hydraloop.safety.allowlist import ALLOWLIST, Advice, from_python
-from hydraloop.validate.config import validate
-from hydraloop.validate.values import check_strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,9 +127,9 @@ def build(
     """
     folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
     console.ensure()
-    from hydraloop.builder import build as build_engine
     from hydraloop.engine.distributed.process_group import connect
-    from hydraloop.parts import Parts
+    from hydraloop.launch.build import build as build_engine
+    from hydraloop.launch.parts import Parts
 
     parts = Parts(task, loaders or {}, optimizer, hooks or {})
     cfg = compose(folder=folder, trusted=trusted) if cfg is None else cfg
@@ -185,7 +185,7 @@ def load(
         UserError: there is no run or no checkpoint, the weights do not fit, or an option cannot be built.
     """
     folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
-    from hydraloop.cli.loading import find, load_found
+    from hydraloop.launch.loading import find, load_found
 
     with ALLOWLIST.trusting(folder, _listed(trusted), from_python("load")):
         found = find(Path(run_dir), checkpoint, _listed(overrides))

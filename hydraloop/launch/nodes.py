@@ -14,7 +14,7 @@ from typing import Any
 
 from hydraloop.errors import UserError
 from hydraloop.files.uncollected import uncollected
-from hydraloop.processes.failure import Failure
+from hydraloop.launch.failure import Failure
 
 _KEY = "distributed.nnodes"
 _TIMEOUT = 900

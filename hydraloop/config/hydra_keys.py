@@ -16,7 +16,7 @@ from hydra.conf import HydraConf
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import arguments
+from hydraloop.config import arguments
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.root import HYDRA_SETTINGS

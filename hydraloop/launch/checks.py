@@ -7,9 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from hydraloop.config.value_checks import check_strategy
 from hydraloop.errors import UserError, suggestion
-from hydraloop.processes import torchrun
-from hydraloop.validate.values import check_strategy
+from hydraloop.launch import torchrun
 
 
 def check(cfg: DictConfig) -> None:

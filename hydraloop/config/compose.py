@@ -20,9 +20,9 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli.arguments import check_text
-from hydraloop.cli.config_file_limits import check_overrides, check_typed, of_hydra
-from hydraloop.cli.own_classes import with_own_arguments
+from hydraloop.config.arguments import check_text
+from hydraloop.config.hydra_keys import check_overrides, check_typed, of_hydra
+from hydraloop.config.own_classes import with_own_arguments
 from hydraloop.errors import UserError, missing_path
 from hydraloop.files.run_directory import run_id
 from hydraloop.safety import hydra_versions

@@ -27,10 +27,10 @@ from hydraloop.errors import interrupt
 from hydraloop.files import atomic
 from hydraloop.files.result import FILENAME
 from hydraloop.files.uncollected import uncollected
-from hydraloop.plan import RunPlan
-from hydraloop.processes import nodes, rank_log, torchrun
-from hydraloop.processes.failure import Ended, Failure, cause
-from hydraloop.processes.private import masked_lists
+from hydraloop.launch import nodes, rank_log, torchrun
+from hydraloop.launch.failure import Ended, Failure, cause
+from hydraloop.launch.plan import RunPlan
+from hydraloop.launch.private import masked_lists
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that torch's launcher handles. It does not restore the handlers."""

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import OverrideType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hydraloop.cli.arguments import is_sweep, parse
+from hydraloop.config.arguments import is_sweep, parse
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 

@@ -12,17 +12,17 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli import arguments
-from hydraloop.cli.compose import Composer
-from hydraloop.cli.run_config import composed
+from hydraloop.config import arguments
+from hydraloop.config.compose import Composer
+from hydraloop.config.hook_checks import hook_nodes
+from hydraloop.config.saved_config import composed
 from hydraloop.errors import UserError, missing_path
 from hydraloop.files.checkpoint_files import newest_intact
 from hydraloop.files.result import PAUSE
 from hydraloop.files.run_directory import checkpoint_folders, config_file, holds_run, run_of
 from hydraloop.files.secrets import MASK
-from hydraloop.plan import Draft
+from hydraloop.launch.plan import Draft
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.validate.hooks import hook_nodes
 
 NAME = "resume"
 

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from hydraloop.cli import arguments
-from hydraloop.cli.compose import Composer
-from hydraloop.cli.config_file_limits import check_composed
-from hydraloop.cli.messages import COMPOSING_ERRORS, check_added, check_defaults, explain, unknown_flag
+from hydraloop.config import arguments
+from hydraloop.config.compose import Composer
+from hydraloop.config.hydra_keys import check_composed
+from hydraloop.config.key_checks import check_interpolations
+from hydraloop.config.messages import COMPOSING_ERRORS, check_added, check_defaults, explain, unknown_flag
+from hydraloop.config.validate import validate
 from hydraloop.errors import UserError
-from hydraloop.plan import Draft
+from hydraloop.launch.plan import Draft
 from hydraloop.schemas.root import Config
-from hydraloop.validate.config import validate
-from hydraloop.validate.keys import check_interpolations
 
 T = TypeVar("T")
 

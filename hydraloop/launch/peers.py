@@ -19,16 +19,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli.hydra_job import settle
 from hydraloop.errors import PeerError, UserError
 from hydraloop.files.checkpoint_to_resume import Find, newest_checkpoint
 from hydraloop.files.config_yaml import resolved
 from hydraloop.files.secrets import masked
-from hydraloop.plan import RunPlan
-from hydraloop.processes import elastic, torchrun
-from hydraloop.processes.failure import Failure, Requeue
-from hydraloop.processes.termination_signals import leave
-from hydraloop.processes.unloading import leave_before_unloading
+from hydraloop.launch import elastic, torchrun
+from hydraloop.launch.failure import Failure, Requeue
+from hydraloop.launch.hydra_job import settle
+from hydraloop.launch.plan import RunPlan
+from hydraloop.launch.termination_signals import leave
+from hydraloop.launch.unloading import leave_before_unloading
 
 _PLAN, _CAUSE, _MISTAKE, _RUN = "plan", "cause", "mistake", "run"
 """Keys in the store. The first two belong to one start, the others to the run with its restarts."""

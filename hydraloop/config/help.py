@@ -16,11 +16,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.cli.arguments import no_json
-from hydraloop.cli.command import explained
-from hydraloop.cli.compose import Composer
-from hydraloop.cli.messages import known_keys
-from hydraloop.cli.own_classes import OF_ALL_HOOKS, own_class, select
+from hydraloop.config.arguments import no_json
+from hydraloop.config.checked import explained
+from hydraloop.config.compose import Composer
+from hydraloop.config.hook_checks import slots_of
+from hydraloop.config.messages import known_keys
+from hydraloop.config.own_classes import OF_ALL_HOOKS, own_class, select
+from hydraloop.config.validate import hydra_config
 from hydraloop.engine.call_table import by_mount_point, format_order
 from hydraloop.errors import UserError, any_of, meant, printable
 from hydraloop.files import environment
@@ -28,14 +30,12 @@ from hydraloop.files.config_yaml import masked_yaml
 from hydraloop.files.console import end_with_reader
 from hydraloop.files.output import print_json
 from hydraloop.files.secrets import masked
-from hydraloop.plan import Draft
+from hydraloop.launch.plan import Draft
 from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, summary, typed
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf
 from hydraloop.schemas.sections import DistributedConf, EngineConf, SweepConf
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS, notices
-from hydraloop.validate.config import hydra_config
-from hydraloop.validate.hooks import slots_of
 
 _OTHER_GROUPS = {
     "experiment": "Whole runs",

@@ -15,7 +15,7 @@ def leave_before_unloading() -> Callable[[int], None]:
 
     def at_exit() -> None:
         if codes:
-            from hydraloop.processes.termination_signals import leave
+            from hydraloop.launch.termination_signals import leave
 
             # While torch is unloaded, a thread of gloo may still run, and abort the process: once in hundreds of jobs.
             leave(codes[0])

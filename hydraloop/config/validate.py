@@ -9,12 +9,12 @@ from typing import Any, cast
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from hydraloop.config.hook_checks import check_hooks, slots_of
+from hydraloop.config.key_checks import check_interpolations, check_keys
+from hydraloop.config.target_checks import check_data, check_targets
+from hydraloop.config.value_checks import check_values
 from hydraloop.engine.call_table import check_order, not_applied
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS, has_schedules, is_left_out
-from hydraloop.validate.hooks import check_hooks, slots_of
-from hydraloop.validate.keys import check_interpolations, check_keys
-from hydraloop.validate.targets import check_data, check_targets
-from hydraloop.validate.values import check_values
 
 
 def validate(cfg: DictConfig, *, trains: bool = False) -> None:

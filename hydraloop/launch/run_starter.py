@@ -13,8 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hydraloop.cli import hydra_job
-from hydraloop.cli.config_file_limits import variables
+from hydraloop.config.hydra_keys import variables
+from hydraloop.config.validate import hydra_config
 from hydraloop.errors import Terminated
 from hydraloop.files import console, environment
 from hydraloop.files.checkpoint_files import candidates
@@ -22,13 +22,12 @@ from hydraloop.files.error_reports import Reports
 from hydraloop.files.result import ResultFile
 from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.files.uncollected import uncollected
-from hydraloop.plan import Draft, RunPlan, of_draft, plan_run
-from hydraloop.processes import checks, detach, elastic, rank_log, rank_training, slurm, torchrun
-from hydraloop.processes.failure import Ended, Failure, RankError, Requeue
-from hydraloop.processes.peers import Peers
-from hydraloop.processes.rank_training import Training
-from hydraloop.processes.termination_signals import TerminationHandler
-from hydraloop.validate.config import hydra_config
+from hydraloop.launch import checks, detach, elastic, hydra_job, rank_log, rank_training, slurm, torchrun
+from hydraloop.launch.failure import Ended, Failure, RankError, Requeue
+from hydraloop.launch.peers import Peers
+from hydraloop.launch.plan import Draft, RunPlan, of_draft, plan_run
+from hydraloop.launch.rank_training import Training
+from hydraloop.launch.termination_signals import TerminationHandler
 
 
 @dataclass
@@ -191,8 +190,8 @@ def _train_alone(plan: RunPlan, close: Callable[[Ended], None]) -> Ended:
     torchrun.handles_signals.set()
     try:
         with uncollected():
-            from hydraloop.builder import build  # imports torch
             from hydraloop.engine.distributed.comm import Distributed
+            from hydraloop.launch.build import build  # imports torch
 
         training.engine = build(plan, Distributed())
         training.engine.train()

@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from hydraloop.errors import UserError
 from hydraloop.files import environment, lock
-from hydraloop.plan import Draft
-from hydraloop.processes import torchrun
+from hydraloop.launch import torchrun
+from hydraloop.launch.plan import Draft
 
 CONTROLLER_LOG = "controller.log"
 """What a detached controller has printed, in the directory of the sweep."""

@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.engine.run import Settings
 from hydraloop.files.config_yaml import masked_metadata
+from hydraloop.launch.parts import Parts
 from hydraloop.optim.optimizers import optimizer_overrides
-from hydraloop.parts import Parts
 from hydraloop.schemas.optimizer import nodes
 
 

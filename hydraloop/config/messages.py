@@ -19,10 +19,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hydraloop.cli.arguments import LIST_GROUPS, is_sweep
-from hydraloop.cli.compose import Composer
-from hydraloop.cli.config_file_limits import unused
-from hydraloop.cli.own_classes import arguments_of, own_class, select
+from hydraloop.config.arguments import LIST_GROUPS, is_sweep
+from hydraloop.config.compose import Composer
+from hydraloop.config.hydra_keys import unused
+from hydraloop.config.own_classes import arguments_of, own_class, select
 from hydraloop.errors import UserError, any_of, emptying, meant, suggestion
 from hydraloop.schemas.root import Config
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS

@@ -11,9 +11,9 @@ from omegaconf import DictConfig, open_dict
 from torch import nn
 
 from hydraloop import schemas
-from hydraloop.builder import assemble
-from hydraloop.cli import arguments, run_config
-from hydraloop.cli.compose import opened
+from hydraloop.config import arguments, saved_config
+from hydraloop.config.compose import opened
+from hydraloop.config.validate import validate
 from hydraloop.data.loaders_from_config import check_splits
 from hydraloop.engine.checkpoint.format import EVALUATED
 from hydraloop.engine.checkpoint.format import load as load_file
@@ -27,11 +27,11 @@ from hydraloop.errors import UserError, missing_path
 from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.files.result import Result
 from hydraloop.files.run_directory import checkpoint_folders, holds_run
-from hydraloop.parts import Parts
+from hydraloop.launch.build import assemble
+from hydraloop.launch.parts import Parts
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS
-from hydraloop.validate.config import validate
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Fou
     file = checkpoint_of(run_dir, checkpoint)
     saved = load_file(file, key="checkpoint", mmap=True, only=EVALUATED)
     changes = {"resume": None, "load_from": None, "init.checkpoint": None}
-    with opened(Path(schemas.__file__).parent, run_config.NAME) as composer:
+    with opened(Path(schemas.__file__).parent, saved_config.NAME) as composer:
         lines = arguments.typed(overrides).lines
-        cfg = run_config.composed(run_dir, lines, composer, lambda: saved.get("meta") or {}, changes)
+        cfg = saved_config.composed(run_dir, lines, composer, lambda: saved.get("meta") or {}, changes)
     with open_dict(cfg):
         del cfg["hydra"]
     return Found(run_dir, file, saved, cfg)

@@ -13,9 +13,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from hydraloop.cli import arguments
-from hydraloop.cli.command import compose_job
-from hydraloop.cli.compose import Composer
+from hydraloop.config import arguments
+from hydraloop.config.checked import compose_job
+from hydraloop.config.compose import Composer
 from hydraloop.errors import UserError
 from hydraloop.files.attempts import RECORDS
 from hydraloop.files.config_yaml import loaded, remember_config
