@@ -30,7 +30,7 @@ with _deferred():
     _register()
 
 if TYPE_CHECKING:
-    from hydraloop.app import main as main
+    from hydraloop.commands.command_line import main as main
     from hydraloop.engine.engine import Engine as Engine
     from hydraloop.launch.python_interface import build as build
     from hydraloop.launch.python_interface import compose as compose
@@ -46,7 +46,7 @@ _LAZY = {
     "build": "hydraloop.launch.python_interface",
     "compose": "hydraloop.launch.python_interface",
     "load": "hydraloop.launch.python_interface",
-    "main": "hydraloop.app",
+    "main": "hydraloop.commands.command_line",
     "records": "hydraloop.launch.python_interface",
 }
 __all__ = ["Engine", "Hook", "Priority", "Task", "UserError", "build", "compose", "load", "main", "records"]

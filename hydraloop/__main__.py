@@ -16,7 +16,7 @@ def main() -> None:
         name = next(iter(sys.argv[1:]), "")
         if name in parser.COMMANDS and name not in parser.OF_PROJECTS and not {"-h", "--help"}.intersection(sys.argv):
             sys.exit(dispatch.run(sys.argv[1:]))
-        from hydraloop.app import without_project  # 150 ms
+        from hydraloop.commands.command_line import without_project  # 150 ms
 
         without_project()
 

@@ -77,7 +77,7 @@ def test_two_clones_build_equal_bytes(wheels: list[Path]) -> None:
     assert [name for name in names if not name.startswith(("hydraloop/", "hydraloop-"))] == []
     kept = {"README.md", "train.py", "conf/config.yaml", ".gitignore"}
     assert {f"hydraloop/templates/starter/{name}" for name in kept} < set(names)
-    assert {"hydraloop/examples/data/digits.csv.gz", "hydraloop/examples/data/LICENSE.digits.txt"} < set(names)
+    assert {"hydraloop/data/files/digits.csv.gz", "hydraloop/data/files/LICENSE.digits.txt"} < set(names)
 
 
 @pytest.mark.slow
@@ -142,4 +142,7 @@ def test_the_package_is_found_above_a_clone_with_its_name(
     above = wheels[0].parents[2]
     assert (above / "hydraloop" / "hydraloop").is_dir()
     python = sys.executable if is_editable else installed / "python"
-    assert shell(f"{python} -c 'import hydraloop; print(hydraloop.main.__module__)'", above) == "hydraloop.app\n"
+    assert (
+        shell(f"{python} -c 'import hydraloop; print(hydraloop.main.__module__)'", above)
+        == "hydraloop.commands.command_line\n"
+    )

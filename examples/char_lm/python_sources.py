@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hydraloop.data.split import SPLITS
 from hydraloop.errors import UserError
-from hydraloop.examples.split import SPLITS
 
 SEPARATOR = 0
 """The byte after each file. Python refuses sources that contain it."""

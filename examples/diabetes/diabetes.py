@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from hydraloop.data import InMemoryDataset
+from hydraloop.data.bundled import find_data_file, read_table
+from hydraloop.data.split import stratified_split
 from hydraloop.errors import not_installed
-from hydraloop.examples.bundled import find_data_file, read_table
-from hydraloop.examples.split import stratified_split
 
 _BINS = 10  # of the sorted targets, so that each part has mild and severe cases
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hydraloop.files.output import print_json
-from hydraloop.sweeps.report import results, results_table
+from hydraloop.sweeps.results import results, results_table
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 

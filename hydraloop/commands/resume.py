@@ -13,15 +13,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config import arguments
+from hydraloop.config.checked import Draft
 from hydraloop.config.compose import Composer
 from hydraloop.config.hook_checks import hook_nodes
 from hydraloop.config.saved_config import composed
 from hydraloop.errors import UserError, missing_path
 from hydraloop.files.checkpoint_files import newest_intact
+from hydraloop.files.config_yaml import flattened
 from hydraloop.files.result import PAUSE
 from hydraloop.files.run_directory import checkpoint_folders, config_file, holds_run, run_of
 from hydraloop.files.secrets import MASK
-from hydraloop.launch.plan import Draft
 from hydraloop.safety.allowlist import ALLOWLIST
 
 NAME = "resume"
@@ -99,8 +100,6 @@ def _check_out_dirs(cfg: DictConfig, run_dir: Path, typed: Sequence[str]) -> Non
 
 def _check_secrets(cfg: DictConfig) -> None:
     """Refuse a config with a masked secret: `***` must not be used as its value."""
-    from hydraloop.tracking.run_description import flattened  # 10 ms, which other commands do without
-
     for entry, value in flattened(OmegaConf.to_container(cfg)).items():
         key = re.sub(r"(\.\d+)+$", "", entry)  # of a list
         if isinstance(value, str) and MASK in value:

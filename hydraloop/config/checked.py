@@ -7,6 +7,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hydra.core.override_parser.types import ChoiceSweep, Override
@@ -19,13 +20,25 @@ from hydraloop.config.key_checks import check_interpolations
 from hydraloop.config.messages import COMPOSING_ERRORS, check_added, check_defaults, explain, unknown_flag
 from hydraloop.config.validate import validate
 from hydraloop.errors import UserError
-from hydraloop.launch.plan import Draft
 from hydraloop.schemas.root import Config
 
 T = TypeVar("T")
 
 _REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default == MISSING]
 """Config groups that every run needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A run that has passed all checks, before it has a directory."""
+
+    overrides: Sequence[str]
+    """As Hydra takes them: `hooks=a,b` is a list, or a sweep."""
+    cfg: DictConfig
+    """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
+    typed: Sequence[str]
+    """The keys that the command line sets, without the axes of a sweep that a config file sets."""
+    is_sweep = False
 
 
 def read(args: argparse.Namespace, composer: Composer) -> Draft | None:

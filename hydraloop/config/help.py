@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config.arguments import no_json
-from hydraloop.config.checked import explained
+from hydraloop.config.checked import Draft, explained
 from hydraloop.config.compose import Composer
 from hydraloop.config.hook_checks import slots_of
 from hydraloop.config.messages import known_keys
@@ -30,7 +30,6 @@ from hydraloop.files.config_yaml import masked_yaml
 from hydraloop.files.console import end_with_reader
 from hydraloop.files.output import print_json
 from hydraloop.files.secrets import masked
-from hydraloop.launch.plan import Draft
 from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, summary, typed
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf

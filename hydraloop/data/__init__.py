@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hydraloop.data.digits import Digits
 from hydraloop.data.in_memory import InMemoryDataset
 from hydraloop.data.map_style_loader import GlobalBatchLoader, build_loader
 from hydraloop.data.sampler import EpochSampler
 
-__all__ = ["EpochSampler", "GlobalBatchLoader", "InMemoryDataset", "build_loader"]
+__all__ = ["Digits", "EpochSampler", "GlobalBatchLoader", "InMemoryDataset", "build_loader"]

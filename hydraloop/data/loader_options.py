@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from hydraloop.engine.device.batch_transfer import has_streams
-from hydraloop.engine.interruption.worker_signals import QuietWorker
+from hydraloop.engine.worker_signals import QuietWorker
 from hydraloop.safety.instantiate import instantiate, instantiate_callable
 from hydraloop.schemas.data import loader_options
 

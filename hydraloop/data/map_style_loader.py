@@ -15,8 +15,8 @@ from hydraloop.data.loader_options import dataloader_options
 from hydraloop.data.sampler import EpochBatchSampler, EpochOrder, EpochSampler
 from hydraloop.data.seeded_fetcher import SeededFetcher
 from hydraloop.engine.device.seeding import mix_seed
-from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_now, end_workers
+from hydraloop.engine.worker_signals import ended_at_exit
 from hydraloop.errors import UserError
 from hydraloop.schemas.data import LoaderConf
 

@@ -24,8 +24,8 @@ from hydraloop.data.stream_worker import (
     steps_of,
 )
 from hydraloop.engine.checkpoint.format import check_loadable
-from hydraloop.engine.interruption.worker_signals import ended_at_exit
 from hydraloop.engine.loaders import end_now
+from hydraloop.engine.worker_signals import ended_at_exit
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from hydraloop.engine.checkpoint.saver import Saver, broken_weights, stand_alone
 from hydraloop.engine.checkpoint.weights import load_for_evaluation, load_named, load_own_state, load_weights, own_state
 from hydraloop.engine.device import seeding
 from hydraloop.engine.distributed.fsdp import local
-from hydraloop.engine.evaluation.evaluator import Evaluator
+from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loss_check import LossCheck, not_finite
 from hydraloop.engine.run import Run

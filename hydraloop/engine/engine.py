@@ -17,20 +17,20 @@ from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.device.seeding import mix_seed, seed_everything
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.evaluation.evaluator import Evaluator, check_evaluable
-from hydraloop.engine.evaluation.module_modes import begin_training
-from hydraloop.engine.evaluation.prediction import only_test_set, predict_batches
+from hydraloop.engine.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.hook import Hook, OnError
-from hydraloop.engine.interruption.signals import preemptible
 from hydraloop.engine.loaders import Loader, Loaders, epoch_setters
 from hydraloop.engine.loss_check import LossCheck
+from hydraloop.engine.module_modes import begin_training
 from hydraloop.engine.outcome import Outcome
+from hydraloop.engine.prediction import only_test_set, predict_batches
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records.messages import Messages
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run, Settings, check_task
-from hydraloop.engine.steps.task_steps import make_stepper
+from hydraloop.engine.signals import preemptible
+from hydraloop.engine.task_steps import make_stepper
 from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Best, Result
 

@@ -12,12 +12,12 @@ from typing import Literal
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.checkpoints import Checkpoints
-from hydraloop.engine.evaluation.evaluator import Evaluator
+from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.loaders import end_workers
-from hydraloop.engine.report.summary import Report
+from hydraloop.engine.loss_weighting import sparse_error
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
-from hydraloop.engine.steps.loss_weighting import sparse_error
+from hydraloop.engine.summary import Report
 from hydraloop.errors import UserError, interrupt
 from hydraloop.files.checkpoint_files import END_UNWRITTEN
 from hydraloop.files.environment import versions

@@ -152,3 +152,18 @@ _Dumper.add_multi_representer(  # Python 3.13 has another name for the class, wh
     PurePath,
     lambda dumper, path: dumper.represent_sequence("tag:yaml.org,2002:python/object/apply:pathlib.Path", [str(path)]),
 )
+
+
+def flattened(node: Any, prefix: str = "") -> dict[str, str | int | float | bool | None]:
+    """Flatten a config to dotted names: `{"a": {"b": [1]}}` becomes `{"a.b.0": 1}`; empty containers, `{}` and `[]`.
+
+    NaN and infinity become text, because JSON does not have them.
+    """
+    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else None
+    if items is None:
+        value = plain(node)
+        return {prefix: value if value is None or isinstance(value, str | int | float | bool) else str(value)}
+    found: dict[str, str | int | float | bool | None] = {}
+    for name, item in items:
+        found |= flattened(item, f"{prefix}.{name}" if prefix else str(name))
+    return found or {prefix: "{}" if isinstance(node, Mapping) else "[]"}

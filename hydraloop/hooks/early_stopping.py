@@ -9,7 +9,7 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.shared.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
+from hydraloop.hooks.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
 from hydraloop.schemas.option_checks import check_at_least, check_choice
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.shared.monitoring import check_metric, check_validated, direction, unknown_direction
+from hydraloop.hooks.monitoring import check_metric, check_validated, direction, unknown_direction
 
 if TYPE_CHECKING:
     from hydraloop.optim.schedule import GroupNumber, Schedule

@@ -10,9 +10,9 @@ from torch import Tensor
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.records.messages import scalars_of
-from hydraloop.engine.report.summary import group_names
+from hydraloop.engine.summary import group_names
 from hydraloop.files.result import Best
-from hydraloop.hooks.shared.monitoring import direction, is_better
+from hydraloop.hooks.monitoring import direction, is_better
 
 
 class RuntimeInfoHook(Hook):

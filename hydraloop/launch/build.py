@@ -26,9 +26,9 @@ from hydraloop.files.attempts import RECORDS
 from hydraloop.files.lock import RunLock
 from hydraloop.files.record_cuts import cut_after
 from hydraloop.files.record_log import FILENAME
+from hydraloop.hooks.build_from_config import build_hooks
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
-from hydraloop.hooks.shared.build_from_config import build_hooks
 from hydraloop.launch.parts import NONE, Parts
 from hydraloop.launch.plan import RunPlan
 from hydraloop.launch.settings_from_config import settings_from_config

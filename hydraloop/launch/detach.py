@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from hydraloop.config.checked import Draft
 from hydraloop.errors import UserError
 from hydraloop.files import environment, lock
 from hydraloop.launch import torchrun
-from hydraloop.launch.plan import Draft
 
 CONTROLLER_LOG = "controller.log"
 """What a detached controller has printed, in the directory of the sweep."""

@@ -1,6 +1,6 @@
 """From a checked config to the plan of a run: its directory, locked, and where it continues. Imports no torch.
 
-`Draft` is made by each rank, before there are locks. Rank 0 makes a `RunPlan` of it, and all ranks train by it.
+Each rank makes a `Draft`, before there are locks. Rank 0 makes a `RunPlan` of it, and all ranks train by it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from hydraloop.config.checked import Draft
 from hydraloop.files import attempts, checkpoint_to_resume, run_directory
 from hydraloop.files.lock import LEASE, PATIENCE, RunLock
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Draft:
-    """A run that has passed all checks, before it has a directory."""
-
-    overrides: Sequence[str]
-    """As Hydra takes them: `hooks=a,b` is a list, or a sweep."""
-    cfg: DictConfig
-    """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
-    typed: Sequence[str]
-    """The keys that the command line sets, without the axes of a sweep that a config file sets."""
-    is_sweep = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from hydraloop.config.checked import Draft
 from hydraloop.config.hydra_keys import variables
 from hydraloop.config.validate import hydra_config
 from hydraloop.errors import Terminated
@@ -25,7 +26,7 @@ from hydraloop.files.uncollected import uncollected
 from hydraloop.launch import checks, detach, elastic, hydra_job, rank_log, rank_training, slurm, torchrun
 from hydraloop.launch.failure import Ended, Failure, RankError, Requeue
 from hydraloop.launch.peers import Peers
-from hydraloop.launch.plan import Draft, RunPlan, of_draft, plan_run
+from hydraloop.launch.plan import RunPlan, of_draft, plan_run
 from hydraloop.launch.rank_training import Training
 from hydraloop.launch.termination_signals import TerminationHandler
 

@@ -12,7 +12,7 @@ from hydraloop.schemas.data import DataConf
 class DigitsConf:
     """Handwritten digits, 8x8 pixels."""
 
-    _target_: str = "hydraloop.examples.Digits"
+    _target_: str = "hydraloop.data.Digits"
     split: str = "train"
     """`train` (1,259 images), `val` (179) or `test` (359)."""
     root: Optional[str] = None

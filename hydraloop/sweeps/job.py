@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from hydraloop.config.checked import compose_job, explained
+from hydraloop.config.checked import Draft, compose_job, explained
 from hydraloop.config.compose import Composer
 from hydraloop.config.validate import hydra_config
 from hydraloop.errors import Terminated
@@ -31,7 +31,7 @@ from hydraloop.files.result import ResultFile
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import private, slurm, torchrun
 from hydraloop.launch.failure import REQUEUE, Requeue
-from hydraloop.launch.plan import Draft, plan_job, without_hydra
+from hydraloop.launch.plan import plan_job, without_hydra
 from hydraloop.launch.run_starter import RunStarter
 from hydraloop.launch.termination_signals import owner_has_ended, terminable
 from hydraloop.sweeps import states

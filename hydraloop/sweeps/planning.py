@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config import arguments
 from hydraloop.config import checked as command_line
+from hydraloop.config.checked import Draft
 from hydraloop.config.compose import Composer
 from hydraloop.config.hydra_keys import check_executors
 from hydraloop.config.value_checks import check_sweep_options
@@ -20,7 +21,6 @@ from hydraloop.errors import UserError, suggestion
 from hydraloop.files.changes import differences
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.secrets import mask_overrides, masked
-from hydraloop.launch.plan import Draft
 from hydraloop.sweeps import job_checks
 from hydraloop.sweeps.axes import Axis, first_jobs
 from hydraloop.sweeps.grid import GridComposer

@@ -9,11 +9,11 @@ from functools import partial
 
 from hydraloop.config import checked
 from hydraloop.config.arguments import typed_keys
+from hydraloop.config.checked import Draft
 from hydraloop.config.compose import Composer
 from hydraloop.config.hydra_keys import variables
 from hydraloop.files import environment
 from hydraloop.files.secrets import remember_overrides
-from hydraloop.launch.plan import Draft
 from hydraloop.launch.run_starter import RunStarter
 from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.grid import GridComposer

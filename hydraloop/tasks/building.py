@@ -20,7 +20,7 @@ from hydraloop.engine.device.model_preparation import (
     uses_cuda_graphs,
 )
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.steps.task_steps import check_sharding
+from hydraloop.engine.task_steps import check_sharding
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate, locate
 from hydraloop.schemas.task import no_model

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from hydraloop.errors import UserError
-from hydraloop.tracking.run_description import flattened
+from hydraloop.files.config_yaml import flattened
 
 _COUNTS = ("class", "label", "vocab", "out")
 """Parts of the names of options that are a number of classes."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hydraloop.engine.loss_weighting import SumAndCount, check_form, mean_of, no_loss_error
 from hydraloop.engine.records.messages import check_scalar_name, plain, scalars_of
-from hydraloop.engine.steps.loss_weighting import SumAndCount, check_form, mean_of, no_loss_error
 from hydraloop.errors import UserError
 from hydraloop.tasks.labels import labels_error
 from hydraloop.tasks.metrics import Metric

@@ -25,7 +25,7 @@ import yaml
 from hydraloop.errors import UserError
 from hydraloop.files import atomic, attempts, code_patch
 from hydraloop.files.checkpoint_files import SUFFIX, newest_intact
-from hydraloop.files.config_yaml import loaded, plain
+from hydraloop.files.config_yaml import flattened, loaded, plain
 from hydraloop.files.environment import command, git_commit, versions
 from hydraloop.files.integrity import shards_of
 from hydraloop.files.regular import read_json
@@ -187,21 +187,6 @@ def _selected(run: Run, which: str | None, best: str | None, *, ended: bool) -> 
     if which == "best" and ended and best is not None:
         return [folder / Path(best).name]  # the run may have been moved since
     return []
-
-
-def flattened(node: Any, prefix: str = "") -> dict[str, str | int | float | bool | None]:
-    """Flatten a config to dotted names: `{"a": {"b": [1]}}` becomes `{"a.b.0": 1}`; empty containers, `{}` and `[]`.
-
-    NaN and infinity become text, because JSON does not have them.
-    """
-    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else None
-    if items is None:
-        value = plain(node)
-        return {prefix: value if value is None or isinstance(value, str | int | float | bool) else str(value)}
-    found: dict[str, str | int | float | bool | None] = {}
-    for name, item in items:
-        found |= flattened(item, f"{prefix}.{name}" if prefix else str(name))
-    return found or {prefix: "{}" if isinstance(node, Mapping) else "[]"}
 
 
 def _attempts(folder: Path) -> Iterator[Attempt]:

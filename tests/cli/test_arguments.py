@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydraloop.app import check_command
+from hydraloop.commands.command_line import check_command
 from hydraloop.config import arguments
 from hydraloop.errors import UserError
 from hydraloop.sweeps import planning

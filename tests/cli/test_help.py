@@ -78,7 +78,7 @@ def test_one_screen_names_all_groups_and_commands(help_of: Help) -> None:
         ("seed", (), ["seed=0\n  int. Seed of every random number generator."]),
         ("engine", (), ["\n  max_epochs=20", "int. Epochs to train.", "\n  max_iters=null", "int or null. Iterations"]),
         ("data.loader.batch_size", (), ["data.loader.batch_size=64\n  int. Samples per batch"]),
-        ("data.digits", (), ["data.train.<option>, options of hydraloop.examples.Digits\n", "split=train"]),
+        ("data.digits", (), ["data.train.<option>, options of hydraloop.data.Digits\n", "split=train"]),
         ("experiment.spirals", (), ["a custom model and a custom data set", "- override /data: spirals"]),
         ("task.loss", (), ["options of torch.nn.CrossEntropyLoss\n  See: python -m pydoc torch.nn.CrossEntropyLoss\n"]),
         ("model.other", (), ["See: python -m pydoc timm.create_model", "model_name=vit", "api_key=***"]),

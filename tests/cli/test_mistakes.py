@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hydraloop
-from hydraloop.app import check_command
+from hydraloop.commands.command_line import check_command
 from hydraloop.config import arguments
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "seed:1": ("seed", "Write key=value"),
 }
-DIGITS = "{_target_:hydraloop.examples.Digits,split:train}"
+DIGITS = "{_target_:hydraloop.data.Digits,split:train}"
 BUILDING: dict[str, tuple[str, str]] = {
     # found in building, or before the first iteration
     "+hooks.mine._target_=my_project.hooks.MyHok": ("hooks.mine._target_", "Did you mean MyHook"),
@@ -151,7 +151,7 @@ BUILDING: dict[str, tuple[str, str]] = {
     ),
     "hooks=weight_norm +hooks.weight_norm.digts=3": ("hooks.weight_norm.digts", "Did you mean digits?"),
     "data.train.root=/nonexistent": ("data.train.root", "Name the folder with digits.csv.gz"),
-    "data.train._target_=hydraloop.examples.Digit": ("data.train._target_", "Did you mean Digits"),
+    "data.train._target_=hydraloop.data.Digit": ("data.train._target_", "Did you mean Digits"),
     "data.train.split=trian": ("data.train.split", "Use train, val, test."),
     "+data.train.foo=1": ("data.train.foo", "root"),
     "experiment=spirals data.train.samples=0": ("data.train", ""),

@@ -9,11 +9,11 @@ import hydra
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.app import check_command
+from hydraloop.commands.command_line import check_command
 from hydraloop.config import arguments
+from hydraloop.config.checked import Draft
 from hydraloop.config.compose import opened
 from hydraloop.errors import UserError
-from hydraloop.launch.plan import Draft
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 from hydraloop.sweeps.planning import SweepDraft
 from tests.e2e.projects import Project

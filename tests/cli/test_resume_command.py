@@ -10,11 +10,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.commands.resume import check_resume
+from hydraloop.config.checked import Draft
 from hydraloop.config.compose import opened
 from hydraloop.config.saved_config import NAME
 from hydraloop.engine.checkpoint.format import write
 from hydraloop.errors import UserError
-from hydraloop.launch.plan import Draft
 from hydraloop.launch.python_interface import compose
 from tests.e2e.projects import REPOSITORY
 

@@ -9,11 +9,11 @@ from tests.e2e.projects import Project
 SETS = """
 # @package data
 defaults: [base, _self_]
-train: {_target_: hydraloop.examples.Digits, split: train}
-val: {_target_: hydraloop.examples.Digits, split: val}
+train: {_target_: hydraloop.data.Digits, split: train}
+val: {_target_: hydraloop.data.Digits, split: val}
 test:
-  small: {_target_: hydraloop.examples.Digits, split: test}
-  large: {_target_: hydraloop.examples.Digits, split: val}
+  small: {_target_: hydraloop.data.Digits, split: test}
+  large: {_target_: hydraloop.data.Digits, split: val}
 """
 TRAINED = (
     "data=sets",

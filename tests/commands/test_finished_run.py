@@ -17,10 +17,10 @@ from hydraloop.commands.finished_run import FinishedRunCommand
 from hydraloop.commands.on_ranks import prepare
 from hydraloop.commands.predict import write
 from hydraloop.config import arguments
+from hydraloop.data import Digits
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.examples import Digits
 from tests.commands.conftest import SETS, TRAINED
 from tests.config.composed import REPOSITORY
 from tests.e2e.projects import Done, Project
@@ -89,7 +89,7 @@ def test_predictions_for_other_data_without_targets(trained: Project) -> None:
     """A class of the working directory, with other batches."""
     trained.write(
         "my_project/images.py",
-        "from hydraloop.examples import Digits\ndef images(split): return [image for image, _ in Digits(split)]\n",
+        "from hydraloop.data import Digits\ndef images(split): return [image for image, _ in Digits(split)]\n",
     )
     given = ("data.val._target_=my_project.images.images", "data.loader.batch_size=7", "output=val.jsonl", "split=val")
     done = command(trained, "predict", "run", *given)

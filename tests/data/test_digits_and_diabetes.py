@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from examples.diabetes.diabetes import Diabetes
+from hydraloop.data import Digits
+from hydraloop.data.split import SPLITS, stratified_split
 from hydraloop.errors import UserError
-from hydraloop.examples import Digits
-from hydraloop.examples.split import SPLITS, stratified_split
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from examples.char_lm.python_sources import PythonSources, files_of
+from hydraloop.data.split import SPLITS
 from hydraloop.errors import UserError
-from hydraloop.examples.split import SPLITS
 
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 Make = Callable[[Mapping[str, bytes]], Path]

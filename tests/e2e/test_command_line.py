@@ -485,13 +485,13 @@ def test_jobs_do_not_share_a_directory(project: Project) -> None:
 
 SETS = """# @package data
 defaults: [base, _self_]
-train: {_target_: hydraloop.examples.Digits, split: train}
+train: {_target_: hydraloop.data.Digits, split: train}
 val:
-  small: {_target_: hydraloop.examples.Digits, split: val}
-  large: {_target_: hydraloop.examples.Digits, split: test}
+  small: {_target_: hydraloop.data.Digits, split: val}
+  large: {_target_: hydraloop.data.Digits, split: test}
 test:
-  one: {_target_: hydraloop.examples.Digits, split: val}
-  two: {_target_: hydraloop.examples.Digits, split: test}
+  one: {_target_: hydraloop.data.Digits, split: val}
+  two: {_target_: hydraloop.data.Digits, split: test}
 """
 WITH_SETS = ["data=two", "engine.max_epochs=2", "engine.limit_train_batches=5"]
 
@@ -538,9 +538,7 @@ def test_overfitting_trains_and_validates_on_the_same_few_samples(project: Proje
 
 def test_what_is_refused(project: Project) -> None:
     project.write("conf/data/two.yaml", SETS.replace("small:", "sm/all:"))
-    project.write(
-        "conf/data/forgotten.yaml", SETS.replace("_target_: hydraloop.examples.Digits, split: val", "split: val")
-    )
+    project.write("conf/data/forgotten.yaml", SETS.replace("_target_: hydraloop.data.Digits, split: val", "split: val"))
     named, forgotten, share = project.many(
         [["data=two"], ["data=forgotten"], ["engine.overfit_batches=2.5"]],
     )

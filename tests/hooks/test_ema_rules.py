@@ -18,9 +18,9 @@ from torch import Tensor
 
 import hydraloop
 from hydraloop.errors import UserError
+from hydraloop.hooks.build_from_config import build_hooks
 from hydraloop.hooks.ema.formulas import FORMULAS
 from hydraloop.hooks.ema.hook import EMAHook
-from hydraloop.hooks.shared.build_from_config import build_hooks
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY
 from tests.hooks.test_ema import Recorder, check

@@ -20,10 +20,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.commands.dispatch import run as main
+from hydraloop.config.checked import Draft
 from hydraloop.errors import UserError
 from hydraloop.files import environment, lock
 from hydraloop.launch import detach
-from hydraloop.launch.plan import Draft
 from hydraloop.sweeps.current_states import current_states
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hydraloop.commands.check.short_runs import ON_CPU, NotJudgedError, Watch, digest, short_run
+from hydraloop.config.checked import Draft
 from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.data.seeded_fetcher import BatchRequest, SeededFetcher
 from hydraloop.engine.device.batch_transfer import leaves_of
@@ -29,7 +30,6 @@ from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.files.output import print_to
 from hydraloop.launch import elastic
-from hydraloop.launch.plan import Draft
 from hydraloop.tasks.labels import ignored_label, labels_error
 
 MOST = 20_000

@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf, open_dict, read_write
 from torch import Tensor
 
+from hydraloop.config.checked import Draft
 from hydraloop.engine.checkpoint.format import peek
 from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.device.seeding import seed_everything
@@ -21,7 +22,6 @@ from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.hooks.checkpoint.hook import CheckpointHook
 from hydraloop.launch.build import assemble
 from hydraloop.launch.parts import Parts
-from hydraloop.launch.plan import Draft
 
 ON_CPU = {"engine.device": "cpu", "precision": {"name": "fp32"}}
 """Changes of a run that computes in fp32 on the CPU."""

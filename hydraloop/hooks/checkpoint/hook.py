@@ -20,7 +20,7 @@ from hydraloop.files.result import Best
 from hydraloop.files.run_directory import CHECKPOINTS
 from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder
 from hydraloop.hooks.checkpoint.publishing import check_keys, publish, published_files
-from hydraloop.hooks.shared.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
+from hydraloop.hooks.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
 from hydraloop.schemas.option_checks import check_at_least, check_choice
 
 if TYPE_CHECKING:

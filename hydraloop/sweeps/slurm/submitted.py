@@ -15,12 +15,13 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
+from hydraloop.config.checked import Draft
 from hydraloop.config.validate import hydra_config
 from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.launch import slurm
 from hydraloop.launch.detach import CONTROLLER_LOG, RUN_LOG, continued, print_commands, without
-from hydraloop.launch.plan import Draft, plan_run
+from hydraloop.launch.plan import plan_run
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
 from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.slurm import submissions

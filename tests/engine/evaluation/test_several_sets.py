@@ -18,7 +18,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, NumClassCheckHook, VisualizationHook
-from hydraloop.hooks.shared.monitoring import direction
+from hydraloop.hooks.monitoring import direction
 from hydraloop.tasks import Classification, Regression
 from hydraloop.tasks.metrics import Accuracy
 from tests.engine.distributed.test_equality import assert_same, dataset, network

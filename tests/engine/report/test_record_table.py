@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydraloop.engine.report.record_table import RecordTable
+from hydraloop.engine.record_table import RecordTable
 
 TRAIN: dict[str, Any] = {
     "mode": "train", "epoch": 1, "iteration": 10, "lr": 0.00097, "momentum": 0.9, "eta": 93784.0, "time": 0.0475,

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydraloop.config.arguments import typed_keys
+from hydraloop.config.checked import Draft
 from hydraloop.config.compose import opened
 from hydraloop.files import atomic, checkpoint_files
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.result import Result
 from hydraloop.launch.peers import Peers
-from hydraloop.launch.plan import Draft
 from hydraloop.launch.run_starter import RunStarter
 from hydraloop.launch.termination_signals import leave
 from hydraloop.safety.allowlist import ALLOWLIST

@@ -1,1 +1,1 @@
-"""Tests of hydraloop.sweeps.report."""
+"""Tests of hydraloop.sweeps.results."""

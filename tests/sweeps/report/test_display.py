@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hydraloop.sweeps.report import display
-from hydraloop.sweeps.report.lines import Lines
+from hydraloop.sweeps.results import display
+from hydraloop.sweeps.results.lines import Lines
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.written import finished, sweep, write
 

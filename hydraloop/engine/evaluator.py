@@ -17,10 +17,10 @@ import torch
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.checkpoint.weights import weights_of
 from hydraloop.engine.device.seeding import seeded
-from hydraloop.engine.evaluation.module_modes import in_eval_mode
 from hydraloop.engine.hook import Call, Mode
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Loader, end_workers, sets_of, share_of
+from hydraloop.engine.module_modes import in_eval_mode
 from hydraloop.engine.records.pictures import heatmap
 from hydraloop.engine.records.records import Records
 from hydraloop.engine.requests import Requests

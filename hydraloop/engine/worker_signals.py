@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data._utils import signal_handling
 
-from hydraloop.engine.interruption.signals import SIGNALS
+from hydraloop.engine.signals import SIGNALS
 
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # multiprocessing keeps those that run

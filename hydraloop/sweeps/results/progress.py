@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hydraloop.files.formats import number
 from hydraloop.files.record_log import FILENAME, Record, read_end
-from hydraloop.sweeps.report.results import LAST, rank
+from hydraloop.sweeps.results.results import LAST, rank
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 

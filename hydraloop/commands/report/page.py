@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from hydraloop.commands.report.markup import Html, element, html
 from hydraloop.errors import UserError
 from hydraloop.files import atomic
-from hydraloop.report.markup import Html, element, html
 
 FILENAME = "report.html"
 _START = b"<!doctype html><!-- hydraloop report -->"
@@ -61,7 +61,7 @@ class Page:
         if path.is_dir() or (path.exists() and not path.read_bytes().startswith(_START)):
             raise UserError(f"{path} exists, and is not a report", key="output", remedy="Name another file.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = files("hydraloop.report")
+        folder = files("hydraloop.commands.report")
         style, script, page = ((folder / f"page.{end}").read_text("utf-8") for end in ("css", "js", "html"))
         scripts = [get_plotlyjs() if self._figures else "", script]
         hashes = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts)

@@ -17,8 +17,8 @@ from hydraloop.files.secrets import mask_command
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import key_of
 from hydraloop.sweeps.current_states import current_states
-from hydraloop.sweeps.report import search_results
-from hydraloop.sweeps.report.search_results import SearchResults
+from hydraloop.sweeps.results import search_results
+from hydraloop.sweeps.results.search_results import SearchResults
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.tracker import valid_utf8

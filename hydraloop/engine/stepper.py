@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, optim
 
 from hydraloop.engine.batches import Batches, Window
+from hydraloop.engine.closure import Closure, closure_of
 from hydraloop.engine.loaders import has_exact_sizes, share_of
 from hydraloop.engine.loss_check import LossCheck
-from hydraloop.engine.run import Run
-from hydraloop.engine.steps.closure import Closure, closure_of
-from hydraloop.engine.steps.loss_weighting import (
+from hydraloop.engine.loss_weighting import (
     LossWeighting,
     SumAndCount,
     check_loss,
@@ -21,6 +20,7 @@ from hydraloop.engine.steps.loss_weighting import (
     mean_of,
     no_loss_error,
 )
+from hydraloop.engine.run import Run
 
 Outputs = dict[str, Any]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydraloop.errors import UserError
 
-_DATA = Path(__file__).parent / "data"
+_DATA = Path(__file__).parent / "files"
 
 
 def find_data_file(name: str, *, root: str | None) -> Path:

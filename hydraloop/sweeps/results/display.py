@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TextIO, get_args
 
 from hydraloop.files.formats import brief, clock, number
 from hydraloop.sweeps.controller.watcher import Watcher
-from hydraloop.sweeps.report.progress import Progress
-from hydraloop.sweeps.report.results_table import line, new_console, new_table
+from hydraloop.sweeps.results.progress import Progress
+from hydraloop.sweeps.results.results_table import line, new_console, new_table
 from hydraloop.sweeps.states import JobState, State
 from hydraloop.tracking.run_description import short_keys
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
 
-    from hydraloop.sweeps.report.lines import Lines
+    from hydraloop.sweeps.results.lines import Lines
 
 _PERIOD = 1.0
 """Seconds between two updates."""

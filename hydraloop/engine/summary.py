@@ -14,7 +14,7 @@ from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import COLUMNS, format_order
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.device.model_preparation import class_name
-from hydraloop.engine.evaluation.evaluator import Evaluator
+from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.optimizers import Group
 from hydraloop.engine.run import Run
 from hydraloop.files.environment import of_project, shown

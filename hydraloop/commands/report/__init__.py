@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hydraloop.commands.report import runs_page, sweep_page
+from hydraloop.commands.report.page import FILENAME
+from hydraloop.commands.report.run_data import RunData
 from hydraloop.commands.status import sweep_in
 from hydraloop.errors import UserError, printable
 from hydraloop.files.environment import shown
-from hydraloop.report import runs_page, sweep_page
-from hydraloop.report.page import FILENAME
-from hydraloop.report.run_data import RunData
 from hydraloop.tracking.report_process import check_installed
 
 

@@ -12,7 +12,7 @@ from hydraloop.engine.batches import Batches, Window
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.run import Run
-from hydraloop.engine.steps.stepper import Outputs, Stepper
+from hydraloop.engine.stepper import Outputs, Stepper
 from hydraloop.errors import UserError
 from hydraloop.schemas.option_checks import check_at_least
 

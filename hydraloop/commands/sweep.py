@@ -27,8 +27,8 @@ from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.planning import SweepDraft
-from hydraloop.sweeps.report.display import watching
-from hydraloop.sweeps.report.lines import Lines, print_end
+from hydraloop.sweeps.results.display import watching
+from hydraloop.sweeps.results.lines import Lines, print_end
 from hydraloop.sweeps.run_directories import RunDirectories
 from hydraloop.sweeps.slurm import submitit_executor, submitted
 from hydraloop.sweeps.source import Grid, Source

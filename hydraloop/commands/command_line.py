@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop import schemas
 from hydraloop.commands import dispatch, parser, resume
 from hydraloop.config import arguments, checked, saved_config
+from hydraloop.config.checked import Draft
 from hydraloop.config.compose import Composer, opened
 from hydraloop.config.help import show, show_config, show_help, show_plan
 from hydraloop.early_interrupts import in_one_line
@@ -36,7 +37,6 @@ from hydraloop.launch import private, torchrun
 from hydraloop.launch.checks import check_debugger, check_options
 from hydraloop.launch.failure import Requeue
 from hydraloop.launch.peers import Peers
-from hydraloop.launch.plan import Draft
 from hydraloop.launch.termination_signals import terminable
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN, in_script
 
@@ -261,10 +261,11 @@ class _App:
 
     def _start(self, draft: Draft, argv: Sequence[str], *, resumes: bool) -> None:
         if draft.is_sweep:
-            from hydraloop.sweeps import planning, run_sweep
+            from hydraloop.commands import sweep
+            from hydraloop.sweeps import planning
 
             assert isinstance(draft, planning.SweepDraft)
-            run_sweep.run(draft, self._starter())
+            sweep.run(draft, self._starter())
         if draft.cfg.sweep.executor == "submitit" and not resumes and not torchrun.is_several():
             from hydraloop.sweeps.slurm import submitted
 

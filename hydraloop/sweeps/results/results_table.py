@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.errors import printable
 from hydraloop.files.environment import shown
 from hydraloop.files.formats import brief, duration, number
-from hydraloop.sweeps.report import results
-from hydraloop.sweeps.report.results import Group, Results
-from hydraloop.sweeps.report.search_results import SearchResults
+from hydraloop.sweeps.results import results
+from hydraloop.sweeps.results.results import Group, Results
+from hydraloop.sweeps.results.search_results import SearchResults
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hydraloop.data.bundled import find_data_file, read_table
 from hydraloop.data.in_memory import InMemoryDataset
-from hydraloop.examples.bundled import find_data_file, read_table
-from hydraloop.examples.split import stratified_split
+from hydraloop.data.split import stratified_split
 
 
 class Digits(InMemoryDataset):

@@ -10,8 +10,8 @@ from hydraloop.files.error_reports import failed_jobs
 from hydraloop.files.formats import clock
 from hydraloop.sweeps import states
 from hydraloop.sweeps.controller.controller import Controller
-from hydraloop.sweeps.report import results_table
-from hydraloop.sweeps.report.progress import Progress
+from hydraloop.sweeps.results import results_table
+from hydraloop.sweeps.results.progress import Progress
 from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 

@@ -1,1 +1,0 @@
-"""Validation, test and prediction."""

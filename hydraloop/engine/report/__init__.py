@@ -1,1 +1,0 @@
-"""Text for the terminal before, during and after training."""

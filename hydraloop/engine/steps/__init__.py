@@ -1,1 +1,0 @@
-"""Forward, backward and the optimizer step, also with several optimizers and the steps of a task."""
