@@ -1,4 +1,4 @@
-"""Write the generated parts of `docs/reference/`: tables of hooks, options and schedules, and of the engine's names.
+"""Write the generated parts of `docs/reference/`: hooks, options, schedules, and what a hook finds on the engine.
 
 Also writes `hydraloop/schemas/hook_classes.json`, the facts about the classes of hooks that a dry run shows.
 
@@ -17,10 +17,11 @@ import dataclasses
 import inspect
 import json
 import re
-import runpy
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,36 @@ from hydraloop.schemas.root import DEFAULT_HOOKS, Config
 
 ROOT = Path(hydraloop.__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
+_HEAD = ("| option | default | meaning |", "|---|---|---|")
 BEGIN = "<!-- {}: written by scripts/hook_docs.py -->"
 END = "<!-- /{} -->"
 GROUPS = ("task", "model", "data", "optimizer", "precision")
 """Config groups on the page of options; hooks and schedules have their own pages."""
 COMMON = ("priority", "on_error")
 """Options of all hooks. The page describes them once."""
+ENGINE_NAMES = (
+    "progress.epoch",
+    "progress.iteration",
+    "progress.optimizer_step",
+    "max_epochs",
+    "max_iters",
+    "model",
+    "task",
+    "optimizer",
+    "loaders",
+    "hooks",
+    "device",
+    "distributed",
+    "run_dir",
+    "metrics",
+    "messages.add",
+    "log_record",
+    "log_image",
+    "request_stop",
+    "request_checkpoint",
+    "evaluator.during",
+)
+"""What the author of a hook needs: counters, objects, numbers, requests."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +95,19 @@ class Option:
         return f"{names[0]} {number}" if names else str(number)
 
     @property
+    def described_by(self) -> str:
+        """The option that describes the hook: `profiler` for `npu_profiler`, otherwise this one."""
+        path = str(self.facts["module"]).split(".")
+        return self.name if self.name in path else path[-1]
+
+    @property
     def description(self) -> str:
-        """Docstring of the hook's class, without arguments and errors."""
-        module, own = next(_with_bases("hydraloop.hooks", self.cls))
-        if self.name not in module.split("."):
-            described = module.rpartition(".")[2]
-            return f"{summary(self.schema)}. This is [`{described}`](#{described}) with other defaults."
-        text = re.split(r"\n\n(?:Args|Raises):", inspect.cleandoc(ast.get_docstring(own) or ""))[0]
+        """What the hook does, and the paragraph on its priority, cost and origin, of the docstring of its class."""
+        if self.described_by != self.name:
+            return f"{summary(self.schema)}. This is [`{self.described_by}`](#{self.described_by}) with other defaults."
+        _, own = next(_with_bases("hydraloop.hooks", self.cls))
+        first, *others = inspect.cleandoc(ast.get_docstring(own) or "").split("\n\n")
+        text = "\n\n".join([first, *(part for part in others if part.startswith("Priority"))])
         return re.sub(r"\s+Options:\s+`\w+`\.", "", text)  # the table has them
 
     @property
@@ -171,7 +202,61 @@ def _hook_section(option: Option) -> str:
     if option.schema.on_error != HookConf.on_error:
         lines += [f"`on_error` is `{option.schema.on_error}` by default.", ""]
     rows = _table(option.schema, skip=COMMON)
-    return "\n".join([*lines, *rows, ""] if len(rows) > 2 else lines)
+    like, same = _like(option, rows)
+    own = [row for row in rows if row not in same]
+    lines += [*own, ""] if len(own) > len(_HEAD) else []
+    if same:
+        lines += [f"{', '.join(row.split()[1] for row in same)}: as in [`{like}`](#{like}).", ""]
+    return "\n".join(lines)
+
+
+def _like(option: Option, rows: list[str]) -> tuple[str, list[str]]:
+    """Return the hook whose section has rows of this one, and these rows: that of its class, or an earlier one."""
+    found = options()
+    names = [other.name for other in found]
+    candidates = names[: names.index(option.name)] if option.described_by == option.name else [option.described_by]
+    for other in found:
+        described = _table(other.schema)
+        same = [row for row in rows[len(_HEAD) :] if row in described]
+        if same and other.name in candidates and other.described_by == other.name:
+            return other.name, same
+    return "", []
+
+
+def engine_table() -> str:
+    """Return the table of what a hook finds on the engine, with the docstrings of the engine's parts."""
+    (_, engine), *_ = _with_bases("hydraloop.engine.engine", "Engine")
+    on_parts = dict(re.findall(r"(\w+): .* = _of\('([\w.]+)'\)", ast.unparse(engine)))
+    rows = ["| name | meaning |", "|---|---|"]
+    for name in ENGINE_NAMES:
+        part, _, attribute = on_parts.get(name, name).partition(".")
+        (_, source), *_ = _with_bases("hydraloop.engine.engine", part.capitalize())
+        arguments, text = _documented(source, attribute)
+        rows.append(f"| `engine.{name}{arguments}` | {_cell(text)} |")
+    return "\n".join(rows)
+
+
+def _documented(cls: ast.ClassDef, name: str) -> tuple[str, str]:
+    """Return the arguments (empty for an attribute) and the first paragraph on a name of a class."""
+    for node in ast.walk(cls):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            text = inspect.cleandoc(ast.get_docstring(node) or "").split("\n\n")[0]
+            is_property = any(ast.unparse(decorator) == "property" for decorator in node.decorator_list)
+            return "" if is_property else f"({_without_types(node.args)})", " ".join(text.split())
+        for statement, following in pairwise(node.body):
+            if re.match(rf"(self\.)?{name}\b", ast.unparse(statement)) and isinstance(following, ast.Expr):
+                return "", " ".join(str(ast.literal_eval(following.value)).split())
+    raise ValueError(f"{cls.name} has no {name} with a docstring")
+
+
+def _without_types(arguments: ast.arguments) -> str:
+    """Return the arguments of a method as they are written in a call, without `self`."""
+    for argument in (*arguments.args, *arguments.kwonlyargs):
+        argument.annotation = None
+    arguments.args = arguments.args[1:]
+    return ast.unparse(arguments)
 
 
 def schedule_table() -> str:
@@ -183,10 +268,11 @@ def schedule_table() -> str:
 
 
 def schedule_sections() -> str:
-    """Return a section for each schedule, with its options."""
-    sections = []
+    """Return the options that schedules share, then a section for each schedule, with its own options."""
+    shared = _shared("scheduler")
+    sections = _shared_section("schedules", shared)
     for name, schema, target in _group("scheduler"):
-        sections += [f"### {name}", "", f"`scheduler=[{name}]`, `{target}`: {_said(schema)}.", "", *_table(schema), ""]
+        sections += [f"### {name}", "", f"`{target}`", "", *_own(_table(schema), shared), ""]
     return "\n".join(sections)
 
 
@@ -195,29 +281,53 @@ def option_sections() -> str:
     described: dict[type, str] = {}
     lines = ["## Top level", "", *_described(Config, "", described)]
     for group in GROUPS:
-        lines += [f"## {group}", ""]
+        shared = _shared(group)
+        lines += [f"## {group}", "", *_shared_section(f"{group} options", shared)]
         for name, schema, _ in _group(group):
             lines += [f"### {group}={name}", "", inspect.getdoc(schema) or "", ""]
-            lines += _described(schema, "task.model" if group == "model" else group, described)
+            lines += _described(schema, "task.model" if group == "model" else group, described, shared)
     return "\n".join(lines)
 
 
-def _described(schema: Any, key: str, described: dict[type, str]) -> list[str]:
+def _shared(group: str) -> list[str]:
+    """Return the rows that half of the options of a config group have."""
+    schemas = [schema for _, schema, _ in _group(group)]
+    counts = Counter(row for schema in schemas for row in _table(schema, skip=_sections(schema))[2:])
+    return [row for row, count in counts.items() if count > 1 and 2 * count >= len(schemas)]
+
+
+def _shared_section(of: str, shared: list[str]) -> list[str]:
+    """Return the section of the rows that half of the options of a group have."""
+    return [f"### Common to {of}", "", *_HEAD, *shared, ""] if shared else []
+
+
+def _own(rows: list[str], shared: Collection[str]) -> list[str]:
+    """Return the rows that are not shared, then the names of shared options that this one does not have."""
+    own, names = [row for row in rows if row not in shared], [row.split()[1] for row in rows[2:]]
+    missing = ", ".join(name for name in (row.split()[1] for row in shared) if name not in names)
+    return [*(own if len(own) > len(_HEAD) else []), *(["", f"It does not have {missing}."] if missing else [])]
+
+
+def _sections(schema: Any) -> list[str]:
+    """Return the names of the fields that are dataclasses."""
+    values = schema()
+    return [field.name for field in dataclasses.fields(schema) if dataclasses.is_dataclass(getattr(values, field.name))]
+
+
+def _described(schema: Any, key: str, described: dict[type, str], shared: Collection[str] = ()) -> list[str]:
     """Return the table of a dataclass at `key`, then the tables of nested dataclasses that are not in `described`."""
     values, shown, below = schema(), {}, []
-    for field in dataclasses.fields(schema):
-        value = getattr(values, field.name)
-        if not dataclasses.is_dataclass(value):
-            continue
-        where = f"{key}.{field.name}" if key else field.name
+    for name in _sections(schema):
+        value = getattr(values, name)
+        where = f"{key}.{name}" if key else name
         if type(value) not in described:
             described[type(value)] = where
             level = "####" if where.split(".")[0] in GROUPS else "##" + "#" * where.count(".")
             title = [f"{level} {where}", "", inspect.getdoc(type(value)) or "", ""]
             below += [*title, *_described(type(value), where, described)]
-        shown[field.name] = f"see `{described[type(value)]}`"
-    rows = _table(schema, shown)
-    return [*rows, "", *below] if len(rows) > 2 else below
+        shown[name] = f"see `{described[type(value)]}`"
+    rows = _own(_table(schema, shown), shared)
+    return [*rows, "", *below] if rows else below
 
 
 def _table(schema: Any, shown: dict[str, str] | None = None, skip: Collection[str] = ()) -> list[str]:
@@ -230,7 +340,7 @@ def _table(schema: Any, shown: dict[str, str] | None = None, skip: Collection[st
     """
     plain = OmegaConf.to_container(OmegaConf.structured(schema))
     assert isinstance(plain, dict)
-    texts, lines = field_docs(schema), ["| option | default | meaning |", "|---|---|---|"]
+    texts, lines = field_docs(schema), list(_HEAD)
     for field in dataclasses.fields(schema):
         if field.name not in ("_target_", "_partial_", *skip):
             default = "required" if plain[field.name] == MISSING else f"`{typed(plain[field.name])}`"
@@ -265,12 +375,9 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-_ENGINE = runpy.run_path(str(ROOT / "scripts" / "engine_docs.py"))
 PAGES = {
     "hooks.md": {
-        "engine": _ENGINE["engine_tables"],
-        "parts": _ENGINE["part_table"],
-        "names of parts": _ENGINE["part_names"],
+        "engine": engine_table,
         "table": hook_table,
         "hooks": hook_sections,
     },
