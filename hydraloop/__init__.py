@@ -20,7 +20,7 @@ if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.early_interrupts import deferred as _deferred
+from hydraloop.importing import deferred as _deferred
 
 with _deferred():
     from hydraloop.engine.hook import Hook, Priority

@@ -2,11 +2,11 @@
 
 import sys
 
-from hydraloop.early_interrupts import deferred, in_one_line
+from hydraloop.importing import deferred, in_one_line
 
 with deferred():
     from hydraloop.commands import dispatch, parser
-    from hydraloop.files.output import replace_unencodable
+    from hydraloop.files.terminal import replace_unencodable
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ def _ended(code: str, argv: list[str], module: str, number: int, folder: Path) -
     ("module", "number", "code"),
     [
         ("omegaconf", signal.SIGINT, 130),
-        ("hydraloop.config.checked", signal.SIGINT, 130),
+        ("hydraloop.config.checks", signal.SIGINT, 130),
         slow("torch._C", signal.SIGINT, 130),
         ("torch._C", signal.SIGTERM, 143),
     ],

@@ -40,7 +40,7 @@ BORN = {
     "sweeps/executors/fork_server.py Process": "the server of the pool, and its jobs",
     "sweeps/executors/spawned.py Popen": "jobs of the pool that are new Python processes",
     "sweeps/executors/ray_actor.py Popen": "jobs on Ray",
-    "sweeps/slurm/submitit_executor.py _submit_command": "jobs on Slurm",
+    "sweeps/executors/submitit_executor.py _submit_command": "jobs on Slurm",
     "tracking/sender.py Popen": "the sender of a run or a sweep",
     "launch/slurm.py run": "a question to Slurm",
     "sweeps/executors/gpus.py run": "nvidia-smi",

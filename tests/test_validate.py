@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, open_dict
 
 import hydraloop
-from hydraloop.config.validate import validate
+from hydraloop.config.checks import validate
 from hydraloop.errors import UserError
 from tests.config.composed import REPOSITORY
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hydraloop.data.split import SPLITS
+from hydraloop.data.in_memory import SPLITS
 from hydraloop.errors import UserError
 
 SEPARATOR = 0

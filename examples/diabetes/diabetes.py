@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from hydraloop.data import InMemoryDataset
-from hydraloop.data.bundled import find_data_file, read_table
-from hydraloop.data.split import stratified_split
+from hydraloop.data.in_memory import find_data_file, read_table, stratified_split
 from hydraloop.errors import not_installed
 
 _BINS = 10  # of the sorted targets, so that each part has mild and severe cases

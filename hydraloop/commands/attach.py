@@ -11,7 +11,7 @@ from pathlib import Path
 from hydraloop.commands.status import hint, log_of, sweep_in
 from hydraloop.errors import UserError, printable
 from hydraloop.files import lock
-from hydraloop.sweeps.current_states import current_states
+from hydraloop.sweeps.executors.slurm_queue import current_states
 
 _POLL = 0.3
 """Seconds between two looks at a log."""

@@ -21,23 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop import schemas
 from hydraloop.commands import dispatch, parser, resume
-from hydraloop.config import arguments, checked, saved_config
-from hydraloop.config.checked import Draft
+from hydraloop.config import arguments, checks, saved_config
+from hydraloop.config.checks import Draft
 from hydraloop.config.compose import Composer, opened
 from hydraloop.config.help import show, show_config, show_help, show_plan
-from hydraloop.early_interrupts import in_one_line
 from hydraloop.errors import Terminated, UserError
 from hydraloop.files import environment
-from hydraloop.files.attempts import RECORDS
 from hydraloop.files.config_yaml import remember_config
 from hydraloop.files.error_reports import Reports
-from hydraloop.files.output import print_to, replace_unencodable
-from hydraloop.files.uncollected import uncollected
+from hydraloop.files.run_directory import RECORDS
+from hydraloop.files.terminal import print_to, replace_unencodable
+from hydraloop.importing import in_one_line, uncollected
 from hydraloop.launch import private, torchrun
 from hydraloop.launch.checks import check_debugger, check_options
 from hydraloop.launch.failure import Requeue
 from hydraloop.launch.peers import Peers
-from hydraloop.launch.termination_signals import terminable
+from hydraloop.launch.processes import terminable
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN, in_script
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
     Raises:
         UserError: a mistake in the overrides or in the config files.
     """
-    draft = checked.read(args, composer)
+    draft = checks.read(args, composer)
     if draft is None:
         from hydraloop.sweeps import planning
 
@@ -157,9 +156,9 @@ class _App:
             The exit code.
         """
         if environment.is_received():
-            from hydraloop.sweeps import received
+            from hydraloop.sweeps.job import received_arguments
 
-            argv = received.arguments(argv)
+            argv = received_arguments(argv)
         job: Mapping[str, Any] | None = None
         if torchrun.is_ours():
             argv, job = private.of_rank(argv)
@@ -224,9 +223,9 @@ class _App:
                         composer.complete(args.overrides)
                 return 0
             if environment.is_received():
-                from hydraloop.sweeps import received
+                from hydraloop.sweeps.job import run_received_job
 
-                received.run_job(composer, self._starter())
+                run_received_job(composer, self._starter())
             if job is not None:
                 from hydraloop.sweeps.job import train_rank
 
@@ -267,10 +266,10 @@ class _App:
             assert isinstance(draft, planning.SweepDraft)
             sweep.run(draft, self._starter())
         if draft.cfg.sweep.executor == "submitit" and not resumes and not torchrun.is_several():
-            from hydraloop.sweeps.slurm import submitted
+            from hydraloop.sweeps import slurm_commands
 
-            if submitted.is_run(draft):
-                return submitted.submit_run(draft)
+            if slurm_commands.is_run(draft):
+                return slurm_commands.submit_run(draft)
         return self._starter().run(draft, argv)
 
     def _starter(self) -> RunStarter:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from hydraloop.commands import parser
-from hydraloop.early_interrupts import deferred
 from hydraloop.errors import UserError
 from hydraloop.files.error_reports import Reports
+from hydraloop.importing import deferred
 
 
 def run(argv: Sequence[str]) -> int:

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from hydraloop.commands.finished_run import FinishedRunCommand, check_output
+from hydraloop.commands.evaluate import FinishedRunCommand, check_output
 from hydraloop.commands.parser import OnRun
+from hydraloop.engine.batch_transfer import leaves_of
 from hydraloop.engine.checkpoint.format import load
-from hydraloop.engine.device.batch_transfer import leaves_of
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import UserError, any_of
 from hydraloop.files import atomic
-from hydraloop.hooks.checkpoint.publishing import write_safetensors
+from hydraloop.hooks.checkpoint_copies import write_safetensors
 from hydraloop.schemas.data import SPLITS
 
 _KEY = "format"

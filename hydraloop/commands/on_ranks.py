@@ -9,9 +9,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from hydraloop.commands.evaluate import Evaluate
+from hydraloop.commands.evaluate import Evaluate, FinishedRunCommand
 from hydraloop.commands.export import Export
-from hydraloop.commands.finished_run import FinishedRunCommand
 from hydraloop.commands.parser import OnRun
 from hydraloop.commands.predict import Predict
 from hydraloop.engine.distributed.comm import Distributed

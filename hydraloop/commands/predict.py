@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydraloop.commands.finished_run import FinishedRunCommand, check_output
+from hydraloop.commands.evaluate import FinishedRunCommand, check_output
 from hydraloop.commands.parser import OnRun
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from hydraloop.files.output import print_json
-from hydraloop.sweeps.results import results, results_table
+from hydraloop.files.terminal import print_json
+from hydraloop.sweeps import results, results_table
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 

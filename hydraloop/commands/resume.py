@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config import arguments
-from hydraloop.config.checked import Draft
+from hydraloop.config.checks import Draft
 from hydraloop.config.compose import Composer
 from hydraloop.config.hook_checks import hook_nodes
 from hydraloop.config.saved_config import composed

@@ -19,18 +19,16 @@ from typing import Any
 
 from hydraloop.errors import UserError, missing_path, printable, suggestion
 from hydraloop.files import lock
-from hydraloop.files.attempts import RECORDS, typed_overrides
 from hydraloop.files.environment import shown
-from hydraloop.files.formats import brief, duration, number
-from hydraloop.files.output import print_json
 from hydraloop.files.record_log import FILENAME as LOG
 from hydraloop.files.result import FILENAME as RESULT
 from hydraloop.files.result import PAUSE, Objective, Result
-from hydraloop.files.run_directory import OUTPUTS, config_file
+from hydraloop.files.run_directory import OUTPUTS, RECORDS, config_file, typed_overrides
 from hydraloop.files.secrets import mask_overrides
+from hydraloop.files.terminal import brief, duration, number, print_json
 from hydraloop.sweeps import sweep_description
-from hydraloop.sweeps.current_states import current_states
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.executors.slurm_queue import current_states
+from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _ROOTS = (OUTPUTS, Path("multirun"))

@@ -16,13 +16,13 @@ from hydraloop.errors import UserError, missing_path, printable
 from hydraloop.files import lock
 from hydraloop.files.checkpoint_files import candidates
 from hydraloop.files.environment import of_project, shown
-from hydraloop.files.output import print_json
 from hydraloop.files.run_directory import checkpoint_folders, holds_run
+from hydraloop.files.terminal import print_json
 from hydraloop.launch.detach import CONTROLLER_LOG, RUN_LOG
-from hydraloop.sweeps import states, sweep_description
-from hydraloop.sweeps.current_states import current_states
-from hydraloop.sweeps.slurm import submissions
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps import job_states, sweep_description
+from hydraloop.sweeps.executors import slurm_queue
+from hydraloop.sweeps.executors.slurm_queue import current_states
+from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _LISTED = ("running", "interrupted", "failed")
@@ -71,19 +71,19 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     """
     if (path / sweep_description.FILENAME).exists():
         return SweepDirectory.load(path)
-    if not holds_run(path) and not submissions.are_there(path):
+    if not holds_run(path) and not slurm_queue.are_there(path):
         remedy = missing_path(path, "Name one: ls -d multirun/*/* outputs/*/*")
         raise UserError(f"{path} holds no sweep and no run", key="directory", remedy=remedy)
     return None
 
 
 def _state_of_run(path: Path) -> JobState:
-    state = states.current(states.read(path) or JobState(0, "running"), path)
-    found = submissions.jobs(path) if state.state == "interrupted" else {}
+    state = job_states.current(job_states.read(path) or JobState(0, "running"), path)
+    found = slurm_queue.jobs(path) if state.state == "interrupted" else {}
     if found is None:
         return replace(state, reason=f"{state.reason}, if it does not wait in Slurm's queue: Slurm does not answer")
     # Slurm starts it.
-    return replace(state, state="queued", reason=f"job {found[submissions.MAIN].id} of Slurm") if found else state
+    return replace(state, state="queued", reason=f"job {found[slurm_queue.MAIN].id} of Slurm") if found else state
 
 
 def _of_run(path: Path) -> list[str]:
@@ -102,7 +102,7 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
     ]
     if (held := sweep.holder()) is not None:
         lines.append(f"controller: process {held.pid} on {held.host}, since {held.since}")
-    lines += [*submissions.lines(sweep.path), *hint(sweep, found)]
+    lines += [*slurm_queue.lines(sweep.path), *hint(sweep, found)]
     for name in _LISTED:
         alike = [state for state in found if state.state == name]
         for state in alike[:_MOST]:
@@ -116,8 +116,8 @@ def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
     """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
     if all(state.is_over for state in found) or sweep.holder() is not None:
         return []
-    queue = submissions.jobs(sweep.path)
-    if queue is None or submissions.MAIN in queue:  # it may wait for Slurm
+    queue = slurm_queue.jobs(sweep.path)
+    if queue is None or slurm_queue.MAIN in queue:  # it may wait for Slurm
         return []
     return [f"No controller is running. Continue the sweep: {sweep.resume_command(found)}"]
 
@@ -133,5 +133,5 @@ def _described(state: JobState, name: str, folder: Path, run_dir: Path) -> list[
 
 def log_of(folder: Path) -> Path | None:
     """Return the log of a job, of a controller, or of a run; None if there is no log."""
-    logs = (folder / name for name in (states.LOG, CONTROLLER_LOG, RUN_LOG, "train.log"))
+    logs = (folder / name for name in (job_states.LOG, CONTROLLER_LOG, RUN_LOG, "train.log"))
     return next((log for log in logs if log.exists()), None)

@@ -15,8 +15,8 @@ import psutil
 from hydraloop.commands.status import show, sweep_in
 from hydraloop.files import lock
 from hydraloop.files.lock import Holder
-from hydraloop.files.processes import kill_tree
-from hydraloop.sweeps.slurm import submissions
+from hydraloop.launch.processes import kill_tree
+from hydraloop.sweeps.executors import slurm_queue
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _POLL = 0.1
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         PermissionError: it is another user's process.
     """
     path, sweep = args.directory, sweep_in(args.directory)
-    is_cancelled = submissions.cancel(path, only_main=True)  # a controller, before the jobs that it starts
+    is_cancelled = slurm_queue.cancel(path, only_main=True)  # a controller, before the jobs that it starts
     told = set[psutil.Process]()
     while (found := _here(path, sweep)) or any(map(_is_running, told)):
         for folder, process in found.items():
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
                     os.kill(process.pid, signal.SIGTERM)
                 print(f"process {process.pid} saves and ends; to kill it, repeat the command", flush=True)
         time.sleep(_POLL)
-    is_cancelled = submissions.cancel(path) and is_cancelled
+    is_cancelled = slurm_queue.cancel(path) and is_cancelled
     others = {one.host for one in _holders(path, sweep).values()}
     if not is_cancelled:
         print("error: Slurm does not answer, or has not ended the jobs: squeue --me", file=sys.stderr)

@@ -14,28 +14,26 @@ from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
+from hydraloop.commands.report import check_installed, write_report
 from hydraloop.config.hydra_keys import variables
 from hydraloop.files import code_patch, console, environment
 from hydraloop.launch import checks as launch_checks
-from hydraloop.launch import detach, slurm
+from hydraloop.launch import detach
+from hydraloop.launch import slurm as launch_slurm
 from hydraloop.launch.run_starter import RunStarter
-from hydraloop.sweeps import resume_sweep
-from hydraloop.sweeps.controller.controller import Controller
-from hydraloop.sweeps.controller.watcher import Watcher
-from hydraloop.sweeps.executors import gpus, ray_executor, spawned
+from hydraloop.sweeps import resume_sweep, slurm_commands
+from hydraloop.sweeps.controller import Controller, Watcher
+from hydraloop.sweeps.executors import gpus, ray_executor, spawned, submitit_executor
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
+from hydraloop.sweeps.job_lines import Lines, print_end
+from hydraloop.sweeps.job_states import Grid, JobState, Source
+from hydraloop.sweeps.live_table import watching
 from hydraloop.sweeps.planning import SweepDraft
-from hydraloop.sweeps.results.display import watching
-from hydraloop.sweeps.results.lines import Lines, print_end
 from hydraloop.sweeps.run_directories import RunDirectories
-from hydraloop.sweeps.slurm import submitit_executor, submitted
-from hydraloop.sweeps.source import Grid, Source
-from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.tracking.report_process import check_installed, write_report
 from hydraloop.tracking.sender import SweepSender
 
 
@@ -73,7 +71,7 @@ def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:
         max_retries=draft.options.max_retries,
         stop_on_failure=draft.options.on_failure == "stop",
         retry_failed=draft.options.retry_failed,
-        leaves_jobs=slurm.is_submitted(),
+        leaves_jobs=launch_slurm.is_submitted(),
     )
     with _shown_to_others(controller, sender):
         with watching(lines) as shown:
@@ -89,12 +87,12 @@ def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:
 
 def _leave(draft: SweepDraft) -> NoReturn:
     """Let the same command run the sweep, as a job of Slurm or in the background, and exit."""
-    is_submitted = submitted.is_sweep(draft.master)
+    is_submitted = slurm_commands.is_sweep(draft.master)
     if not is_submitted:
         detach.check()
     directory = resume_sweep.settle(_description(draft), draft).directory
     if is_submitted:
-        submitted.submit_sweep(directory, draft)
+        slurm_commands.submit_sweep(directory, draft)
     directory.lock.release()
     detach.start(draft, "sweep.resume", directory.path, detach.CONTROLLER_LOG, "--multirun")
 

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydraloop.errors import printable
+from hydraloop.files.console import log_to_stderr
 from hydraloop.files.record_log import FILENAME, count
 from hydraloop.files.secrets import mask_text
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, run_dirs
-from hydraloop.tracking.masked_output import log_to_stderr
 from hydraloop.tracking.sending import How, Once, follow, send
 
 _REST = How()

@@ -17,19 +17,18 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config.arguments import no_json
-from hydraloop.config.checked import Draft, explained
+from hydraloop.config.checks import Draft, explained, hydra_config
 from hydraloop.config.compose import Composer
 from hydraloop.config.hook_checks import slots_of
 from hydraloop.config.messages import known_keys
 from hydraloop.config.own_classes import OF_ALL_HOOKS, own_class, select
-from hydraloop.config.validate import hydra_config
 from hydraloop.engine.call_table import by_mount_point, format_order
 from hydraloop.errors import UserError, any_of, meant, printable
 from hydraloop.files import environment
 from hydraloop.files.config_yaml import masked_yaml
 from hydraloop.files.console import end_with_reader
-from hydraloop.files.output import print_json
 from hydraloop.files.secrets import masked
+from hydraloop.files.terminal import print_json
 from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, summary, typed
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf

@@ -14,12 +14,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.config import arguments
-from hydraloop.config.checked import compose_job
+from hydraloop.config.checks import compose_job
 from hydraloop.config.compose import Composer
 from hydraloop.errors import UserError
-from hydraloop.files.attempts import RECORDS
 from hydraloop.files.config_yaml import loaded, remember_config
-from hydraloop.files.run_directory import CONFIG, config_file
+from hydraloop.files.run_directory import CONFIG, RECORDS, config_file
 from hydraloop.schemas.root import Config
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 

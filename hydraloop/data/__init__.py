@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hydraloop.data.digits import Digits
-from hydraloop.data.in_memory import InMemoryDataset
+from hydraloop.data.in_memory import Digits, InMemoryDataset
 from hydraloop.data.map_style_loader import GlobalBatchLoader, build_loader
 from hydraloop.data.sampler import EpochSampler
 

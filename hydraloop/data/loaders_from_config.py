@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from hydraloop.data.loader_options import options_from_config
+from hydraloop.data.batching import options_from_config
 from hydraloop.data.map_style_loader import GlobalBatchLoader, build_loader
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.data.stream_worker import StreamPlace

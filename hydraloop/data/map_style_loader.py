@@ -8,15 +8,12 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from hydraloop.data.collate import Collate, CollateError, as_is
-from hydraloop.data.custom_sampler import CustomOrder, create_sampler
+from hydraloop.data.batching import Collate, CollateError, SeededFetcher, as_is, dataloader_options
 from hydraloop.data.in_memory import InMemoryDataset
-from hydraloop.data.loader_options import dataloader_options
-from hydraloop.data.sampler import EpochBatchSampler, EpochOrder, EpochSampler
-from hydraloop.data.seeded_fetcher import SeededFetcher
-from hydraloop.engine.device.seeding import mix_seed
+from hydraloop.data.sampler import CustomOrder, EpochBatchSampler, EpochOrder, EpochSampler, create_sampler
 from hydraloop.engine.loaders import end_now, end_workers
-from hydraloop.engine.worker_signals import ended_at_exit
+from hydraloop.engine.seeding import mix_seed
+from hydraloop.engine.signals import ended_at_exit
 from hydraloop.errors import UserError
 from hydraloop.schemas.data import LoaderConf
 

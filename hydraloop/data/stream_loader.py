@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hydraloop.data.collate import Collate, CollateError, as_is
-from hydraloop.data.loader_options import dataloader_options
+from hydraloop.data.batching import Collate, CollateError, as_is, dataloader_options
 from hydraloop.data.stream_worker import (
     BatchedStream,
     NoSamples,
@@ -25,7 +24,7 @@ from hydraloop.data.stream_worker import (
 )
 from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.loaders import end_now
-from hydraloop.engine.worker_signals import ended_at_exit
+from hydraloop.engine.signals import ended_at_exit
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)

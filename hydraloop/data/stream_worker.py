@@ -13,10 +13,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hydraloop.data.collate import Collate
-from hydraloop.data.seeded_fetcher import private_generators, seed_generators
-from hydraloop.engine.device.seeding import mix_seed
+from hydraloop.data.batching import Collate, private_generators, seed_generators
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.seeding import mix_seed
 from hydraloop.errors import UserError
 
 _STREAM = 3  # separates these seeds from others of the run

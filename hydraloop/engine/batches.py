@@ -7,8 +7,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
-from hydraloop.engine.device.batch_transfer import mover
-from hydraloop.engine.device.prefetch import prefetched, reads_ahead
+from hydraloop.engine.batch_transfer import mover, prefetched, reads_ahead
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders, TrainLoader
 from hydraloop.engine.ready_loader import as_train_loader, check_ranks

@@ -9,6 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from hydraloop.engine import seeding
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.checkpoint import optimizers, rank_buffers
 from hydraloop.engine.checkpoint.data_position import DataPosition
@@ -17,7 +18,6 @@ from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.initial_weights import load_from
 from hydraloop.engine.checkpoint.saver import Saver, broken_weights, stand_alone, write_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation, load_named, load_own_state, load_weights, own_state
-from hydraloop.engine.device import seeding
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.hook import Hook

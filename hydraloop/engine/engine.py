@@ -14,21 +14,20 @@ from torch import nn, optim
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable, Slot, check_needed, in_place
 from hydraloop.engine.checkpoints import Checkpoints
-from hydraloop.engine.device.precision import Precision
-from hydraloop.engine.device.seeding import mix_seed, seed_everything
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.evaluator import Evaluator, check_evaluable
+from hydraloop.engine.evaluator import Evaluator, begin_training, check_evaluable
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loader, Loaders, epoch_setters
 from hydraloop.engine.loss_check import LossCheck
-from hydraloop.engine.module_modes import begin_training
+from hydraloop.engine.messages import Messages
 from hydraloop.engine.outcome import Outcome
+from hydraloop.engine.precision import Precision
 from hydraloop.engine.prediction import only_test_set, predict_batches
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.records.messages import Messages
-from hydraloop.engine.records.records import Records
+from hydraloop.engine.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run, Settings, check_task
+from hydraloop.engine.seeding import mix_seed, seed_everything
 from hydraloop.engine.signals import preemptible
 from hydraloop.engine.task_steps import make_stepper
 from hydraloop.files.lock import RunLock

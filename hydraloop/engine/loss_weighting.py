@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from hydraloop.engine.device.batch_transfer import copies_without_blocking
+from hydraloop.engine.batch_transfer import copies_without_blocking
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.errors import UserError

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from hydraloop.engine.device import seeding
+from hydraloop.engine import seeding
 from hydraloop.engine.loaders import Loader, TrainLoader, epoch_setters
-from hydraloop.engine.worker_signals import leave_deaths_to_the_loader
+from hydraloop.engine.signals import leave_deaths_to_the_loader
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hydraloop.files.formats import clock, duration, number, rate
+from hydraloop.files.terminal import clock, duration, number, rate
 
 _ROWS = 20
 """Lines after which the header is repeated: it then stays visible in a terminal of 24 lines."""

@@ -11,12 +11,12 @@ import torch
 from torch import nn, optim
 
 from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.messages import Messages
 from hydraloop.engine.optimizers import Group, describe, parts
+from hydraloop.engine.precision import Precision
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.records.messages import Messages
 from hydraloop.errors import UserError
 from hydraloop.files.result import PAUSE
 from hydraloop.schemas.sections import EngineConf

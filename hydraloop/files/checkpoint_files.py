@@ -11,8 +11,8 @@ from glob import escape
 from pathlib import Path
 
 from hydraloop.files import atomic
+from hydraloop.files.atomic import read_bytes
 from hydraloop.files.integrity import SAFETENSORS, SHARDS, damage, shards_of
-from hydraloop.files.regular import read_bytes
 
 log = logging.getLogger(__name__)
 

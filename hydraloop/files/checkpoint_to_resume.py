@@ -10,10 +10,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError, leave_out, missing_path
-from hydraloop.files.attempts import RECORDS
 from hydraloop.files.checkpoint_files import candidates, newest_intact
 from hydraloop.files.config_yaml import loaded, plain
-from hydraloop.files.run_directory import CONFIG, OUTPUTS, SWEEP_FILE, checkpoint_folders, config_file, run_of
+from hydraloop.files.run_directory import CONFIG, OUTPUTS, RECORDS, SWEEP_FILE, checkpoint_folders, config_file, run_of
 from hydraloop.files.secrets import masked
 
 Start = tuple[Path | None, Path | None]

@@ -10,7 +10,7 @@ import logging
 import zlib
 from pathlib import Path
 
-from hydraloop.files import atomic, attempts
+from hydraloop.files import atomic, run_directory
 from hydraloop.files.environment import git_commit, git_diff
 from hydraloop.files.secrets import mask_text
 
@@ -74,7 +74,7 @@ def _state(folder: Path) -> tuple[str | None, str | None]:
 
 
 def _place(run_dir: Path) -> Path:
-    return (attempts.newest(run_dir) or run_dir) / FILENAME
+    return (run_directory.newest(run_dir) or run_dir) / FILENAME
 
 
 def _text(commit: str, diff: str) -> str:

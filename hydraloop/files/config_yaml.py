@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hydraloop.errors import UserError
-from hydraloop.files.regular import read_bytes
+from hydraloop.files.atomic import read_bytes
 from hydraloop.files.secrets import mask_text, masked, remember
 
 try:

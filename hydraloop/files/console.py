@@ -1,19 +1,91 @@
-"""Logging: what the terminal and train.log get. Secrets are masked."""
+"""Logging: what the terminal and train.log get, with secrets masked, and tracebacks that show the user's frames."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
+import sysconfig
+import threading
+import traceback
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Any, TextIO, cast
 
 from hydraloop.errors import printable
-from hydraloop.files.output import replace_unencodable
 from hydraloop.files.result import shortened
 from hydraloop.files.secrets import mask_text
-from hydraloop.files.tracebacks import of_user
+from hydraloop.files.terminal import replace_unencodable
+
+_BLOCK = re.compile(r"(?<=^Traceback \(most recent call last\):\n)(?:  .*\n)+", re.MULTILINE)
+_PATH = re.compile(r'^  File "(.*?)"', re.MULTILINE)
+
+_HINT = "  train.log has all frames. To look at the variables in a debugger, add --pdb to the command."
+
+
+def of_user(text: str) -> str:
+    """Return a text in which each traceback has only the frames of the user's code, and the last frame.
+
+    A text without a frame of the user's code is unchanged, and so is every one with HYDRA_FULL_ERROR=1.
+    """
+    paths = [path for block in _BLOCK.findall(text) for path in _PATH.findall(block)]
+    if os.environ.get("HYDRA_FULL_ERROR") == "1" or not any(map(_is_of_user, paths)):
+        return text
+    return f"{_BLOCK.sub(_shortened, text)}\n{_HINT}"
+
+
+def _shortened(block: re.Match[str]) -> str:
+    starts = [found.start() for found in _PATH.finditer(block[0])]
+    frames = [block[0][start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    shown = [*(_is_of_user(path) for path in _PATH.findall(block[0])[:-1]), True]
+    parts: list[str] = []
+    for is_shown, group in groupby(zip(shown, frames, strict=True), key=lambda pair: pair[0]):
+        found = [frame for _, frame in group]
+        parts += found if is_shown else [f"  … {len(found)} frames of hydraloop and packages\n"]
+    return "".join(parts)
+
+
+def _is_of_user(path: str) -> bool:
+    packages = (str(Path(__file__).resolve().parents[1]) + os.sep, sysconfig.get_paths()["stdlib"] + os.sep, "<")
+    return not path.startswith(packages) and not {"site-packages", "dist-packages"} & set(Path(path).parts)
+
+
+_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
+
+
+class _Masking:
+    """A text stream that masks secrets. Each call is masked separately."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(mask_text(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def log_to_stderr(level: int = logging.INFO, form: str = _FORMAT) -> None:
+    """Log to stderr, and mask secrets in all output of this process, also that of libraries, and in tracebacks."""
+    sys.stdout, sys.stderr = cast(TextIO, _Masking(sys.stdout)), cast(TextIO, _Masking(sys.stderr))
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    logging.basicConfig(level=level, format=form)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, found: TracebackType | None) -> None:
+    """Write the traceback in one call. Python writes it in parts, which could separate a name from its secret."""
+    sys.stderr.write("".join(traceback.format_exception(kind, error, found)))
+    sys.stderr.flush()
+
 
 _COLOURS = {"header": 1, "val": 36, "test": 36, "best": 32, "WARNING": 33, "ERROR": 31, "CRITICAL": 31}
 """Codes of ANSI terminals by a message's `style` (an attribute of the log record), else by its level."""

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hydraloop.errors import UserError, printable
-from hydraloop.files.output import print_json
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_text
+from hydraloop.files.terminal import print_json
 
 log = logging.getLogger("hydraloop")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 from hydraloop.errors import UserError
 from hydraloop.files import atomic
-from hydraloop.files.regular import read_json
+from hydraloop.files.atomic import read_json
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

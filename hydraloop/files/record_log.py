@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast, get_args
 
-from hydraloop.files.regular import open_regular
+from hydraloop.files.atomic import open_regular
 
 log = logging.getLogger(__name__)
 

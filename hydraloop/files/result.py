@@ -14,8 +14,8 @@ from typing import Any, Literal, Self, TypeVar, get_args
 
 from hydraloop.errors import Terminated
 from hydraloop.files import atomic
+from hydraloop.files.atomic import parsed_json, read_bytes
 from hydraloop.files.config_yaml import plain
-from hydraloop.files.regular import parsed_json, read_bytes
 from hydraloop.files.secrets import mask_text
 
 log = logging.getLogger(__name__)

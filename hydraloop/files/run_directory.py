@@ -1,8 +1,4 @@
-"""Run directories: the directory of a new run, and what a run records in it for a later `resume=`. Imports no torch.
-
-`.hydra/config.yaml` is the config with which a run was started, and never changes. Each attempt to resume the run has a
-folder `.hydra/resume_<n>` with its own config. Secrets in both are masked.
-"""
+"""The directory of a run: its name, what it contains, and the folders of its attempts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,15 +10,56 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import yaml
 from omegaconf import DictConfig
 
 from hydraloop.errors import UserError, missing_path
-from hydraloop.files import atomic, attempts
-from hydraloop.files.attempts import RECORDS
+from hydraloop.files import atomic
+from hydraloop.files.atomic import read_bytes
 from hydraloop.files.checkpoint_files import candidates
-from hydraloop.files.config_yaml import masked_yaml
-from hydraloop.files.regular import read_bytes
+from hydraloop.files.config_yaml import masked_yaml, parsed_yaml
 from hydraloop.files.result import FILENAME as RESULT_FILE
+from hydraloop.files.secrets import mask_overrides
+
+RECORDS = ".hydra"
+"""Folder of a run directory with the config, written by Hydra."""
+_PREFIX = "resume_"
+
+
+def folders(run_dir: Path) -> list[Path]:
+    """Return the folders of all attempts to resume a run, the newest last."""
+    return sorted(filter(is_attempt, (run_dir / RECORDS).glob(f"{_PREFIX}*")), key=_number)
+
+
+def newest(run_dir: Path) -> Path | None:
+    """Return the folder of the newest attempt to resume a run; None if it was not resumed."""
+    return next(reversed(folders(run_dir)), None)
+
+
+def following(run_dir: Path) -> Path:
+    """Return the folder for the next attempt to resume a run. It is not created."""
+    last = newest(run_dir)
+    return run_dir / RECORDS / f"{_PREFIX}{1 if last is None else _number(last) + 1}"
+
+
+def typed_overrides(run_dir: Path) -> list[str]:
+    """Return the overrides of the newest attempt as typed, secrets masked; empty for a run started from Python."""
+    records = newest(run_dir) or run_dir / RECORDS
+    try:
+        found = parsed_yaml(read_bytes(records / "overrides.yaml").decode())
+    except (OSError, ValueError, yaml.YAMLError):
+        return []
+    return mask_overrides([line for line in found if isinstance(line, str)] if isinstance(found, list) else [])
+
+
+def is_attempt(records: Path) -> bool:
+    """Return whether a folder is one of an attempt."""
+    return records.parent.name == RECORDS and records.name.removeprefix(_PREFIX).isdigit()
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix(_PREFIX))
+
 
 OUTPUTS = Path("outputs")
 """Runs of one job, by default as `outputs/<date>/<time>-<id>`."""
@@ -76,7 +113,7 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
 
 def config_file(run_dir: Path) -> Path | None:
     """Return the config of a run, or of its newest resumption that has trained; None if the run has none."""
-    records = [run_dir / RECORDS, *attempts.folders(run_dir)]
+    records = [run_dir / RECORDS, *folders(run_dir)]
     # A resumption that has failed at its start has a result of its own.
     written = [folder for folder in records if (folder / CONFIG).is_file() and not (folder / RESULT_FILE).exists()]
     return written[-1] / CONFIG if written else None

@@ -1,7 +1,4 @@
-"""Default and custom hooks, one file each, named after the option: `timer` is `IterTimerHook` in `timer.py`.
-
-A hook with several files is a folder. Names are imported when they are first used.
-"""
+"""Default and custom hooks. Names are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -11,32 +8,32 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.schemas.selected_hooks import HOOK_CLASSES
 
 if TYPE_CHECKING:
-    from hydraloop.hooks.anomaly_detection import AnomalyDetectionHook as AnomalyDetectionHook
+    from hydraloop.hooks.check_invalid_loss import AnomalyDetectionHook as AnomalyDetectionHook
     from hydraloop.hooks.check_invalid_loss import CheckInvalidLossHook as CheckInvalidLossHook
-    from hydraloop.hooks.checkpoint.hook import CheckpointHook as CheckpointHook
+    from hydraloop.hooks.checkpoint import CheckpointHook as CheckpointHook
     from hydraloop.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
-    from hydraloop.hooks.ema.hook import EMAHook as EMAHook
-    from hydraloop.hooks.empty_cache import EmptyCacheHook as EmptyCacheHook
+    from hydraloop.hooks.ema import EMAHook as EMAHook
     from hydraloop.hooks.freeze import FreezeHook as FreezeHook
     from hydraloop.hooks.grad_clip import GradClipHook as GradClipHook
     from hydraloop.hooks.logger import LoggerHook as LoggerHook
-    from hydraloop.hooks.memory_profiler import MemoryProfilerHook as MemoryProfilerHook
-    from hydraloop.hooks.mlflow import MLflowLoggerHook as MLflowLoggerHook
+    from hydraloop.hooks.memory import EmptyCacheHook as EmptyCacheHook
+    from hydraloop.hooks.memory import MemoryProfilerHook as MemoryProfilerHook
     from hydraloop.hooks.mode_switch import ModeSwitchHook as ModeSwitchHook
     from hydraloop.hooks.num_class_check import NumClassCheckHook as NumClassCheckHook
     from hydraloop.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
     from hydraloop.hooks.profiler import ProfilerHook as ProfilerHook
     from hydraloop.hooks.progress import ProgressHook as ProgressHook
     from hydraloop.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
-    from hydraloop.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook
-    from hydraloop.hooks.set_epoch_info import SetEpochInfoHook as SetEpochInfoHook
+    from hydraloop.hooks.set_epoch import DistSamplerSeedHook as DistSamplerSeedHook
+    from hydraloop.hooks.set_epoch import SetEpochInfoHook as SetEpochInfoHook
     from hydraloop.hooks.sync_buffers import SyncBuffersHook as SyncBuffersHook
     from hydraloop.hooks.sync_random_size import SyncRandomSizeHook as SyncRandomSizeHook
-    from hydraloop.hooks.tensorboard import TensorBoardLoggerHook as TensorBoardLoggerHook
     from hydraloop.hooks.timer import IterTimerHook as IterTimerHook
+    from hydraloop.hooks.trackers import MLflowLoggerHook as MLflowLoggerHook
+    from hydraloop.hooks.trackers import TensorBoardLoggerHook as TensorBoardLoggerHook
+    from hydraloop.hooks.trackers import WandbLoggerHook as WandbLoggerHook
     from hydraloop.hooks.tta import TestTimeAugmentationHook as TestTimeAugmentationHook
     from hydraloop.hooks.visualization import VisualizationHook as VisualizationHook
-    from hydraloop.hooks.wandb import WandbLoggerHook as WandbLoggerHook
 
 __all__ = sorted(HOOK_CLASSES)
 

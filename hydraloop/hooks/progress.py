@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.files.formats import clock, number
+from hydraloop.files.terminal import clock, number
 from hydraloop.schemas.option_checks import check_above
 
 if TYPE_CHECKING:

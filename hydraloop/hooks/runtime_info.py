@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.engine.records.messages import scalars_of
+from hydraloop.engine.messages import scalars_of
 from hydraloop.engine.summary import group_names
 from hydraloop.files.result import Best
 from hydraloop.hooks.monitoring import direction, is_better

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from torch.utils.hooks import RemovableHandle
 
-from hydraloop.engine.device.batch_transfer import tensors_of
+from hydraloop.engine.batch_transfer import tensors_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError

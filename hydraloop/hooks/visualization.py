@@ -15,10 +15,10 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import data_sets_with, sets_of
-from hydraloop.engine.records.messages import position
-from hydraloop.engine.records.pictures import to_pixels
+from hydraloop.engine.messages import position
+from hydraloop.engine.records import to_pixels
 from hydraloop.files.environment import shown
-from hydraloop.files.formats import number
+from hydraloop.files.terminal import number
 from hydraloop.schemas.option_checks import check_at_least
 
 if TYPE_CHECKING:

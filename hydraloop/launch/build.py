@@ -1,11 +1,8 @@
-"""From the plan of a run to an `Engine`: `build` makes the parts in the order in which they need each other.
-
-Each part is instantiated through the allowlist (`hydraloop/safety/`). Errors name the key in the config.
-"""
+"""From the config to the options of the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,27 +13,55 @@ from hydraloop.engine.call_table import Slot, missing, slot_of
 from hydraloop.engine.checkpoint.data_position import move_position
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
-from hydraloop.engine.device.precision import make_precision
-from hydraloop.engine.device.seeding import seed_everything, use_deterministic_kernels, use_threads
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.precision import make_precision
+from hydraloop.engine.run import Settings
+from hydraloop.engine.seeding import seed_everything, use_deterministic_kernels, use_threads
 from hydraloop.files import run_directory
-from hydraloop.files.attempts import RECORDS
+from hydraloop.files.config_yaml import masked_metadata
 from hydraloop.files.lock import RunLock
-from hydraloop.files.record_cuts import cut_after
 from hydraloop.files.record_log import FILENAME
+from hydraloop.files.record_writer import cut_after
+from hydraloop.files.run_directory import RECORDS
 from hydraloop.hooks.build_from_config import build_hooks
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
-from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
+from hydraloop.hooks.set_epoch import DistSamplerSeedHook
 from hydraloop.launch.parts import NONE, Parts
 from hydraloop.launch.plan import RunPlan
-from hydraloop.launch.settings_from_config import settings_from_config
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
-from hydraloop.optim.optimizers import build_optimizer
+from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
 from hydraloop.optim.schedules_from_config import build_schedules
+from hydraloop.schemas.optimizer import nodes
 from hydraloop.schemas.selected_hooks import log_notices
 from hydraloop.tasks.building import build_task, prepare_model
+
+
+def settings_from_config(
+    cfg: DictConfig, resume: Path | None, parts: Parts, typed: Iterable[str], *, channels_last: bool
+) -> Settings:
+    """Return the options of the engine, with those of other groups that the engine needs.
+
+    Args:
+        cfg: validated.
+        resume: the checkpoint where the run continues.
+        parts: finished objects, used instead of those that the config describes.
+        typed: keys that were typed. Their values replace those of the checkpoint.
+        channels_last: whether images are stored channels last on the device.
+    """
+    engine: Any = OmegaConf.to_container(cfg.engine, resolve=True)
+    return Settings(
+        **{**engine, "channels_last": channels_last},
+        resume=resume,
+        resume_strict=cfg.resume_strict,
+        optimizer_overrides=optimizer_overrides(cfg, typed) if resume is not None else frozenset(),
+        every={name: node.get("every", 1) for name, node in nodes(cfg.optimizer).items()},
+        closures={name: node.get("closure") for name, node in nodes(cfg.optimizer).items()},
+        load_from=None if cfg.load_from is None else Path(cfg.load_from),
+        weights=cfg.weights,
+        metadata={**masked_metadata(cfg), **parts.meta},
+    )
 
 
 def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock: RunLock | None = None) -> Engine:

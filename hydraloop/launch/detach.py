@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hydraloop.config.checked import Draft
+from hydraloop.config.checks import Draft
 from hydraloop.errors import UserError
 from hydraloop.files import environment, lock
 from hydraloop.launch import torchrun

@@ -26,8 +26,8 @@ from hydra.core.utils import env_override
 from hydraloop.errors import interrupt
 from hydraloop.files import atomic
 from hydraloop.files.result import FILENAME
-from hydraloop.files.uncollected import uncollected
-from hydraloop.launch import nodes, rank_log, torchrun
+from hydraloop.importing import uncollected
+from hydraloop.launch import nodes, rank_training, torchrun
 from hydraloop.launch.failure import Ended, Failure, cause
 from hydraloop.launch.plan import RunPlan
 from hydraloop.launch.private import masked_lists
@@ -239,7 +239,7 @@ def _failures(folder: Path, processes: int, codes: dict[int, tuple[int, int]], r
         if (files / "error.json").exists():
             failures.append(Failure.from_json((files / "error.json").read_bytes()))
         elif code:
-            log = Path(f"rank {rank}'s output") if not run_dir else rank_log.path(Path(run_dir), rank)
+            log = Path(f"rank {rank}'s output") if not run_dir else rank_training.log_of_rank(Path(run_dir), rank)
             failures.append(Failure.of_exit(rank, code, log))
     return failures
 

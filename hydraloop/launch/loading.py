@@ -12,17 +12,17 @@ from torch import nn
 
 from hydraloop import schemas
 from hydraloop.config import arguments, saved_config
+from hydraloop.config.checks import validate
 from hydraloop.config.compose import opened
-from hydraloop.config.validate import validate
 from hydraloop.data.loaders_from_config import check_splits
 from hydraloop.engine.checkpoint.format import EVALUATED
 from hydraloop.engine.checkpoint.format import load as load_file
-from hydraloop.engine.device.seeding import rng_state, set_rng_state
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.seeding import rng_state, set_rng_state
 from hydraloop.errors import UserError, missing_path
 from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.files.result import Result

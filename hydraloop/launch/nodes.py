@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from hydraloop.errors import UserError
-from hydraloop.files.uncollected import uncollected
+from hydraloop.importing import uncollected
 from hydraloop.launch.failure import Failure
 
 _KEY = "distributed.nnodes"

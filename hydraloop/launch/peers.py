@@ -25,10 +25,8 @@ from hydraloop.files.config_yaml import resolved
 from hydraloop.files.secrets import masked
 from hydraloop.launch import elastic, torchrun
 from hydraloop.launch.failure import Failure, Requeue
-from hydraloop.launch.hydra_job import settle
-from hydraloop.launch.plan import RunPlan
-from hydraloop.launch.termination_signals import leave
-from hydraloop.launch.unloading import leave_before_unloading
+from hydraloop.launch.plan import RunPlan, resolve_output_dir
+from hydraloop.launch.processes import leave, leave_before_unloading
 
 _PLAN, _CAUSE, _MISTAKE, _RUN = "plan", "cause", "mistake", "run"
 """Keys in the store. The first two belong to one start, the others to the run with its restarts."""
@@ -62,7 +60,7 @@ class Peers:
             self.remember(plan)
         if not torchrun.is_several():
             return plan
-        settle(cfg, plan)
+        resolve_output_dir(cfg, plan)
         digests, caches = _digests(plan.cfg), (OmegaConf.get_cache(cfg), OmegaConf.get_cache(plan.cfg))
         told = {name: [entry for cache in caches for entry in cache.get(name, {}).items()] for name in _OF_RANK_0}
         paths = {"run_dir": plan.run_dir, "checkpoint": plan.checkpoint, "attempt": plan.attempt}
@@ -97,7 +95,7 @@ class Peers:
             raise PeerError("rank 0 has no plan")
         paths: dict[str, Any] = {key: found[key] and Path(found[key]) for key in ("run_dir", "checkpoint", "attempt")}
         plan = planned(RunPlan(cfg=cfg, **paths))
-        settle(cfg, plan)
+        resolve_output_dir(cfg, plan)
         told = {key: {tuple(arguments): value for arguments, value in found["told"][key]} for key in _OF_RANK_0}
         for config in (cfg, plan.cfg):
             OmegaConf.set_cache(config, {**OmegaConf.get_cache(config), **told})

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hydraloop.config.checked import Draft
-from hydraloop.files import attempts, checkpoint_to_resume, run_directory
+from hydraloop.config.checks import Draft
+from hydraloop.files import checkpoint_to_resume, console, run_directory
+from hydraloop.files.config_yaml import dumped, remember_config
 from hydraloop.files.lock import LEASE, PATIENCE, RunLock
+from hydraloop.files.run_directory import RECORDS
+from hydraloop.files.secrets import masked
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
@@ -89,7 +92,7 @@ def plan_job(cfg: DictConfig, run_dir: Path, *, typed: Sequence[str], continues:
         UserError: all of its checkpoints are damaged.
     """
     checkpoint = checkpoint_to_resume.newest_checkpoint(run_dir) if continues else None
-    attempt = None if checkpoint is None else attempts.following(run_dir)
+    attempt = None if checkpoint is None else run_directory.following(run_dir)
     known = checkpoint_to_resume.known_checkpoints(run_dir)
     plan = RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, attempt=attempt, known=known)
     return without_hydra(plan, typed)
@@ -158,7 +161,7 @@ def _plan(
     found, checkpoint = find(found or named)  # again: another process may have trained there until it was locked
     if found is None and cfg.resume != "auto":
         run_directory.refuse_held(directory, key=key)
-    attempt = attempts.following(directory) if found is not None and run_directory.is_recorded(directory) else None
+    attempt = run_directory.following(directory) if found is not None and run_directory.is_recorded(directory) else None
     known = checkpoint_to_resume.known_checkpoints(directory)
     return RunPlan(cfg=cfg, run_dir=directory, checkpoint=checkpoint, attempt=attempt, known=known), lock
 
@@ -174,3 +177,30 @@ def without_hydra(plan: RunPlan, typed: Sequence[str]) -> RunPlan:
         is_recorded=True,
         typed=typed,
     )
+
+
+LOG = "train.log"
+
+
+def open_run_directory(cfg: DictConfig, plan: RunPlan) -> None:
+    """Make the directory of a run, log into it from now on, and record the config, with secrets masked.
+
+    Args:
+        cfg: of the plan, with the node `hydra`.
+    """
+    resolve_output_dir(cfg, plan)
+    folder = plan.attempt or plan.run_dir / RECORDS
+    folder.mkdir(parents=True, exist_ok=True)
+    remember_config(plan.cfg)
+    console.set_up(cfg.hydra.verbose, plan.run_dir / LOG)
+    config: Any = masked(OmegaConf.to_container(cfg, resolve=False, enum_to_str=True))
+    hydra = config.pop("hydra")
+    for name, record in {"config": config, "hydra": {"hydra": hydra}, "overrides": hydra["overrides"]["task"]}.items():
+        (folder / f"{name}.yaml").write_text(dumped(record), encoding="utf-8")
+
+
+def resolve_output_dir(cfg: DictConfig, plan: RunPlan) -> None:
+    """Let interpolations of `${hydra:…}` in the config of a plan resolve as in the run. `cfg` is as of `begin`."""
+    with read_write(cfg.hydra):
+        cfg.hydra.runtime.output_dir = str(plan.run_dir)
+    OmegaConf.copy_cache(from_config=cfg, to_config=plan.cfg)

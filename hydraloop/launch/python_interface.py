@@ -15,9 +15,8 @@ from omegaconf import DictConfig, open_dict
 
 from hydraloop import schemas
 from hydraloop.config import arguments
-from hydraloop.config.checked import compose_job
+from hydraloop.config.checks import compose_job, validate
 from hydraloop.config.compose import opened
-from hydraloop.config.validate import validate
 from hydraloop.config.value_checks import check_strategy
 from hydraloop.errors import UserError
 from hydraloop.files import console

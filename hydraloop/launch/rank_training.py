@@ -1,23 +1,47 @@
-"""Training as one of several ranks, and what a signal handler has to know of any training."""
+"""Where the output of a rank goes: rank 0's to the terminal and train.log, that of every other rank to its own file."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
 from hydraloop.errors import Terminated
+from hydraloop.files import console
 from hydraloop.files.error_reports import log_cause
 from hydraloop.files.result import describe
-from hydraloop.files.uncollected import uncollected
+from hydraloop.files.terminal import print_to
+from hydraloop.importing import uncollected
 from hydraloop.launch import torchrun
 from hydraloop.launch.failure import Failure
 from hydraloop.launch.plan import RunPlan
-from hydraloop.launch.termination_signals import GRACE, TerminationHandler
+from hydraloop.launch.processes import GRACE, TerminationHandler
+
+
+def log_of_rank(run_dir: Path, rank: int) -> Path:
+    """Return the file with the output of a rank."""
+    return run_dir / ("train.log" if rank == 0 else f"rank{rank}.log")
+
+
+def redirect_output(run_dir: Path, rank: int, verbose: Any) -> None:
+    """Redirect all output of a rank other than 0 to its file, also that of native code, and set up logging.
+
+    A crash in native code writes its stack to the same place.
+
+    Args:
+        verbose: Hydra's option.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    print_to(log_of_rank(run_dir, rank))  # torch's own redirects would empty the file
+    faulthandler.enable(file=2)
+    console.set_up(verbose, terminal=False)
+
 
 log = logging.getLogger(__name__)
 

@@ -13,22 +13,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hydraloop.config.checked import Draft
+from hydraloop.config.checks import Draft, hydra_config
 from hydraloop.config.hydra_keys import variables
-from hydraloop.config.validate import hydra_config
 from hydraloop.errors import Terminated
 from hydraloop.files import console, environment
 from hydraloop.files.checkpoint_files import candidates
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.result import ResultFile
 from hydraloop.files.run_directory import checkpoint_folders
-from hydraloop.files.uncollected import uncollected
-from hydraloop.launch import checks, detach, elastic, hydra_job, rank_log, rank_training, slurm, torchrun
+from hydraloop.importing import uncollected
+from hydraloop.launch import checks, detach, elastic, rank_training, slurm, torchrun
 from hydraloop.launch.failure import Ended, Failure, RankError, Requeue
 from hydraloop.launch.peers import Peers
-from hydraloop.launch.plan import RunPlan, of_draft, plan_run
+from hydraloop.launch.plan import LOG, RunPlan, of_draft, open_run_directory, plan_run, resolve_output_dir
+from hydraloop.launch.processes import TerminationHandler
 from hydraloop.launch.rank_training import Training
-from hydraloop.launch.termination_signals import TerminationHandler
 
 
 @dataclass
@@ -80,9 +79,9 @@ class RunStarter:
             BaseException: the error of the run. It is in `result.json`, and was shown by `reports`.
         """
         if torchrun.rank() > 0:
-            rank_log.configure(plan.run_dir, torchrun.rank(), cfg.hydra.verbose)
+            rank_training.redirect_output(plan.run_dir, torchrun.rank(), cfg.hydra.verbose)
         else:
-            hydra_job.begin(cfg, plan)
+            open_run_directory(cfg, plan)
         self.train_by(plan)
 
     def train_by(self, plan: RunPlan) -> None:
@@ -140,8 +139,8 @@ class RunStarter:
         if isinstance(ended.error, RankError) and ended.error.was_killed and result.is_complete:
             ended = Ended.with_result(plan.run_dir)  # the rank was killed after that
         if ended.error is not None:
-            hydra_job.settle(cfg, plan)
-            console.set_up(cfg.hydra.verbose, plan.run_dir / hydra_job.LOG)
+            resolve_output_dir(cfg, plan)
+            console.set_up(cfg.hydra.verbose, plan.run_dir / LOG)
             self._close(ended, plan, result)
             raise ended.error
 

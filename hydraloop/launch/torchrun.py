@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from hydraloop.files.uncollected import uncollected
+from hydraloop.importing import uncollected
 
 NODE = "HYDRALOOP_NODE"
 """Variable of ranks that hydraloop has started: the folder of the process that has started them, see `elastic`."""

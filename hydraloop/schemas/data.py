@@ -100,6 +100,28 @@ class DataConf:
     """Options of the test loader alone, as `val_loader`."""
 
 
+@dataclass
+class DigitsConf:
+    """Handwritten digits, 8x8 pixels."""
+
+    _target_: str = "hydraloop.data.Digits"
+    split: str = "train"
+    """`train` (1,259 images), `val` (179) or `test` (359)."""
+    root: Optional[str] = None
+    """Folder with digits.csv.gz. Null: the copy in hydraloop, so that nothing is downloaded."""
+    split_seed: int = 0
+    """Seed of the split. Separate from `seed`, so that runs with different seeds are measured on the same images."""
+
+
+@dataclass
+class DigitsDataConf(DataConf):
+    """`data=digits`, the default: a real task that a CPU learns in seconds."""
+
+    train: Any = field(default_factory=lambda: DigitsConf(split="train"))
+    val: Any = field(default_factory=lambda: DigitsConf(split="val"))
+    test: Any = field(default_factory=lambda: DigitsConf(split="test"))
+
+
 def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[str, str]]:
     """Return the options of a split's loader: those of `data.<split>_loader`, then `data.loader`, then the defaults.
 
@@ -146,5 +168,6 @@ def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[s
 
 
 def register(store: ConfigStore) -> None:
-    """Store the base of the options of `data`."""
+    """Store the options of `data`."""
     store.store(group="data", name="base", package="data", node=DataConf)
+    store.store(group="data", name="digits", package="data", node=DigitsDataConf)

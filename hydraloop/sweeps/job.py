@@ -6,7 +6,9 @@ It writes only that directory and its log. The controller reads there how the ru
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from copy import deepcopy
@@ -19,24 +21,28 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from hydraloop.config.checked import Draft, compose_job, explained
+from hydraloop.config import checks
+from hydraloop.config.arguments import typed_keys
+from hydraloop.config.checks import Draft, compose_job, explained, hydra_config
 from hydraloop.config.compose import Composer
-from hydraloop.config.validate import hydra_config
+from hydraloop.config.hydra_keys import variables
 from hydraloop.errors import Terminated
 from hydraloop.files import environment
 from hydraloop.files.config_yaml import remember_config
 from hydraloop.files.lock import LEASE, PATIENCE, RunLock
-from hydraloop.files.output import print_to
 from hydraloop.files.result import ResultFile
+from hydraloop.files.secrets import remember_overrides
+from hydraloop.files.terminal import print_to
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import private, slurm, torchrun
 from hydraloop.launch.failure import REQUEUE, Requeue
 from hydraloop.launch.plan import plan_job, without_hydra
+from hydraloop.launch.processes import owner_has_ended, terminable
 from hydraloop.launch.run_starter import RunStarter
-from hydraloop.launch.termination_signals import owner_has_ended, terminable
-from hydraloop.sweeps import states
+from hydraloop.sweeps import job_states, slurm_commands
+from hydraloop.sweeps.compose_jobs import GridComposer, set_number
+from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import UNUSABLE, Request, Worker
-from hydraloop.sweeps.grid import GridComposer, set_number
 
 _EVERY_JOB = (
     "filelock",
@@ -84,7 +90,7 @@ class SweepJob(Worker):
         try:
             with terminable(), ExitStack() as locks:
                 folder.mkdir(parents=True, exist_ok=True)
-                print_to(folder / states.LOG)
+                print_to(folder / job_states.LOG)
                 locks.enter_context(_lock(Path(request.run_dir)))
                 if owner_has_ended():  # the next controller may have started the job again
                     return REQUEUE
@@ -176,8 +182,8 @@ def _lock(run_dir: Path) -> RunLock:
 
 def _has_ended(request: Request) -> bool:
     """Return whether this attempt is over. After the death of a slurmd, Slurm starts a job again that still runs."""
-    begun = states.read(Path(request.folder))
-    told = None if begun is None else states.ended_from_result(begun, Path(request.run_dir))
+    begun = job_states.read(Path(request.folder))
+    told = None if begun is None else job_states.ended_from_result(begun, Path(request.run_dir))
     return told is not None and told.is_over
 
 
@@ -204,3 +210,25 @@ def _exit_code(error: BaseException) -> int:
     return (
         error.code if isinstance(error, Requeue) else 128 + (error.number if isinstance(error, Terminated) else SIGINT)
     )
+
+
+def received_arguments(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of this process, with those that a job of Slurm has in a file."""
+    return [*argv, *slurm_commands.received()] if environment.SUBMITTED in os.environ else [*argv]
+
+
+def run_received_job(composer: Composer, starter: RunStarter) -> None:
+    """Run the job of a sweep for which this process was started, and exit. Return if it has another work.
+
+    A composer has to be open.
+    """
+    if environment.SWEEP_JOB not in os.environ:
+        return
+    path, overrides, request = spawned.received()
+    remember_overrides([*overrides, *request.lines])
+    os.environ.update(variables(overrides))
+    grid = GridComposer(composer, checks.compose_sweep(overrides, composer))
+    compose = partial(grid.compose, number=request.number)
+    cfg = checks.compose_job(request.lines, composer, trains=True, compose=compose)
+    draft = Draft(overrides=request.lines, cfg=cfg, typed=typed_keys(overrides))
+    sys.exit(SweepJob(path, draft, starter).run(request))

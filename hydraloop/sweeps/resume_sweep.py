@@ -9,17 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hydraloop.config.validate import hydra_config
+from hydraloop.config.checks import hydra_config
 from hydraloop.errors import UserError
 from hydraloop.files.changes import differences
 from hydraloop.files.result import PAUSE
 from hydraloop.files.run_directory import check_links
 from hydraloop.launch.plan import is_constant
-from hydraloop.sweeps import states, sweep_description
+from hydraloop.sweeps import job_states, sweep_description
 from hydraloop.sweeps.axes import Lines
-from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.planning import SweepDraft
-from hydraloop.sweeps.sweep_description import FILENAME, Description
+from hydraloop.sweeps.sweep_description import FILENAME, Description, Jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 MULTIRUN = Path("multirun")
@@ -72,7 +71,7 @@ def _continued(path: Path, description: Description, draft: SweepDraft) -> Settl
     check_links(path, key=_KEY)
     directory.lock.acquire()
     try:
-        for part in (*path.glob(".*.[0-9]*.part"), *path.glob(f"*/.{states.FILENAME}.*.part")):
+        for part in (*path.glob(".*.[0-9]*.part"), *path.glob(f"*/.{job_states.FILENAME}.*.part")):
             part.unlink()  # of a killed controller
         directory.description = old = sweep_description.read(path, key=_KEY)
         new, named = _joined(directory, description, draft)

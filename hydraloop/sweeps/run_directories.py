@@ -8,13 +8,11 @@ from pathlib import Path
 
 from omegaconf import read_write
 
-from hydraloop.config.checked import explained
-from hydraloop.config.validate import hydra_config
+from hydraloop.config.checks import explained, hydra_config
 from hydraloop.errors import UserError
 from hydraloop.files.run_directory import has_trained
-from hydraloop.sweeps.grid import GridComposer
-from hydraloop.sweeps.source import Job
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.compose_jobs import GridComposer
+from hydraloop.sweeps.job_states import Job, JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 

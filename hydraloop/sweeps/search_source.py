@@ -1,23 +1,73 @@
-"""SearchSource: gives the jobs of a search to a controller.
-
-A search has no log: what it knows is in the files of its jobs. The values of a trial are in `job.json` before its job
-starts.
-"""
+"""SearchSource: gives the jobs of a search to a controller, by a sampler and, with ASHA, by promotion at rungs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hydraloop.files.result import PAUSE
 from hydraloop.files.secrets import mask_overrides
-from hydraloop.sweeps.search import asha, sampler
-from hydraloop.sweeps.search.history import HistoryReader, Trial, Validations
-from hydraloop.sweeps.search.search import Search
-from hydraloop.sweeps.source import Job, Source
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps import search_sampler
+from hydraloop.sweeps.job_states import Job, JobState, Source
+from hydraloop.sweeps.search import Rule, Search
+from hydraloop.sweeps.search_history import History, HistoryReader, Trial, Validations
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+
+ETA = 3
+"""One of so many trials of a rung continues."""
+
+
+def promotion(
+    results: Sequence[Mapping[int, float]], promoted: Sequence[Collection[int]], rule: Rule
+) -> tuple[int, int] | None:
+    """Return the (rung, trial) to continue next, or None if a new trial is to start.
+
+    The best `len(results[k]) // ETA` trials of rung `k` may leave it. The highest rung comes first, and in it the best
+    trial. Of trials with equal values, the one with the lower number is better. A trial with NaN is not promoted.
+
+    Args:
+        results: the value of each trial that has reached a rung, by number, for each rung.
+        promoted: the trials that have left each rung.
+    """
+    for rung in reversed(range(len(results))):
+        for trial in _best(results[rung], len(results[rung]) // ETA, rule):
+            if trial not in promoted[rung]:
+                return rung, trial
+    return None
+
+
+def _best(values: Mapping[int, float], count: int, rule: Rule) -> list[int]:
+    """Return at most `count` trials of a rung, the best one first, without those that have NaN."""
+    sign = -1 if rule == "greater" else 1
+    numbers = sorted((sign * value, trial) for trial, value in values.items() if not math.isnan(value))
+    return [trial for _, trial in numbers[:count]]
+
+
+def next_trial(history: History, *, is_last: bool) -> Trial | None:
+    """Return the paused trial that continues; None if there is none.
+
+    Args:
+        is_last: whether no other trial runs or is to start. Then, if no trial has trained to its end, the best one of
+            the highest rung continues.
+    """
+    trials = history.trials
+    paused = [one for one in trials if one.state == "paused"]
+    if not paused or not history.rules:
+        return None
+    rungs = range(max(len(one.curve) for one in trials))
+    results = [{one.number: one.curve[rung + 1] for one in trials if rung < len(one.curve)} for rung in rungs]
+    here = [{one.number for one in paused if len(one.curve) == rung + 1} for rung in rungs]
+    found = promotion(results, [set(all_) - here_ for all_, here_ in zip(results, here, strict=True)], history.rules[0])
+    if found is not None:
+        return trials[found[1]]
+    if not is_last or any(one.state == "complete" for one in trials):
+        return None
+    highest = max(len(one.curve) for one in paused)
+    values = {one.number: one.curve[highest] for one in paused if len(one.curve) == highest}
+    return trials[next(iter(_best(values, 1, history.rules[0])), min(values))]
+
 
 _FIXED = "fixed_params"
 """In the notes of a trial that was enqueued; Optuna's name."""
@@ -37,7 +87,7 @@ class SearchSource(Source):
 
     def __init__(self, directory: SweepDirectory, search: Search, enqueue: Iterable[Any]) -> None:
         self._directory, self._search = directory, search
-        self._enqueued = sampler.check(search, enqueue)
+        self._enqueued = search_sampler.check(search, enqueue)
         self._open = set[int]()
         """Jobs that this controller runs."""
         self._left_alone = set[int]()
@@ -118,7 +168,7 @@ class SearchSource(Source):
         return None
 
     def _next_paused(self) -> Trial | None:
-        return None if self._search.promote is None else asha.next_trial(self._history, is_last=self._is_last)
+        return None if self._search.promote is None else next_trial(self._history, is_last=self._is_last)
 
     def _promoted(self) -> Job | None:
         """Return a paused job that continues. It is `queued` until it runs."""
@@ -138,7 +188,7 @@ class SearchSource(Source):
             return None
         enqueued = sum(_FIXED in trial.notes for trial in history.trials)
         given = self._enqueued[enqueued] if enqueued < len(self._enqueued) else None
-        params, notes = sampler.suggest(self._search, history, given)
+        params, notes = search_sampler.suggest(self._search, history, given)
         trial = Trial(number, params, notes)
         for repeat in range(repeats):
             lines = tuple(mask_overrides(self._search.space.lines(params, repeat)))
@@ -151,7 +201,7 @@ class SearchSource(Source):
     def _job(self, trial: Trial, state: JobState) -> Job:
         lines = self._search.space.lines(trial.params, state.number % self._search.repeats)
         if self._search.promote is not None:
-            lines = (*lines, f"{PAUSE}={self._search.rung * asha.ETA ** len(state.rungs)}")
+            lines = (*lines, f"{PAUSE}={self._search.rung * ETA ** len(state.rungs)}")
         return Job(state.number, lines)
 
     # Which jobs end. -------------------------------------------------------------------------------------------------
@@ -167,4 +217,6 @@ class SearchSource(Source):
             self._validations[job.number, job.attempts] = found
         trial = self._history.trials[job.number]
         space, history, last = self._search.space, self._history, self._search.validations
-        return any(number != last and sampler.prunes(space, history, trial, found.values) for number, _ in found.read())
+        return any(
+            number != last and search_sampler.prunes(space, history, trial, found.values) for number, _ in found.read()
+        )

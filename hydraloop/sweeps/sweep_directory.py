@@ -12,13 +12,13 @@ from typing import Self
 from hydraloop.errors import UserError
 from hydraloop.files import lock
 from hydraloop.files.environment import shown
-from hydraloop.files.formats import brief
 from hydraloop.files.lock import Holder
 from hydraloop.files.result import PAUSE
 from hydraloop.files.run_directory import holds_run
-from hydraloop.sweeps import states, sweep_description
+from hydraloop.files.terminal import brief
+from hydraloop.sweeps import job_states, sweep_description
 from hydraloop.sweeps.axes import key_of
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.tracking.tracker import valid_utf8
 
@@ -102,7 +102,7 @@ class SweepDirectory:
         parent = self.folder(0).parent
         names = os.listdir(parent) if parent.exists() else []
         for number in sorted(map(int, filter(str.isdecimal, names)), reverse=True):
-            if (self.folder(number) / states.FILENAME).exists():
+            if (self.folder(number) / job_states.FILENAME).exists():
                 return (number // search.repeats + 1) * search.repeats
         return 0
 
@@ -144,16 +144,16 @@ class SweepDirectory:
         A job whose file is damaged has ended if `result.json` says so; otherwise it was interrupted.
         """
         folder = self.folder(number)
-        found = states.read(folder)
+        found = job_states.read(folder)
         if found is not None:
             return found
         jobs = self.description.jobs
         lines = jobs.listed[number] if jobs.search is None else ()
         queued = JobState(number, "queued", lines, directory=self._folder(number))
-        if not (folder / states.FILENAME).exists():
+        if not (folder / job_states.FILENAME).exists():
             return queued
-        lost = replace(queued, state="interrupted", attempts=1, reason=f"its {states.FILENAME} was damaged")
-        return states.ended_from_result(lost, folder) or lost
+        lost = replace(queued, state="interrupted", attempts=1, reason=f"its {job_states.FILENAME} was damaged")
+        return job_states.ended_from_result(lost, folder) or lost
 
     def states(self) -> list[JobState]:
         """Return the states of all jobs, queued ones too. 10,000 take 0.2 s."""
@@ -163,7 +163,7 @@ class SweepDirectory:
         """Replace the state of a job, as `states.write` does. The process must have the lock of the sweep."""
         folder = self.folder(state.number)
         folder.mkdir(parents=True, exist_ok=True)
-        states.write(folder, state, flush=flush)
+        job_states.write(folder, state, flush=flush)
 
     def holder(self) -> Holder | None:
         """Return the controller; None if none is alive."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from hydraloop.tasks.classification import Classification
-from hydraloop.tasks.huggingface import HuggingFace
-from hydraloop.tasks.language_modeling import LanguageModeling
+from hydraloop.tasks.language_modeling import HuggingFace, LanguageModeling
 from hydraloop.tasks.metrics import (
     Accuracy,
     BitsPerByte,
@@ -13,8 +11,7 @@ from hydraloop.tasks.metrics import (
     SumMetric,
     TokenAccuracy,
 )
-from hydraloop.tasks.multilabel import MultiLabel
-from hydraloop.tasks.regression import Regression
+from hydraloop.tasks.per_sample import Classification, MultiLabel, Regression
 from hydraloop.tasks.segmentation import Segmentation
 from hydraloop.tasks.task import Task
 

@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hydraloop.engine.device.model_preparation import (
+from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.engine.model_preparation import (
     WRAP,
     checkpoint_activations,
     compile_modules,
@@ -19,7 +20,6 @@ from hydraloop.engine.device.model_preparation import (
     use_channels_last,
     uses_cuda_graphs,
 )
-from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.task_steps import check_sharding
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import instantiate, locate

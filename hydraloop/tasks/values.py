@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from hydraloop.engine.device.batch_transfer import leaves_of
-from hydraloop.engine.distributed.mean_over_ranks import SumsByName
-from hydraloop.engine.records.messages import as_tensor
+from hydraloop.engine.batch_transfer import leaves_of
+from hydraloop.engine.distributed.comm import SumsByName
+from hydraloop.engine.messages import as_tensor
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import Metric, SumMetric, sums_dtype
 

@@ -11,12 +11,20 @@ from time import monotonic
 from typing import Literal
 
 from hydraloop.engine.interval import Every
-from hydraloop.files import record_cuts
+from hydraloop.files import record_writer
 from hydraloop.files.environment import shown
 from hydraloop.files.record_log import FILENAME, Position, Reader, Record
 from hydraloop.tracking.cursor import Cursor, path_of, sync_command
-from hydraloop.tracking.own_files import own
-from hydraloop.tracking.tracker import BusyError, Finish, GoneError, LostError, RefusedError, Tracker, UnusableError
+from hydraloop.tracking.tracker import (
+    BusyError,
+    Finish,
+    GoneError,
+    LostError,
+    RefusedError,
+    Tracker,
+    UnusableError,
+    own,
+)
 
 log = logging.getLogger(__name__)
 
@@ -199,9 +207,9 @@ class Follower:
         except FileNotFoundError:  # a run without records yet
             pass
         if not self._rewound:
-            index = record_cuts.still_there(path, cursor.index, cursor.cuts)
+            index = record_writer.still_there(path, cursor.index, cursor.cuts)
             self._go_back(self._tracker.rewound(index) if index < cursor.index else index)
-            cursor.cuts = len(record_cuts.cuts(path))
+            cursor.cuts = len(record_writer.cuts(path))
             self._rewound = True
         if cursor.attempt != number:
             cursor.complete = False
@@ -214,7 +222,7 @@ class Follower:
         """Check that the log is the one that was opened: reading from the middle of another file returns garbage."""
         path = self._run_dir / FILENAME
         with suppress(FileNotFoundError):  # a run without records yet, or one that was moved
-            if len(record_cuts.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._reader.position.offset:
+            if len(record_writer.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._reader.position.offset:
                 raise _CutError
 
     def _go_back(self, index: int) -> None:

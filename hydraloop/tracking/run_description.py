@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from hydraloop.errors import UserError
-from hydraloop.files import atomic, attempts, code_patch
+from hydraloop.files import atomic, code_patch, run_directory
+from hydraloop.files.atomic import read_json
 from hydraloop.files.checkpoint_files import SUFFIX, newest_intact
 from hydraloop.files.config_yaml import flattened, loaded, plain
 from hydraloop.files.environment import command, git_commit, versions
 from hydraloop.files.integrity import shards_of
-from hydraloop.files.regular import read_json
 from hydraloop.files.result import Result, digest
 from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.files.secrets import mask_command, mask_text, masked
@@ -63,14 +63,14 @@ def read(run_dir: Path) -> Run | None:
         found = read_json(folder / _RUN)
     except FileNotFoundError:
         return None
-    attempts = tuple(_attempts(folder))
-    if not attempts:
+    run_directory = tuple(_attempts(folder))
+    if not run_directory:
         return None
     sweep = found["sweep"]
     if sweep is not None:
         folder = Path(os.path.normpath(run_dir / sweep["folder"]))
         sweep = Sweep(**{**sweep, "folder": folder, "axes": tuple(sweep["axes"])})
-    return Run(run_dir, found["uid"], found["experiment"], found["name"], attempts, sweep)
+    return Run(run_dir, found["uid"], found["experiment"], found["name"], run_directory, sweep)
 
 
 def is_described(run_dir: Path, number: int) -> bool:
@@ -85,10 +85,10 @@ def trackers_of(run_dir: Path) -> tuple[int, dict[str, dict[str, Any]]]:
         -1 and no trackers if the run is not described, or if its description is damaged.
     """
     try:
-        attempts = [*_attempts(run_dir / FOLDER)] if (run_dir / FOLDER / _RUN).exists() else []
+        run_directory = [*_attempts(run_dir / FOLDER)] if (run_dir / FOLDER / _RUN).exists() else []
     except (OSError, ValueError, TypeError):
-        attempts = []
-    return len(attempts) - 1, {name: one for attempt in attempts for name, one in attempt.trackers.items()}
+        run_directory = []
+    return len(run_directory) - 1, {name: one for attempt in run_directory for name, one in attempt.trackers.items()}
 
 
 def sweep_of(run_dir: Path) -> Sweep | None:
@@ -111,7 +111,7 @@ def sweep_of(run_dir: Path) -> Sweep | None:
 
 def override_values(run_dir: Path) -> dict[str, str]:
     """Return the values of the overrides of a run, by key, as typed; secrets masked."""
-    lines = (line.partition("=") for line in attempts.typed_overrides(run_dir))
+    lines = (line.partition("=") for line in run_directory.typed_overrides(run_dir))
     return {key.lstrip("+~"): value for key, _, value in lines}
 
 
@@ -260,7 +260,7 @@ def _attempt(engine: Engine, run_dir: Path, number: int, trackers: Mapping[str, 
 
 def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
     tags = {
-        "command": mask_command([*command(), *attempts.typed_overrides(run_dir)]),
+        "command": mask_command([*command(), *run_directory.typed_overrides(run_dir)]),
         "host": socket.gethostname(),
         "world_size": str(engine.distributed.world_size),
         "device": str(engine.device),

@@ -22,14 +22,14 @@ import psutil
 from filelock import Timeout
 
 from hydraloop.files import atomic, lock
-from hydraloop.files.output import write_utf8
+from hydraloop.files.console import log_to_stderr
 from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.files.secrets import MASK, remember
-from hydraloop.files.uncollected import uncollected
+from hydraloop.files.terminal import write_utf8
+from hydraloop.importing import uncollected
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, is_complete, lock_of, path_of, run_dirs
 from hydraloop.tracking.follower import Follower, described
-from hydraloop.tracking.masked_output import log_to_stderr
 from hydraloop.tracking.sender import HANGS, MARGIN
 from hydraloop.tracking.tracker import OWN, Finish, Run, Tracker, load_tracker
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from hydraloop.safety.allowlist import ALLOWLIST
 
 FOLDER = "tracking"
 """Folder in a run directory with the description of the run, and cursors, locks and logs of trackers."""
-MLFLOW = "hydraloop.tracking.mlflow.tracker.MLflowTracker"
+MLFLOW = "hydraloop.tracking.mlflow.MLflowTracker"
 WANDB = "hydraloop.tracking.wandb.WandbTracker"
 TENSORBOARD = "hydraloop.tracking.tensorboard.TensorBoardTracker"
 OWN = {"mlflow": MLFLOW, "wandb": WANDB, "tensorboard": TENSORBOARD}
@@ -240,3 +241,38 @@ def load_tracker(kind: str, *, folders: Sequence[str] = (), packages: Sequence[s
     if not isinstance(found, type) or not issubclass(found, Tracker):
         raise ValueError(f"{kind!r} is not a subclass of hydraloop.tracking.Tracker")
     return found
+
+
+def own(run_dir: Path, path: Path) -> Path:
+    """Return the path of a file below a run directory.
+
+    Raises:
+        RefusedError: it is elsewhere, is a link or has another name (a hard link), is below a link, or is no file.
+        FileNotFoundError: it does not exist.
+    """
+    if not _is_below(run_dir, path.parent):
+        raise RefusedError(f"{path} is not in the run directory, or is below a link")
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise RefusedError(f"{path} is a link, or no file")
+    return path
+
+
+def own_folder(run_dir: Path, folder: Path) -> None:
+    """Create a folder of a run directory if it does not exist.
+
+    Raises:
+        UnusableError: it is a link or below one, or no folder.
+    """
+    if not _is_below(run_dir, folder):
+        raise UnusableError(f"{folder} is a link, or below a link: remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UnusableError(f"{folder} is not a folder: move it away") from error
+
+
+def _is_below(run_dir: Path, folder: Path) -> bool:
+    """Return whether a folder is in a run directory and not below a link there."""
+    run_dir, folder = run_dir.absolute(), folder.absolute()
+    return folder.is_relative_to(run_dir) and folder.resolve() == run_dir.resolve() / folder.relative_to(run_dir)

@@ -16,8 +16,7 @@ from typing import Any
 import psutil
 
 from hydraloop.files.record_log import FILENAME, Record
-from hydraloop.tracking.own_files import own_folder
-from hydraloop.tracking.tracker import Finish, LostError, Tracker, UnusableError
+from hydraloop.tracking.tracker import Finish, LostError, Tracker, UnusableError, own_folder
 
 os.environ.update(WANDB_ERROR_REPORTING="false", WANDB_SILENT="true")
 os.environ.pop("WANDB_SERVICE", None)  # the `wandb-core` of a training process that uses W&B itself

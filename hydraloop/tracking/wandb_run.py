@@ -22,9 +22,8 @@ from hydraloop.files.code_patch import FILENAME as PATCH_FILE
 from hydraloop.files.record_log import LoggedObject, Record
 from hydraloop.files.result import FILENAME as RESULT_FILE
 from hydraloop.files.secrets import mask_text, masked
-from hydraloop.tracking.own_files import own
 from hydraloop.tracking.run_description import checkpoints, result_of
-from hydraloop.tracking.tracker import Finish, RefusedError, Run, UnusableError, valid_utf8
+from hydraloop.tracking.tracker import Finish, RefusedError, Run, UnusableError, own, valid_utf8
 
 log = logging.getLogger(__name__)
 

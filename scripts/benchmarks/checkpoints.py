@@ -30,7 +30,7 @@ from hydraloop.engine.checkpoint.saver import Saver, broken_weights, write_file
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.files.checkpoint_files import newest_intact
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint import CheckpointHook
 
 _CALLS = 10_000
 

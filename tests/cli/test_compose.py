@@ -8,7 +8,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from hydraloop.config import compose as composing
-from hydraloop.config.validate import hydra_config
+from hydraloop.config.checks import hydra_config
 from hydraloop.errors import UserError
 from tests.config.composed import composer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.config import checked
+from hydraloop.config import checks
 from hydraloop.config.arguments import typed_keys
 from hydraloop.config.compose import Composer, opened
 from hydraloop.config.hydra_keys import variables
@@ -42,9 +42,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def composed(project: Path, *lines: str, is_sweep: bool = False) -> None:
     def compose(composer: Composer) -> None:
         if is_sweep:
-            checked.compose_sweep([*lines, "seed=1,2"], composer)
+            checks.compose_sweep([*lines, "seed=1,2"], composer)
         else:
-            checked.compose_job(lines, composer)
+            checks.compose_job(lines, composer)
 
     with opened(project / "conf", "config") as composer:
         compose(composer)

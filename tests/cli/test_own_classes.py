@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.commands.command_line import check_command
 from hydraloop.config import arguments
-from hydraloop.config.checked import Draft
+from hydraloop.config.checks import Draft
 from hydraloop.config.compose import opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN

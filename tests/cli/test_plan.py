@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hydraloop
-from hydraloop.config import checked
+from hydraloop.config import checks
 from hydraloop.config.help import format_plan
 from hydraloop.config.hook_checks import slots_of
 from hydraloop.engine.call_table import by_mount_point
@@ -29,7 +29,7 @@ SELECTIONS = [
 @pytest.mark.parametrize("lines", SELECTIONS, ids=" ".join)
 def test_the_plan_is_the_order_of_the_engine(lines: Sequence[str], tmp_path: Path) -> None:
     with composer() as opened:
-        cfg = checked.compose_job(lines, opened)
+        cfg = checks.compose_job(lines, opened)
         planned = slots_of(cfg)
     engine = hydraloop.build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
     assert planned == engine.calls.slots
@@ -37,7 +37,7 @@ def test_the_plan_is_the_order_of_the_engine(lines: Sequence[str], tmp_path: Pat
 
 def test_the_order_by_hand() -> None:
     with composer() as opened:
-        slots = slots_of(checked.compose_job(["hooks=[ema,profiler]"], opened))
+        slots = slots_of(checks.compose_job(["hooks=[ema,profiler]"], opened))
     assert [(slot.name, slot.priority) for slot in slots] == [
         ("runtime_info", 10),
         ("grad_clip", 40),
@@ -56,7 +56,7 @@ def test_the_order_by_hand() -> None:
 
 def test_a_hook_without_a_schema_stands_apart() -> None:
     with composer() as opened:
-        text = format_plan(checked.compose_job(["+hooks.mine._target_=my_project.hooks.MyHook"], opened))
+        text = format_plan(checks.compose_job(["+hooks.mine._target_=my_project.hooks.MyHook"], opened))
     assert "class not imported" in text
     line = next(line for line in text.splitlines() if "class not imported" in line)
     assert line.endswith("mine (50)")
@@ -64,16 +64,16 @@ def test_a_hook_without_a_schema_stands_apart() -> None:
 
 def test_the_plan_says_what_is_missing() -> None:
     with composer() as opened:
-        text = format_plan(checked.compose_job(["default_hooks=[]"], opened))
+        text = format_plan(checks.compose_job(["default_hooks=[]"], opened))
     line = "default_hooks is empty: this run writes no records (metrics.jsonl) and no checkpoints"
     assert f"\n{line}; to write them, select logger and checkpoint in default_hooks\n" in text
 
 
 def test_the_plan_resolves_what_can_be_resolved_before_the_job() -> None:
     with composer() as opened:
-        cfg = checked.compose_job(["optimizer.lr=${optimizer.eps}"], opened)
+        cfg = checks.compose_job(["optimizer.lr=${optimizer.eps}"], opened)
         assert "lr: 1.0e-08" in format_plan(cfg)
-        cfg = checked.compose_job(["load_from=${hydra:runtime.output_dir}/x.pth"], opened)
+        cfg = checks.compose_job(["load_from=${hydra:runtime.output_dir}/x.pth"], opened)
         assert "load_from: ${hydra:runtime.output_dir}/x.pth" in format_plan(cfg)
 
 
@@ -82,7 +82,7 @@ def test_the_plan_has_no_secret(directory: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NOT_A_NAME", "hunter2-0123")
     lines = ["+hooks.mine.api_key=${oc.env:NOT_A_NAME}", "+hooks.mine.pwd=hunter2-4567"]
     with composer() as opened:
-        cfg = checked.compose_job([*lines, "+hooks.mine._target_=a.B", f"load_from={directory}"], opened)
+        cfg = checks.compose_job([*lines, "+hooks.mine._target_=a.B", f"load_from={directory}"], opened)
         text = format_plan(cfg)
     assert "hunter2" not in text
     assert "    pwd: '***'" in text
@@ -90,7 +90,7 @@ def test_the_plan_has_no_secret(directory: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_plan_has_no_node_of_hydras() -> None:
     with composer() as opened:
-        text = format_plan(checked.compose_job([], opened))
+        text = format_plan(checks.compose_job([], opened))
     assert "\nhydra:" not in text
     assert text.splitlines()[0] == "# The composed config"
 
@@ -98,6 +98,6 @@ def test_the_plan_has_no_node_of_hydras() -> None:
 def test_an_order_that_breaks_runs_after_is_refused() -> None:
     with composer() as opened:
         with pytest.raises(hydraloop.UserError, match="must run after"):
-            checked.compose_job(["default_hooks.checkpoint.priority=20"], opened)
+            checks.compose_job(["default_hooks.checkpoint.priority=20"], opened)
         with pytest.raises(hydraloop.UserError, match="must run after"):
-            checked.compose_job(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)
+            checks.compose_job(["hooks=[ema]", "hooks.ema.priority=LOWEST"], opened)

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.commands.resume import check_resume
-from hydraloop.config.checked import Draft
+from hydraloop.config.checks import Draft
 from hydraloop.config.compose import opened
 from hydraloop.config.saved_config import NAME
 from hydraloop.engine.checkpoint.format import write

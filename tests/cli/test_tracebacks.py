@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import hydraloop
-from hydraloop.files.console import ConsoleHandler, MaskingFormatter
-from hydraloop.files.tracebacks import of_user
+from hydraloop.files.console import ConsoleHandler, MaskingFormatter, of_user
 
 
 def raised(source: str, path: Path) -> str:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import hydraloop
 from hydraloop.commands import parser
-from hydraloop.commands.finished_run import FinishedRunCommand
+from hydraloop.commands.evaluate import FinishedRunCommand
 from hydraloop.commands.on_ranks import prepare
 from hydraloop.commands.predict import write
 from hydraloop.config import arguments

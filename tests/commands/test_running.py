@@ -18,11 +18,11 @@ import pytest
 
 from hydraloop.commands.dispatch import run as main
 from hydraloop.files.lock import RunLock
-from hydraloop.files.processes import is_alive, started
 from hydraloop.files.result import Result
-from hydraloop.sweeps import states
-from hydraloop.sweeps.current_states import current_states
-from hydraloop.sweeps.states import JobState
+from hydraloop.launch.processes import is_alive, started
+from hydraloop.sweeps import job_states
+from hydraloop.sweeps.executors.slurm_queue import current_states
+from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.warm import SERVER, Script, environment_of_python
 from tests.sweeps import written
@@ -78,7 +78,7 @@ def sweep(tmp_path: Path) -> SweepDirectory:
         made.folder(number).mkdir()
         error = "ValueError: no" if state == "failed" else None
         changed = replace(began, number=number, state=state, directory=str(number), error=error)
-        states.write(made.folder(number), changed, flush=False)
+        job_states.write(made.folder(number), changed, flush=False)
     (made.folder(1) / "job.log").write_text("line\n")
     return made
 
@@ -112,10 +112,10 @@ def test_escape_sequences_in_files_do_not_reach_the_terminal(
 ) -> None:
     command, *rest = words.split()
     failed = replace(sweep.states()[1], error=f"ValueError: {HOSTILE}", metric=HOSTILE, value=1.0)
-    states.write(sweep.folder(1), failed, flush=False)
-    states.write(sweep.folder(0), replace(sweep.states()[0], checkpoint=HOSTILE), flush=False)
+    job_states.write(sweep.folder(1), failed, flush=False)
+    job_states.write(sweep.folder(0), replace(sweep.states()[0], checkpoint=HOSTILE), flush=False)
     for number in (2, 3):
-        states.write(sweep.folder(number), replace(sweep.states()[number], state="finished"), flush=False)
+        job_states.write(sweep.folder(number), replace(sweep.states()[number], state="finished"), flush=False)
     assert main([command, str(sweep.path), *rest]) == 0
     said = "".join(capfd.readouterr())
     assert [text for text in ("\x1b", "\x07", "\x9b", "\u202e", "\r") if text in said] == []

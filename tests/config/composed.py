@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from hydraloop.config import arguments, checked
+from hydraloop.config import arguments, checks
 from hydraloop.config import compose as composing
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import jobs_of
@@ -61,7 +61,7 @@ def composer(folder: Path = REPOSITORY / "conf") -> Iterator[composing.Composer]
 
 def job(lines: Sequence[str], opened: composing.Composer) -> DictConfig:
     """The config of a job."""
-    cfg = copy.deepcopy(checked.compose_job(lines, opened))  # a composer may return the same object twice
+    cfg = copy.deepcopy(checks.compose_job(lines, opened))  # a composer may return the same object twice
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg

@@ -15,8 +15,8 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import hydraloop.schemas
+from hydraloop.schemas.data import DigitsDataConf
 from hydraloop.schemas.docs import field_docs
-from hydraloop.schemas.examples import DigitsDataConf
 from hydraloop.schemas.optimizer import AdamWConf
 from hydraloop.schemas.root import DEFAULT_HOOKS
 

@@ -10,7 +10,7 @@ import torch
 
 from examples.diabetes.diabetes import Diabetes
 from hydraloop.data import Digits
-from hydraloop.data.split import SPLITS, stratified_split
+from hydraloop.data.in_memory import SPLITS, stratified_split
 from hydraloop.errors import UserError
 
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import DataLoader, RandomSampler
 
 import hydraloop
-from hydraloop.config.validate import validate
+from hydraloop.config.checks import validate
 from hydraloop.data.loaders_from_config import build_loaders
 from hydraloop.data.map_style_loader import GlobalBatchLoader
 from hydraloop.engine.distributed.comm import Distributed

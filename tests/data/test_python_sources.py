@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from examples.char_lm.python_sources import PythonSources, files_of
-from hydraloop.data.split import SPLITS
+from hydraloop.data.in_memory import SPLITS
 from hydraloop.errors import UserError
 
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])

@@ -9,8 +9,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from hydraloop.data import EpochSampler, InMemoryDataset, build_loader
 from hydraloop.data.map_style_loader import GlobalBatchLoader
-from hydraloop.engine.device.seeding import mix_seed
 from hydraloop.engine.loaders import Ordered
+from hydraloop.engine.seeding import mix_seed
 from hydraloop.errors import UserError
 
 

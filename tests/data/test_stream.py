@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
-from hydraloop.engine.device.prefetch import one_ahead
+from hydraloop.engine.batch_transfer import one_ahead
 from hydraloop.errors import UserError
 from tests.data.streams import Buffered, ByWorker, Numbers, Plain, Shards, Sized, stream_loader
 from tests.marks import slow

@@ -11,7 +11,7 @@ import torch
 
 import hydraloop
 from hydraloop import build
-from hydraloop.config.validate import validate
+from hydraloop.config.checks import validate
 from hydraloop.data.loaders_from_config import build_loaders
 from hydraloop.data.stream_loader import StreamLoader, TrainStreamLoader
 from hydraloop.engine.distributed.comm import Distributed

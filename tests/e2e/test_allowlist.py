@@ -43,7 +43,7 @@ EXPERIMENTS = {
         '        "()": torch.load\n        f: evil.pt\n        weights_only: false\n'
     ),
     "hooks.x._target_": (
-        "hooks:\n  x:\n    _target_: hydraloop.data.bundled.find_data_file\n    name: passwd\n    root: /etc\n"
+        "hooks:\n  x:\n    _target_: hydraloop.data.in_memory.find_data_file\n    name: passwd\n    root: /etc\n"
     ),
     "hooks.y._target_": "hooks:\n  y:\n    _target_: torch.profiler.ExecutionTraceObserver\n",
     "hydra.job.env_set.PATH": "hydra:\n  job:\n    env_set:\n      PATH: ${hydra.runtime.cwd}/evil\n",

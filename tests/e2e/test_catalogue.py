@@ -12,8 +12,8 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 import hydraloop
-from hydraloop.hooks import CLASSES
 from hydraloop.schemas import stored
+from hydraloop.schemas.selected_hooks import HOOK_CLASSES
 from tests.e2e.projects import Done, Project, Run
 
 COMMANDS = (
@@ -129,7 +129,7 @@ def test_all_hooks_at_once_train_the_digits_in_the_order_they_ask_for(project: P
         name: earlier
         for group in ("default_hooks", "hooks")
         for name, schema in stored(group)
-        for earlier in CLASSES[schema._target_.removeprefix("hydraloop.hooks.")]["runs_after"]
+        for earlier in HOOK_CLASSES[schema._target_.removeprefix("hydraloop.hooks.")]["runs_after"]
     }
     assert runs_after
     for called in order.values():

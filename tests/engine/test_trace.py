@@ -9,7 +9,7 @@ import pytest
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
 from tests.helpers import Recorder, at, batches, failing, make_engine
 

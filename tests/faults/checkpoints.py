@@ -30,7 +30,7 @@ from hydraloop.engine.checkpoint.format import load, write
 from hydraloop.engine.checkpoints import stand_alone, write_file
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint.publishing import write_safetensors
+from hydraloop.hooks.checkpoint_copies import write_safetensors
 from hydraloop.schemas.sections import DistributedConf
 from tests.faults import tables
 from tests.faults.comparison import compared

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.anomaly_detection import AnomalyDetectionHook
+from hydraloop.hooks.check_invalid_loss import AnomalyDetectionHook
 from tests.helpers import at
 from tests.hooks.tiny_runs import engine_of
 

@@ -15,12 +15,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hydraloop.data import build_loader
-from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.precision import Precision
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, DistSamplerSeedHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError, _norms
 from hydraloop.tasks import Regression

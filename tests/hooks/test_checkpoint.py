@@ -13,8 +13,8 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.files.checkpoint_files import newest_intact
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.ema import EMAHook
 from tests.helpers import failing
 from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
 

@@ -14,7 +14,7 @@ from torch import nn
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at
 from tests.hooks.tiny_runs import Scripted, bits, engine_of, load, model, same

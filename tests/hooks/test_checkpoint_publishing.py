@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.checkpoint.publishing import ENTRIES
-from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.checkpoint_copies import ENTRIES
+from hydraloop.hooks.ema import EMAHook
 from tests.helpers import failing
 from tests.hooks.tiny_runs import Scripted, bits, engine_of, load, model, same
 

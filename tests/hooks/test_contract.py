@@ -31,8 +31,8 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.optim import Cosine, Schedule
 from hydraloop.schemas.selected_hooks import HOOK_CLASSES
-from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
+from hydraloop.tasks.per_sample import Classification
 from hydraloop.tracking.hook import TrackerHook
 from tests.helpers import EngineWithNeededHooks, differences
 from tests.hooks.npu import torch_npu

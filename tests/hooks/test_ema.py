@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.precision import FP16
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.ema.formulas import FORMULAS
-from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.ema import FORMULAS, EMAHook
 from tests.hooks.tiny_runs import Scripted, Stopper, batches, bits, engine_of, load, same
 
 Weights = dict[str, Tensor]

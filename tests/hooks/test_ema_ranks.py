@@ -13,8 +13,8 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.ema import EMAHook
 from tests.hooks.test_ema import average, check
 from tests.hooks.tiny_runs import batches, engine_of, load, model, same
 from tests.ranks import on_ranks

@@ -19,8 +19,7 @@ from torch import Tensor
 import hydraloop
 from hydraloop.errors import UserError
 from hydraloop.hooks.build_from_config import build_hooks
-from hydraloop.hooks.ema.formulas import FORMULAS
-from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.ema import FORMULAS, EMAHook
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY
 from tests.hooks.test_ema import Recorder, check

@@ -15,7 +15,7 @@ import torch
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.empty_cache import EmptyCacheHook
+from hydraloop.hooks.memory import EmptyCacheHook
 from tests.helpers import Recorder
 from tests.hooks.tiny_runs import engine_of
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.precision import make_precision
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook, FreezeHook, GradClipHook
 from tests.helpers import differences

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.precision import FP16
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, LoggerHook
 from hydraloop.hooks.grad_clip import GradClipHook

@@ -20,10 +20,10 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.records.messages import position
+from hydraloop.engine.messages import position
 from hydraloop.errors import UserError
-from hydraloop.files.record_cuts import cuts
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.files.record_writer import cuts
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import IterTimerHook

@@ -14,7 +14,7 @@ import torch
 
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks.logger import LoggerHook
-from hydraloop.hooks.memory_profiler import MemoryProfilerHook, device_memory
+from hydraloop.hooks.memory import MemoryProfilerHook, device_memory
 from tests.helpers import HostSyncs, batches, logged, make_engine
 
 HOST = (

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import Exponential, Function, Linear, MultiStep, Plateau, Schedule, TorchSchedule
 from tests.helpers import summary

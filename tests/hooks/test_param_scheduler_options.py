@@ -15,7 +15,7 @@ from hydraloop import build
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.schemas.scheduler import OPTIONS
 from tests.config.composed import REPOSITORY

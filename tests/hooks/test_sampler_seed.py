@@ -13,8 +13,8 @@ from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.sampler_seed import DistSamplerSeedHook
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.set_epoch import DistSamplerSeedHook
 from tests.hooks.tiny_runs import Stopper, engine_of
 from tests.ranks import on_ranks
 

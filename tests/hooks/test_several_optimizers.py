@@ -23,7 +23,7 @@ from hydraloop.hooks.grad_clip import GradClipHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
+from hydraloop.hooks.trackers import TensorBoardLoggerHook
 from hydraloop.optim import Exponential, Schedule
 from hydraloop.tasks.task import Task
 from tests.helpers import at, logged, summary

@@ -18,7 +18,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks.grad_clip import GradClipHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from hydraloop.hooks.tensorboard import TensorBoardLoggerHook
+from hydraloop.hooks.trackers import TensorBoardLoggerHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, failing, make_engine
 

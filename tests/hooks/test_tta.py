@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.precision import make_precision
 from hydraloop.errors import UserError
-from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.ema import EMAHook
 from hydraloop.hooks.tta import TestTimeAugmentationHook, Views, named_views
 from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy

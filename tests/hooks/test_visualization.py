@@ -19,7 +19,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.hooks import visualization
-from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.ema import EMAHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.visualization import Tile, VisualizationHook, grid
 from hydraloop.tasks import Classification, Regression, Task

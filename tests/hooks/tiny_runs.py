@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.checkpoint.format import load as load
-from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.precision import Precision
 from hydraloop.engine.run import Settings
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks

@@ -18,7 +18,7 @@ from tests.marks import slow
 
 BEGIN = """
 import ctypes, os, signal, sys, threading, time
-from hydraloop.launch.termination_signals import TerminationHandler
+from hydraloop.launch.processes import TerminationHandler
 
 def last(number):
     print("last", number, flush=True)
@@ -234,7 +234,7 @@ def test_a_process_without_a_launcher_does_not_change_ctrl_c_and_ignored_signals
 def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, start: Start) -> None:
     process = start(
         f"""
-        from hydraloop.launch.termination_signals import terminable
+        from hydraloop.launch.processes import terminable
 
         handler.stop()
         os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the handlers are reset
@@ -260,7 +260,7 @@ def test_a_command_is_terminable(number: int, raised: str, start: Start) -> None
     process = start(
         """
         handler.stop()
-        from hydraloop.launch.termination_signals import terminable
+        from hydraloop.launch.processes import terminable
 
         try:
             with terminable():

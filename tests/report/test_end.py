@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.tracking import report_process
+from hydraloop.commands import report
 from tests.e2e.projects import Project
 from tests.report.written import Page
 
@@ -22,5 +22,5 @@ def test_a_sweep_writes_its_report(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    report_process.write_report(tmp_path)
+    report.write_report(tmp_path)
     assert "the report cannot be written: error: directory:" in caplog.text

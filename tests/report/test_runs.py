@@ -12,7 +12,6 @@ from PIL import Image
 
 from hydraloop.files.lock import RunLock
 from hydraloop.files.record_writer import RecordLog
-from hydraloop.tracking import report_process
 from tests.report.written import HOSTILE, Page, report, write_run
 
 
@@ -172,6 +171,6 @@ def test_a_file_that_is_no_report_is_not_replaced(tmp_path: Path, capsys: pytest
 def test_without_plotly_one_message_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report_process, "find_spec", lambda name: None)
+    monkeypatch.setattr("hydraloop.commands.report.find_spec", lambda name: None)
     assert report(write_run(tmp_path / "run")) == 2
     assert capsys.readouterr().err.endswith("is not installed\n  pip install plotly\n")

@@ -12,7 +12,7 @@ import pytest
 
 from hydraloop.files import atomic
 from hydraloop.files.result import ResultFile
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint import CheckpointHook
 from tests.hooks.tiny_runs import engine_of
 
 FILES = ("checkpoints/epoch_2.pth", "checkpoints/last_checkpoint", "result.json")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hydraloop.files.output import print_json
+from hydraloop.files.terminal import print_json
 
 
 def test_an_answer_in_json_has_no_nan_and_no_secret(capsys: pytest.CaptureFixture[str]) -> None:

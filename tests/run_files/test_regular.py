@@ -12,25 +12,25 @@ import pytest
 
 from hydraloop.engine.checkpoint import format as checkpoint_format
 from hydraloop.errors import UserError
-from hydraloop.files import attempts, checkpoint_files, config_yaml, lock, record_cuts, record_log, regular
+from hydraloop.files import atomic, checkpoint_files, config_yaml, lock, record_log, record_writer, run_directory
 from hydraloop.files.result import Result, digest
-from hydraloop.sweeps import states, sweep_description
+from hydraloop.sweeps import job_states, sweep_description
 from hydraloop.tracking.cursor import Cursor
 
 DEEP = "[" * 200_000 + "]" * 200_000
 READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "result": ("result.json", Result.read, None),
     "its digest": ("result.json", digest, None),
-    "state of a job": (states.FILENAME, states.read, None),
+    "state of a job": (job_states.FILENAME, job_states.read, None),
     "sweep": (sweep_description.FILENAME, sweep_description.read, UserError),
     "holder of a lock": (".lock.json", lock._hint, lock.Holder()),
     "last checkpoint": ("last_checkpoint", checkpoint_files.candidates, []),
-    "overrides": (".hydra/overrides.yaml", attempts.typed_overrides, []),
+    "overrides": (".hydra/overrides.yaml", run_directory.typed_overrides, []),
     "config": ("config.yaml", lambda folder: config_yaml.loaded(folder / "config.yaml", "it"), UserError),
     "records": ("metrics.jsonl", lambda folder: list(record_log.read_all(folder / "metrics.jsonl")), OSError),
     "end of the records": ("metrics.jsonl", lambda folder: record_log.read_end(folder / "metrics.jsonl", 99), OSError),
     "number of records": ("metrics.jsonl", lambda folder: record_log.count(folder / "metrics.jsonl"), OSError),
-    "cuts of the records": ("metrics.cuts.jsonl", lambda folder: record_cuts.cuts(folder / "metrics.jsonl"), OSError),
+    "cuts of the records": ("metrics.cuts.jsonl", lambda folder: record_writer.cuts(folder / "metrics.jsonl"), OSError),
     "cursor": ("tracking/mine.cursor.json", lambda folder: Cursor.load(folder, "mine"), None),
 }
 
@@ -84,9 +84,9 @@ def test_a_config_that_no_run_writes_is_refused(text: str, problem: str, tmp_pat
 def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_bytes(b" " * 1000)
     with pytest.raises(OSError, match="has more than 999 bytes"):
-        regular.read_bytes(tmp_path / "result.json", 999)
+        atomic.read_bytes(tmp_path / "result.json", 999)
     with pytest.raises(OSError, match="is not a regular file"):
-        regular.read_bytes(Path("/dev/zero"))
+        atomic.read_bytes(Path("/dev/zero"))
 
 
 def test_a_checkpoint_of_zeros_in_a_small_archive_is_not_loaded(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import torch
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import Terminated, UserError
 from hydraloop.files.result import Best, Objective, Result, ResultFile, Status, describe, digest
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
-from hydraloop.sweeps.states import JobState, ended_from_result
+from hydraloop.sweeps.job_states import JobState, ended_from_result
 from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, failing, make_engine
 from tests.hooks.tiny_runs import Scripted

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.files import attempts, run_directory
+from hydraloop.files import run_directory
 from hydraloop.files.checkpoint_files import point_to
 from hydraloop.files.checkpoint_to_resume import find, newest_checkpoint
 from hydraloop.launch.plan import plan_build
@@ -62,7 +62,7 @@ def test_auto_takes_the_newest_run_and_in_it_the_newest_complete_checkpoint() ->
 
 def started(run_dir: Path, seconds: int) -> Path:
     """Let a run have started at a time."""
-    for records in (run_dir / ".hydra", *attempts.folders(run_dir)[-1:]):
+    for records in (run_dir / ".hydra", *run_directory.folders(run_dir)[-1:]):
         os.utime(records / "config.yaml", (seconds, seconds))
     return run_dir
 
@@ -81,7 +81,7 @@ def test_auto_takes_the_run_that_was_resumed_last() -> None:
     older = started(make_run("first", "epoch_1.pth"), 1000)
     started(make_run("second", "epoch_1.pth"), 2000)
     attempt(older)
-    os.utime(attempts.folders(older)[-1] / "config.yaml", (3000, 3000))
+    os.utime(run_directory.folders(older)[-1] / "config.yaml", (3000, 3000))
     assert find(config(), None)[0] == older
 
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_outside_of_any_run_starts_a_new_directory() -> None:
 
 def attempt(run_dir: Path, **changed: object) -> None:
     """The records of an attempt to resume, as Hydra writes them."""
-    folder = attempts.following(run_dir)
+    folder = run_directory.following(run_dir)
     folder.mkdir()
     OmegaConf.save(config(**changed), folder / "config.yaml")
 

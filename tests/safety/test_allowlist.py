@@ -61,8 +61,8 @@ ALLOWED = [
     "torch.nn.init.xavier_uniform_",
     "torchmetrics.classification.MulticlassAccuracy",
     "torchmetrics.functional.accuracy",
-    "hydraloop.models.mlp.MLP",
-    "hydraloop.hooks.ema.hook.EMAHook",
+    "hydraloop.models.MLP",
+    "hydraloop.hooks.ema.EMAHook",
     "own_project.parts.EMAHook",
     "own_project.parts.cached",
     "own_project.parts.Net.Inner",
@@ -117,16 +117,16 @@ REFUSED = [
     "torchmetrics.multimodal.clip_score.CLIPScore",
     "torchmetrics.functional.text.bert.bert_score",
     "torchmetrics.functional.image.arniqa.arniqa",
-    "hydraloop.data.bundled.find_data_file",
-    "hydraloop.data.bundled.read_table",
-    "hydraloop.hooks.checkpoint.out_dir.CheckpointFolder",
-    "hydraloop.hooks.checkpoint.out_dir.CheckpointFolder.open",
-    "hydraloop.hooks.checkpoint.publishing.publish",
+    "hydraloop.data.in_memory.find_data_file",
+    "hydraloop.data.in_memory.read_table",
+    "hydraloop.hooks.checkpoint_copies.CheckpointFolder",
+    "hydraloop.hooks.checkpoint_copies.CheckpointFolder.open",
+    "hydraloop.hooks.checkpoint_copies.publish",
     "own_project.parts.publish",
     "own_project.parts.ExecutionTraceObserver",
     "hydraloop.tasks.metrics.torch.load",
-    "hydraloop.hooks.checkpoint.hook.os.system",
-    "hydraloop.data.bundled.Path",
+    "hydraloop.hooks.checkpoint.os.system",
+    "hydraloop.data.in_memory.Path",
     "hydraloop.launch.build.build",
     "hydraloop.commands.command_line.main",
     "hydraloop.safety.allowlist.ALLOWLIST.trust",
@@ -174,7 +174,7 @@ import torch
 import torch.hub as loaded
 from subprocess import Popen as run
 from hydraloop.hooks import EMAHook
-from hydraloop.hooks.checkpoint.publishing import publish
+from hydraloop.hooks.checkpoint_copies import publish
 from torch.profiler import ExecutionTraceObserver
 import functools
 

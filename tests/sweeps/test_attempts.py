@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from hydraloop.sweeps.controller import attempts
+from hydraloop.sweeps import attempts
 from hydraloop.sweeps.executors.executor import UNUSABLE
-from hydraloop.sweeps.states import State
+from hydraloop.sweeps.job_states import State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_directory import running, sweep
 

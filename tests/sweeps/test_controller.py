@@ -17,14 +17,12 @@ import pytest
 from hydraloop.errors import UserError
 from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Result, Status
-from hydraloop.sweeps import states
-from hydraloop.sweeps.controller import controller, signals
-from hydraloop.sweeps.controller.controller import Controller
+from hydraloop.sweeps import controller, job_states, signals
+from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.executors.gpus import Shares, Slots
+from hydraloop.sweeps.job_states import Grid, Job, JobState, Source
 from hydraloop.sweeps.run_directories import RunDirectories
-from hydraloop.sweeps.source import Grid, Job, Source
-from hydraloop.sweeps.states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_directory import DESCRIPTION
 
@@ -332,12 +330,12 @@ def test_a_state_that_cannot_be_written_ends_the_sweep_and_names_the_reason(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     def play(played: Played, request: Request) -> int:
-        monkeypatch.setattr(states, "write", refuse)
+        monkeypatch.setattr(job_states, "write", refuse)
         return -signal.SIGKILL
 
     loop, played = make(play, workers=1)
     if at_start:
-        monkeypatch.setattr(states, "write", refuse)
+        monkeypatch.setattr(job_states, "write", refuse)
     loop.run()
     assert (played.started, loop.left, loop.code) == ([] if at_start else [0], [0, 1, 2, 3, 4, 5], 1)
     assert str(loop.problem).splitlines()[0].endswith("MB are free: Permission denied")

@@ -20,11 +20,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.commands.dispatch import run as main
-from hydraloop.config.checked import Draft
+from hydraloop.config.checks import Draft
 from hydraloop.errors import UserError
 from hydraloop.files import environment, lock
 from hydraloop.launch import detach
-from hydraloop.sweeps.current_states import current_states
+from hydraloop.sweeps.executors.slurm_queue import current_states
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.e2e.warm import environment_of_python

@@ -12,10 +12,9 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.files.result import Objective, Result
-from hydraloop.sweeps import states
-from hydraloop.sweeps.jobs import Jobs
-from hydraloop.sweeps.states import JobState
-from hydraloop.sweeps.sweep_description import FILENAME, Description
+from hydraloop.sweeps import job_states
+from hydraloop.sweeps.job_states import JobState
+from hydraloop.sweeps.sweep_description import FILENAME, Description, Jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 GRID = Jobs(
@@ -45,7 +44,7 @@ def running(sweep: SweepDirectory, number: int, **changed: object) -> JobState:
     state = JobState(number, "running", attempts=1, directory=str(number), began=time.time() - 10)
     state = replace(state, **changed)  # type: ignore[arg-type]
     sweep.folder(number).mkdir(parents=True)
-    states.write(sweep.folder(number), state, flush=False)
+    job_states.write(sweep.folder(number), state, flush=False)
     return state
 
 
@@ -117,7 +116,7 @@ def test_the_folder_of_a_job(tmp_path: Path) -> None:
 def test_a_damaged_state_is_recovered_from_the_result(sweep: SweepDirectory) -> None:
     for number in (0, 1):
         running(sweep, number)
-        (sweep.folder(number) / states.FILENAME).write_bytes(b"")
+        (sweep.folder(number) / job_states.FILENAME).write_bytes(b"")
     Result("finished", objective=Objective("loss", "less", 0.5, 5)).write(sweep.folder(1))
     assert sweep.state(0).state == "interrupted"
     assert sweep.state(0).reason == "its job.json was damaged"

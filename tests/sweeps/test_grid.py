@@ -15,7 +15,7 @@ from hydraloop.config import arguments
 from hydraloop.config.compose import Composer
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import jobs_of
-from hydraloop.sweeps.grid import GridComposer
+from hydraloop.sweeps.compose_jobs import GridComposer
 from hydraloop.sweeps.selection import select
 from tests.config.composed import composer
 

@@ -12,7 +12,7 @@ from hydraloop.config import arguments
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.sweeps import job_checks, planning
+from hydraloop.sweeps import planning
 from tests.config.composed import composer
 
 
@@ -20,7 +20,7 @@ def planned(line: str, composing: Composer) -> tuple[planning.SweepDraft, list[D
     """The draft of a sweep, and the configs that were checked."""
     checked: list[DictConfig] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_checks, "check_options", checked.append)
+        patch.setattr(planning, "check_options", checked.append)
         draft = check_command(arguments.read(line.split()), composing)
     assert isinstance(draft, planning.SweepDraft)
     return draft, checked

@@ -16,7 +16,7 @@ from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.files import lock
 from hydraloop.sweeps import planning, resume_sweep
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import REPOSITORY

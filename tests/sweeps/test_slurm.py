@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.sweeps.states import JobState
+from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Done, Project, Run
 from tests.e2e.warm import Script

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.sweeps.slurm.submissions import jobs
+from hydraloop.sweeps.executors.slurm_queue import jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.warm import Script
 from tests.processes import until

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hydraloop.files.result import Best, Objective, Result, digest
-from hydraloop.sweeps import states
-from hydraloop.sweeps.states import FILENAME, JobState
+from hydraloop.sweeps import job_states
+from hydraloop.sweeps.job_states import FILENAME, JobState
 
 RUNNING = JobState(3, "running", ("optimizer.lr=1e-3",), attempts=1, directory="3", began=time.time())
 FINISHED = Result(
@@ -27,15 +27,15 @@ FINISHED = Result(
 @pytest.mark.parametrize("value", [None, 0.5, math.inf])
 def test_it_is_read_as_it_was_written(tmp_path: Path, value: float | None) -> None:
     state = replace(RUNNING, state="finished", value=value, rule="less")
-    states.write(tmp_path, state, flush=True)
-    assert states.read(tmp_path) == state
+    job_states.write(tmp_path, state, flush=True)
+    assert job_states.read(tmp_path) == state
     assert state.is_over
     assert not RUNNING.is_over
 
 
 def test_nan_and_invalid_unicode_are_kept(tmp_path: Path) -> None:
-    states.write(tmp_path, replace(RUNNING, value=math.nan, overrides=("name=\udcff",)), flush=False)
-    found = states.read(tmp_path)
+    job_states.write(tmp_path, replace(RUNNING, value=math.nan, overrides=("name=\udcff",)), flush=False)
+    found = job_states.read(tmp_path)
     assert found is not None
     assert found.value is not None
     assert math.isnan(found.value)
@@ -43,22 +43,22 @@ def test_nan_and_invalid_unicode_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_torn_file_is_no_state(tmp_path: Path) -> None:
-    assert states.read(tmp_path) is None
-    states.write(tmp_path, RUNNING, flush=False)
+    assert job_states.read(tmp_path) is None
+    job_states.write(tmp_path, RUNNING, flush=False)
     content = (tmp_path / FILENAME).read_bytes()
     for size in range(len(content) - 1):  # the last byte is a newline
         (tmp_path / FILENAME).write_bytes(content[:size])
-        assert states.read(tmp_path) is None, size
+        assert job_states.read(tmp_path) is None, size
     for other in ({}, [], {"number": 1}, {**json.loads(content), "new": 1}):
         (tmp_path / FILENAME).write_text(json.dumps(other))
-        assert states.read(tmp_path) is None
+        assert job_states.read(tmp_path) is None
 
 
 def test_a_result_that_was_written_before_the_kill_counts(tmp_path: Path) -> None:
     running = replace(RUNNING, began=time.time())
-    assert states.ended_from_result(running, tmp_path) is None
+    assert job_states.ended_from_result(running, tmp_path) is None
     FINISHED.write(tmp_path)
-    ended = states.ended_from_result(running, tmp_path)
+    ended = job_states.ended_from_result(running, tmp_path)
     assert ended is not None
     assert (ended.state, ended.metric, ended.rule, ended.value, ended.step) == (
         "finished", "accuracy", "greater", 0.75, 40,
@@ -66,13 +66,13 @@ def test_a_result_that_was_written_before_the_kill_counts(tmp_path: Path) -> Non
     assert 0 <= ended.seconds < 60
     assert ended.checkpoint is None
     (tmp_path / "result.json").write_text('{"status": "fini')
-    assert states.ended_from_result(running, tmp_path) is None
+    assert job_states.ended_from_result(running, tmp_path) is None
 
 
 def test_the_iterations_are_those_of_the_newest_result(tmp_path: Path) -> None:
     for progress, iterations in (({"iteration": 40}, 40), ({}, 30)):
         replace(FINISHED, progress=progress).write(tmp_path)
-        ended = states.ended_from_result(replace(RUNNING, iterations=30), tmp_path)
+        ended = job_states.ended_from_result(replace(RUNNING, iterations=30), tmp_path)
         assert ended is not None
         assert ended.iterations == iterations
 
@@ -80,9 +80,9 @@ def test_the_iterations_are_those_of_the_newest_result(tmp_path: Path) -> None:
 def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
     replace(FINISHED, status="interrupted", reason="preempted by SIGTERM").write(tmp_path)
     again = replace(RUNNING, attempts=2, earlier_result=digest(tmp_path), seconds=100.0)
-    assert states.ended_from_result(again, tmp_path) is None
+    assert job_states.ended_from_result(again, tmp_path) is None
     FINISHED.write(tmp_path)
-    ended = states.ended_from_result(again, tmp_path)
+    ended = job_states.ended_from_result(again, tmp_path)
     assert ended is not None
     assert ended.state == "finished"
     assert ended.seconds >= 100, "of all attempts"
@@ -91,7 +91,7 @@ def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
 def test_a_job_that_pause_after_has_ended_is_paused(tmp_path: Path) -> None:
     for reason, state in (("engine.pause_after=2", "paused"), ("SIGTERM", "interrupted")):
         replace(FINISHED, status="interrupted", reason=f"preempted by {reason}").write(tmp_path)
-        ended = states.ended_from_result(RUNNING, tmp_path)
+        ended = job_states.ended_from_result(RUNNING, tmp_path)
         assert ended is not None
         assert (ended.state, ended.reason, ended.value) == (state, f"preempted by {reason}", 0.75)
         assert not ended.is_over
@@ -102,18 +102,18 @@ def test_the_best_checkpoint_or_the_newest(tmp_path: Path) -> None:
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
         (tmp_path / "checkpoints" / name).write_text("")
     FINISHED.write(tmp_path)
-    ended = states.ended_from_result(RUNNING, tmp_path)
+    ended = job_states.ended_from_result(RUNNING, tmp_path)
     assert ended is not None
     assert ended.checkpoint == "checkpoints/epoch_2.pth"
     best = Best("accuracy", 0.9, 20, str(tmp_path / "checkpoints" / "best.pth"))
     replace(FINISHED, best=best, objective=Objective("accuracy", "greater", 0.9, 20)).write(tmp_path)
-    ended = states.ended_from_result(RUNNING, tmp_path)
+    ended = job_states.ended_from_result(RUNNING, tmp_path)
     assert ended is not None
     assert (ended.value, ended.step, ended.checkpoint) == (0.9, 20, "checkpoints/best.pth")
 
 
 def test_a_job_may_have_no_objective(tmp_path: Path) -> None:
     replace(FINISHED, status="failed", error="ValueError: x", objective=None).write(tmp_path)
-    ended = states.ended_from_result(RUNNING, tmp_path)
+    ended = job_states.ended_from_result(RUNNING, tmp_path)
     assert ended is not None
     assert (ended.state, ended.error, ended.metric, ended.value) == ("failed", "ValueError: x", None, None)

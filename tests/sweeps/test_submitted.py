@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hydraloop.commands.dispatch import run as main
-from hydraloop.sweeps.current_states import current_states
-from hydraloop.sweeps.slurm import submissions
-from hydraloop.sweeps.slurm.submissions import MAIN, jobs
+from hydraloop.sweeps.executors import slurm_queue
+from hydraloop.sweeps.executors.slurm_queue import MAIN, current_states, jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project
 from tests.processes import running_in, until
@@ -109,10 +108,10 @@ def test_no_answer_of_slurm_does_not_mean_that_nothing_is_left(
 ) -> None:
     """`squeue` fails, or is not there."""
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / submissions.FOLDER).mkdir()
+    (tmp_path / "run" / slurm_queue.FOLDER).mkdir()
     (tmp_path / "run" / ".hydra").mkdir()
     (tmp_path / "run" / ".hydra" / "config.yaml").write_text("{}")
-    monkeypatch.setattr(submissions, "_ENDING", 0.0)
+    monkeypatch.setattr(slurm_queue, "_ENDING", 0.0)
     monkeypatch.setenv("PATH", str(tmp_path))
     for answers in (False, True):
         if answers:

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from hydraloop.sweeps.executors.executor import Request
-from hydraloop.sweeps.results.lines import print_end
+from hydraloop.sweeps.job_lines import print_end
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make, write
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydraloop.sweeps import states
+from hydraloop.sweeps import job_states
 from hydraloop.sweeps.axes import Axis
-from hydraloop.sweeps.jobs import Jobs
-from hydraloop.sweeps.states import JobState
-from hydraloop.sweeps.sweep_description import Description
+from hydraloop.sweeps.job_states import JobState
+from hydraloop.sweeps.sweep_description import Description, Jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 
@@ -51,4 +50,4 @@ def write(directory: SweepDirectory, told: Mapping[int, Mapping[str, Any]]) -> N
     for number, fields in told.items():
         directory.folder(number).mkdir(exist_ok=True)
         state = JobState(number=number, **{"attempts": 1, "directory": str(number), "began": 0.0, **fields})
-        states.write(directory.folder(number), state, flush=False)
+        job_states.write(directory.folder(number), state, flush=False)

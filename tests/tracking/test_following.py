@@ -18,8 +18,8 @@ import pytest
 
 import hydraloop
 from hydraloop.files.lock import RunLock
-from hydraloop.files.record_cuts import cut_after
 from hydraloop.files.record_log import FILENAME
+from hydraloop.files.record_writer import cut_after
 from hydraloop.files.result import Result, digest
 from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -210,7 +210,7 @@ def test_a_sender_finds_the_hydraloop_that_starts_it(tmp_path: Path) -> None:
 _WRITES = """
 import logging, sys, threading, traceback
 from hydraloop.files.secrets import remember
-from hydraloop.tracking.masked_output import log_to_stderr
+from hydraloop.files.console import log_to_stderr
 
 secret = "kQ81sdf" + "7Zp02"
 remember({"password": secret})

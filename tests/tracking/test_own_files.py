@@ -14,8 +14,7 @@ from hydraloop.commands import sync
 from hydraloop.files.record_log import FILENAME
 from hydraloop.files.result import Result
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.own_files import own
-from hydraloop.tracking.tracker import MLFLOW, RefusedError
+from hydraloop.tracking.tracker import MLFLOW, RefusedError, own
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records, track
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from hydraloop.commands.check import checks
 from hydraloop.commands.check.short_runs import NotJudgedError, short_run
-from hydraloop.config.checked import Draft
-from hydraloop.config.validate import hydra_config
+from hydraloop.config.checks import Draft, hydra_config
 from hydraloop.errors import UserError, printable
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_text

@@ -18,19 +18,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hydraloop.commands.check.short_runs import ON_CPU, NotJudgedError, Watch, digest, short_run
-from hydraloop.config.checked import Draft
+from hydraloop.config.checks import Draft
+from hydraloop.data.batching import BatchRequest, SeededFetcher
 from hydraloop.data.map_style_loader import GlobalBatchLoader
-from hydraloop.data.seeded_fetcher import BatchRequest, SeededFetcher
-from hydraloop.engine.device.batch_transfer import leaves_of
-from hydraloop.engine.device.seeding import seed_everything
+from hydraloop.engine.batch_transfer import leaves_of
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.seeding import seed_everything
 from hydraloop.errors import UserError
 from hydraloop.files import environment
-from hydraloop.files.output import print_to
+from hydraloop.files.terminal import print_to
 from hydraloop.launch import elastic
-from hydraloop.tasks.labels import ignored_label, labels_error
+from hydraloop.tasks.task import ignored_label, labels_error
 
 MOST = 20_000
 """Samples of a data set that are read."""

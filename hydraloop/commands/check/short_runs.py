@@ -12,14 +12,14 @@ import torch
 from omegaconf import OmegaConf, open_dict, read_write
 from torch import Tensor
 
-from hydraloop.config.checked import Draft
+from hydraloop.config.checks import Draft
+from hydraloop.engine.batch_transfer import leaves_of
 from hydraloop.engine.checkpoint.format import peek
-from hydraloop.engine.device.batch_transfer import leaves_of
-from hydraloop.engine.device.seeding import seed_everything
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.engine.seeding import seed_everything
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.launch.build import assemble
 from hydraloop.launch.parts import Parts
 

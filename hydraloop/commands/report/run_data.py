@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError
-from hydraloop.files import attempts, lock
+from hydraloop.files import lock, run_directory
 from hydraloop.files.changes import ABSENT
 from hydraloop.files.config_yaml import loaded
 from hydraloop.files.record_log import FILENAME, Record, read_some
@@ -99,7 +99,7 @@ class RunData:
     def command(self) -> str | None:
         """The command that starts such a run again, secrets masked; None for a run that was started from Python."""
         is_typed = self.file(".hydra/overrides.yaml") is not None
-        return mask_command(["python", "train.py", *attempts.typed_overrides(self.path)]) if is_typed else None
+        return mask_command(["python", "train.py", *run_directory.typed_overrides(self.path)]) if is_typed else None
 
     @cached_property
     def subject(self) -> dict[str, str | None]:

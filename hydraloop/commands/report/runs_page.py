@@ -9,14 +9,13 @@ from pathlib import Path
 
 import yaml
 
-from hydraloop.commands.report.markup import Html, element, facts, note, section, table
-from hydraloop.commands.report.page import Page
+from hydraloop.commands.report.page import Html, Page, element, facts, note, section, table
 from hydraloop.commands.report.run_data import LAYOUT, Curve, RunData, charts
 from hydraloop.errors import printable
+from hydraloop.files.atomic import parsed_json, read_bytes
 from hydraloop.files.changes import differences
 from hydraloop.files.environment import shown
-from hydraloop.files.formats import duration, number
-from hydraloop.files.regular import parsed_json, read_bytes
+from hydraloop.files.terminal import duration, number
 
 _BYTES = 4_000_000
 """The largest picture of a page."""

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydraloop.commands.report.markup import Html, element, note, rich_table, section
-from hydraloop.commands.report.page import Page
+from hydraloop.commands.report.page import Html, Page, element, note, rich_table, section
 from hydraloop.commands.report.run_data import ACCENT, LAYOUT, QUIET, RunData, curves, trace
 from hydraloop.commands.report.runs_page import head
 from hydraloop.files.environment import shown
-from hydraloop.files.formats import brief, clock, number
 from hydraloop.files.record_log import FILENAME, read_some
 from hydraloop.files.secrets import mask_command
-from hydraloop.sweeps.results import results, results_table
-from hydraloop.sweeps.results.results import Results, Row
+from hydraloop.files.terminal import brief, clock, number
+from hydraloop.sweeps import results, results_table
+from hydraloop.sweeps.results import Results, Row
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation_weights
 from hydraloop.engine.checkpoint.format import load as load_file
-from hydraloop.engine.device.model_preparation import class_name
 from hydraloop.engine.distributed.fsdp import shard_state
+from hydraloop.engine.model_preparation import class_name
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 

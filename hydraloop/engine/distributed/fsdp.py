@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hydraloop.engine.device.model_preparation import WRAP, modules_of
+from hydraloop.engine.model_preparation import WRAP, modules_of
 from hydraloop.errors import UserError
 
 if TYPE_CHECKING:

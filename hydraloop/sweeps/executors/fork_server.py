@@ -30,9 +30,8 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, NoReturn
 
-from hydraloop.files.processes import started
-from hydraloop.files.uncollected import uncollected
-from hydraloop.launch.termination_signals import end_with, leave
+from hydraloop.importing import uncollected
+from hydraloop.launch.processes import end_with, leave, started
 from hydraloop.sweeps.executors.executor import Request, Worker
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

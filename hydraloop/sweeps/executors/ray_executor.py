@@ -27,7 +27,7 @@ from hydraloop.sweeps.executors.executor import UNUSABLE, Ended, Executor, Reque
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.executors.ray_actor import Job
 from hydraloop.sweeps.executors.spawned import Spawn
-from hydraloop.sweeps.states import LOG
+from hydraloop.sweeps.job_states import LOG
 
 log = logging.getLogger(__name__)
 

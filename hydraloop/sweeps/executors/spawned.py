@@ -20,9 +20,9 @@ from typing import Any
 from hydraloop.errors import UserError
 from hydraloop.files import atomic, environment
 from hydraloop.launch.private import Private, masked_lists
-from hydraloop.launch.termination_signals import end_with
+from hydraloop.launch.processes import end_with
 from hydraloop.sweeps.executors.executor import Request
-from hydraloop.sweeps.states import LOG, REQUEST
+from hydraloop.sweeps.job_states import LOG, REQUEST
 
 
 class Spawn:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Dataset, WeightedRandomSampler
 
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers import OptimizerSet
 from hydraloop.engine.run import Settings
+from hydraloop.engine.seeding import rng_state, seed_everything, set_rng_state
 from hydraloop.hooks import (
     CheckpointHook,
     DistSamplerSeedHook,
@@ -37,8 +37,8 @@ from hydraloop.hooks import (
     RuntimeInfoHook,
 )
 from hydraloop.optim import Cosine, Length, Plateau, build_schedule
-from hydraloop.tasks.classification import Classification
 from hydraloop.tasks.metrics import Accuracy
+from hydraloop.tasks.per_sample import Classification
 from tests.helpers import EngineWithNeededHooks, differences
 
 EPOCHS, SAMPLES, BATCH, LENGTH = 4, 26, 4, 7

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.engine.device.prefetch import one_ahead
-from hydraloop.engine.device.seeding import rng_state, seed_everything, set_rng_state
+from hydraloop.engine.batch_transfer import one_ahead
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
+from hydraloop.engine.seeding import rng_state, seed_everything, set_rng_state
 from hydraloop.hooks import CheckpointHook, EMAHook, GradClipHook, LoggerHook, RuntimeInfoHook
-from hydraloop.tasks.classification import Classification
+from hydraloop.tasks.per_sample import Classification
 from tests.data.streams import stream_loader
 from tests.helpers import EngineWithNeededHooks, differences
 from tests.ranks import on_ranks

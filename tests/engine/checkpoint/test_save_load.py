@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from hydraloop.engine.device.precision import Precision
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.precision import Precision
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
-from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.checkpoint import CheckpointHook
+from hydraloop.hooks.ema import EMAHook
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, differences, make_engine, tiny_task
 from tests.hooks.tiny_runs import engine_of, model

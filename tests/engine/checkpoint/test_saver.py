@@ -17,7 +17,7 @@ from hydraloop.engine.checkpoint.saver import Saver, Staging
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint import CheckpointHook
 from tests.hooks.tiny_runs import Stopper, engine_of
 
 Checkpoint = dict[str, Any]

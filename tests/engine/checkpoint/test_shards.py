@@ -24,8 +24,7 @@ from hydraloop.errors import UserError
 from hydraloop.files.checkpoint_files import newest_intact, remove
 from hydraloop.files.integrity import damage, shards_of
 from hydraloop.hooks import EMAHook
-from hydraloop.hooks.checkpoint.out_dir import CheckpointFolder
-from hydraloop.hooks.checkpoint.publishing import publish
+from hydraloop.hooks.checkpoint_copies import CheckpointFolder, publish
 from hydraloop.tasks import Regression
 from hydraloop.tracking.run_description import checkpoints
 from tests.helpers import EngineWithNeededHooks

@@ -17,7 +17,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
-from hydraloop.hooks.ema.hook import EMAHook
+from hydraloop.hooks.ema import EMAHook
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks, at, batches, differences
 from tests.ranks import on_ranks

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from hydraloop.engine.device.batch_transfer import leaves_of, mover, tensors_of
+from hydraloop.engine.batch_transfer import leaves_of, mover, tensors_of
 from hydraloop.tasks import Task
 
 META = torch.device("meta")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hydraloop.engine.device.batch_transfer import mover, tensors_of
+from hydraloop.engine.batch_transfer import mover, tensors_of
 
 CPU = torch.device("cpu")
 META = torch.device("meta")

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hydraloop.engine.device.precision import FP16, TF32, Autocast, Precision, make_precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.precision import FP16, TF32, Autocast, Precision, make_precision
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.schemas.sections import BF16Conf, FP16Conf, FP32Conf, TF32Conf

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hydraloop.data import build_loader
-from hydraloop.engine.device.batch_transfer import has_streams, mover
-from hydraloop.engine.device.prefetch import one_ahead, prefetched, reads_ahead
+from hydraloop.engine.batch_transfer import has_streams, mover, one_ahead, prefetched, reads_ahead
 from tests.data.streams import Plain, stream_loader
 
 CPU = torch.device("cpu")

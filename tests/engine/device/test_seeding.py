@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hydraloop.engine.checkpoint.format import load, write
-from hydraloop.engine.device.seeding import rng_state, seed_everything, seeded, set_rng_state, with_states
+from hydraloop.engine.seeding import rng_state, seed_everything, seeded, set_rng_state, with_states
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from hydraloop.engine.device.seeding import seed_everything, seeded
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.seeding import seed_everything, seeded
 from hydraloop.errors import UserError
 from hydraloop.hooks import EarlyStoppingHook, ParamSchedulerHook, RuntimeInfoHook
-from hydraloop.hooks.checkpoint.hook import CheckpointHook
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.optim import Plateau, Schedule
 from hydraloop.tasks import Task
 from tests.helpers import Recorder, at, batches, differences, failing, make_engine, tiny_task

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hydraloop.data import build_loader
-from hydraloop.engine.device.seeding import mix_seed, rng_state, seed_everything
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
+from hydraloop.engine.seeding import mix_seed, rng_state, seed_everything
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
 from hydraloop.tasks import Regression, Task

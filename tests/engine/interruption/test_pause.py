@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hydraloop import compose
-from hydraloop.config.validate import validate
+from hydraloop.config.checks import validate
 from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine

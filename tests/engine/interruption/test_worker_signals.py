@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hydraloop.data import build_loader
-from hydraloop.engine.worker_signals import QuietWorker
+from hydraloop.engine.signals import QuietWorker
 from tests.data.streams import stream_loader
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydraloop.engine.records.records import BINS, histograms
+from hydraloop.engine.records import BINS, histograms
 
 
 def counted(tensor: Tensor) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hydraloop.engine.records.pictures import to_pixels
+from hydraloop.engine.records import to_pixels
 
 
 def test_ranges_of_pixels() -> None:

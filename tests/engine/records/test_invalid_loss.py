@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.device.precision import FP16
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loss_check import not_finite
+from hydraloop.engine.precision import FP16
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, EMAHook, LoggerHook, RuntimeInfoHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hydraloop.engine.records.pictures import heatmap
+from hydraloop.engine.records import heatmap
 
 
 def test_the_colour_shows_the_value() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.records.messages import Messages
+from hydraloop.engine.messages import Messages
 from hydraloop.errors import UserError
 from tests.helpers import HostSyncs
 from tests.ranks import on_ranks

@@ -21,8 +21,8 @@ from hydraloop.engine.optimizers import OptimizerSet
 from hydraloop.engine.run import Settings
 from hydraloop.errors import Terminated
 from hydraloop.files.environment import shown
-from hydraloop.files.formats import clock, duration, number
 from hydraloop.files.result import Best
+from hydraloop.files.terminal import clock, duration, number
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import Timing

@@ -12,12 +12,12 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.engine.device.precision import make_precision
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.engine.precision import make_precision
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook, RuntimeInfoHook

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from hydraloop.errors import UserError
-from hydraloop.files.processes import is_alive, started
+from hydraloop.launch.processes import is_alive, started
 from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.executors.pool import PoolExecutor
 

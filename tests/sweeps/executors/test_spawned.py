@@ -11,7 +11,7 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.files import environment
-from hydraloop.sweeps import states
+from hydraloop.sweeps import job_states
 from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.spawned import Spawn
@@ -90,7 +90,7 @@ def test_a_sweep_of_new_processes(tmp_path: Path, options: list[str]) -> None:
     assert done.code == 0, done.err
     for number in range(2):
         folder = project.path / "all" / ".jobs" / str(number)
-        state = states.read(folder)
+        state = job_states.read(folder)
         assert state is not None
         assert (state.state, state.step, state.directory) == ("finished", 2, f"s{number + 1}")
         overrides = (project.path / "all" / state.directory / ".hydra" / "overrides.yaml").read_text()

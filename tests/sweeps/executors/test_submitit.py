@@ -14,9 +14,9 @@ from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.launch import slurm as slurm_jobs
 from hydraloop.launch.failure import REQUEUE
+from hydraloop.sweeps.executors import submitit_executor
 from hydraloop.sweeps.executors.executor import Ended, Request
-from hydraloop.sweeps.slurm import submitit_executor
-from hydraloop.sweeps.slurm.submitit_executor import SubmititExecutor, create_executor
+from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor, create_executor
 from tests.processes import until
 from tests.slurm import Slurm
 from tests.sweeps.executors import program

@@ -17,21 +17,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydraloop.config.arguments import typed_keys
-from hydraloop.config.checked import Draft
+from hydraloop.config.checks import Draft
 from hydraloop.config.compose import opened
 from hydraloop.files import atomic, checkpoint_files
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.result import Result
 from hydraloop.launch.peers import Peers
+from hydraloop.launch.processes import leave
 from hydraloop.launch.run_starter import RunStarter
-from hydraloop.launch.termination_signals import leave
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps.axes import Axis
+from hydraloop.sweeps.compose_jobs import GridComposer
 from hydraloop.sweeps.executors.executor import Request
-from hydraloop.sweeps.grid import GridComposer
 from hydraloop.sweeps.job import SweepJob
-from hydraloop.sweeps.jobs import Jobs
-from hydraloop.sweeps.sweep_description import Description
+from hydraloop.sweeps.sweep_description import Description, Jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hydraloop.sweeps.results.progress import Progress
+from hydraloop.sweeps.progress import Progress
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.written import finished, sweep, write
 

@@ -18,7 +18,7 @@ import pytest
 from hydraloop.config import arguments
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.secrets import remember_overrides
-from hydraloop.sweeps.results import results, results_table
+from hydraloop.sweeps import results, results_table
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.written import finished, sweep, write
 

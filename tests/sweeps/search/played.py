@@ -13,17 +13,17 @@ from omegaconf import OmegaConf
 from hydraloop.config import arguments
 from hydraloop.files.result import Objective, Result
 from hydraloop.schemas.sections import SweepConf
-from hydraloop.sweeps.controller.controller import Controller
+from hydraloop.sweeps import search as searching
+from hydraloop.sweeps.axes import Space
+from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares
-from hydraloop.sweeps.jobs import Jobs
 from hydraloop.sweeps.run_directories import RunDirectories
-from hydraloop.sweeps.search import search as searching
-from hydraloop.sweeps.search.history import History, HistoryReader, Trial
-from hydraloop.sweeps.search.search import Rule
-from hydraloop.sweeps.search.space import Space
+from hydraloop.sweeps.search import Rule
+from hydraloop.sweeps.search_history import History, HistoryReader, Trial
 from hydraloop.sweeps.search_source import SearchSource
 from hydraloop.sweeps.selection import select
+from hydraloop.sweeps.sweep_description import Jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_controller import NO_GRID, Played, Seen
 from tests.sweeps.test_directory import DESCRIPTION

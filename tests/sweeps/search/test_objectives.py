@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.files.result import Objective, Result
-from hydraloop.sweeps.search.history import Validations
+from hydraloop.sweeps.search_history import Validations
 from tests.sweeps.search.played import LR, Search, distance
 from tests.sweeps.search.test_search import ASHA
 

@@ -13,11 +13,10 @@ import optuna
 import pytest
 
 from hydraloop.errors import UserError
-from hydraloop.sweeps import states
-from hydraloop.sweeps.jobs import Jobs
-from hydraloop.sweeps.search import sampler
-from hydraloop.sweeps.search.history import History, Trial
-from hydraloop.sweeps.search.search import Rule
+from hydraloop.sweeps import job_states, search_sampler
+from hydraloop.sweeps.search import Rule
+from hydraloop.sweeps.search_history import History, Trial
+from hydraloop.sweeps.sweep_description import Jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.search.played import LR, KilledError, Search
 
@@ -70,7 +69,7 @@ def test_trials_that_a_killed_controller_has_asked_for_start_before_new_ones(tmp
     search.kills = lambda: len(search.started) == 2
     with pytest.raises(KilledError):
         search.run()
-    states.read(search.directory.folder(1))
+    job_states.read(search.directory.folder(1))
     (search.directory.folder(1) / "job.json").unlink()  # as if the kill had come earlier
     search = Search(tmp_path, (LR, "seed=0,1"), {"trials": 3}, workers=1)
     search.run()
@@ -103,9 +102,9 @@ def test_a_failed_trial_is_not_repeated_by_the_sampler(tmp_path: Path) -> None:
     search = Search(tmp_path, options={"trials": 40})
     search.loss = lambda values: math.nan if float(values["optimizer.lr"]) > 3e-3 else 1 - float(values["optimizer.lr"])
     search.run()
-    states = [trial.state for trial in search.history().trials]
-    assert states[:10].count("failed") > 1
-    assert states[20:].count("failed") < 14
+    jobs = [trial.state for trial in search.history().trials]
+    assert jobs[:10].count("failed") > 1
+    assert jobs[20:].count("failed") < 14
 
 
 def test_enqueued_trials_are_first_and_the_sampler_completes_them(tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ class Broken(optuna.samplers.RandomSampler):
 
 def test_an_error_in_a_sampler_is_a_problem_and_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs that run end as usual."""
-    monkeypatch.setattr(sampler, "make", lambda kind, seed: Broken(seed))
+    monkeypatch.setattr(search_sampler, "make", lambda kind, seed: Broken(seed))
     search = Search(tmp_path, options={"trials": 6, "sampler": "random"})
     loop = search.run()
     assert loop.problem is not None
@@ -200,7 +199,7 @@ def test_the_median_pruner_is_shown_each_validation_in_turn(tmp_path: Path, rule
             value = math.nan if draws.random() < 0.04 else round(level + draws.gauss(0, 0.5), 1)
             trial.curve[validation] = value
             theirs.report(value, validation)
-            assert sampler.prunes(space, history, trial, trial.curve) == theirs.should_prune()
+            assert search_sampler.prunes(space, history, trial, trial.curve) == theirs.should_prune()
             suggested[theirs.should_prune()] += 1
         study.tell(theirs, level)
         trial.state, trial.results = "complete", {0: (level,)}

@@ -10,9 +10,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import UserError
-from hydraloop.sweeps.grid import GridComposer
-from hydraloop.sweeps.search.conditions import with_conditions
-from hydraloop.sweeps.search.space import Dimension, Space
+from hydraloop.sweeps.axes import Dimension, Space
+from hydraloop.sweeps.compose_jobs import GridComposer
+from hydraloop.sweeps.search import with_conditions
 from tests.config.composed import composer
 from tests.sweeps.search.played import Search
 from tests.sweeps.test_planning import planned

@@ -13,9 +13,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run as MLflowRun
 
 from hydraloop.files.record_log import Record
-from hydraloop.tracking.mlflow.address import connected, unsynced
-from hydraloop.tracking.mlflow.calls import DEFAULTS, prepare
-from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.mlflow import DEFAULTS, MLflowTracker, prepare
+from hydraloop.tracking.mlflow_runs import connected, unsynced
 from hydraloop.tracking.tracker import Attempt, Run
 
 QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

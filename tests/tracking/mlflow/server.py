@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
-from hydraloop.tracking.mlflow.address import connected
+from hydraloop.tracking.mlflow_runs import connected
 
 _LONGEST_START = 120.0
 """Most seconds for the start of a server, which imports for several seconds on a busy machine."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL, make_url
 
-from hydraloop.tracking.mlflow import address
+from hydraloop.tracking import mlflow_runs
 from hydraloop.tracking.tracker import BusyError, Finish, UnusableError
 from tests.small_disk import small_disk
 from tests.tracking.mlflow.runs import QUIET, client, empty_database, folder, opened, points, run_in, training
@@ -56,7 +56,7 @@ def test_which_address_is_meant(
     if now is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", now)
     options = {"folder": "/here", "tracking_uri": option, "environment": then}
-    assert address.address_of(options, known) == expected
+    assert mlflow_runs.address_of(options, known) == expected
 
 
 @pytest.mark.parametrize("name", ["per%20cent", "what?", "it's [1]+{2}@x:8 #\u00e4"])
@@ -69,7 +69,7 @@ def test_signs_in_the_path_of_a_project(name: str, folder: Path, empty_database:
     tracker.finish(Finish("finished"))
     while tracker.send_file():
         pass
-    command = shlex.split(str(address.page(tracker.memory["tracking_uri"], "x")).rpartition(", ")[0])
+    command = shlex.split(str(mlflow_runs.page(tracker.memory["tracking_uri"], "x")).rpartition(", ")[0])
     assert make_url(command[-1]).database == str(project / "mlflow.db")
     assert len(points(tracker, "train/loss", command[-1])) == 2
     assert list((project / "mlruns").rglob("config.yaml"))
@@ -78,8 +78,8 @@ def test_signs_in_the_path_of_a_project(name: str, folder: Path, empty_database:
 
 def test_a_database_is_created_in_a_path_with_signs(folder: Path) -> None:
     path = folder / "parent" / "50%25 off?" / "mlflow.db"
-    address.connected(address.sqlite_uri(path))
-    assert client(address.sqlite_uri(path)).search_experiments()
+    mlflow_runs.connected(mlflow_runs.sqlite_uri(path))
+    assert client(mlflow_runs.sqlite_uri(path)).search_experiments()
     assert [file.name for file in (folder / "parent").iterdir()] == ["50%25 off?"]
 
 
@@ -89,12 +89,12 @@ def test_an_sqlalchemy_that_does_not_decode_addresses_is_refused(folder: Path, m
         "sqlalchemy.engine.make_url", lambda uri: URL.create("sqlite", database=uri.removeprefix("sqlite:///"))
     )
     with pytest.raises(UnusableError, match=r"pip install 'sqlalchemy>=2\.1'; or choose another place: hooks\.mlflow"):
-        address.connected(address.sqlite_uri(folder / "50%.db"))
+        mlflow_runs.connected(mlflow_runs.sqlite_uri(folder / "50%.db"))
 
 
 def test_the_command_that_shows_a_database(folder: Path) -> None:
     def command(uri: str) -> str:
-        return str(address.page(uri, "x")).removesuffix(", http://localhost:5000/#/x")
+        return str(mlflow_runs.page(uri, "x")).removesuffix(", http://localhost:5000/#/x")
 
     assert command(f"sqlite:///{folder}/mlflow.db") == "mlflow ui"
     assert command("sqlite:////a b/x.db") == "mlflow ui --backend-store-uri 'sqlite:////a b/x.db'"
@@ -124,7 +124,7 @@ def test_a_process_that_was_killed_leaves_no_half_made_database(folder: Path) ->
     code = (
         "import os, sqlalchemy.event, sys\n"
         "from sqlalchemy.engine import Engine\n"
-        "from hydraloop.tracking.mlflow.address import connected\n"
+        "from hydraloop.tracking.mlflow_runs import connected\n"
         "import mlflow\n"
         "def stop(conn, cursor, statement, *_):\n"
         "    if 'alembic_version' in statement and statement.startswith('UPDATE'): os._exit(9)\n"
@@ -134,7 +134,7 @@ def test_a_process_that_was_killed_leaves_no_half_made_database(folder: Path) ->
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 9, done.stderr
     assert not path.exists()
-    address.connected(f"sqlite:///{path}")
+    mlflow_runs.connected(f"sqlite:///{path}")
     assert client(f"sqlite:///{path}").search_experiments()
     assert not list(folder.glob(".*.part"))
 

@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException, RestException, get_error_code
 from PIL import Image
 
 from hydraloop.tracking.follower import described
-from hydraloop.tracking.mlflow.calls import calling, prepare
+from hydraloop.tracking.mlflow import calling, prepare
 from hydraloop.tracking.tracker import MLFLOW, BusyError, GoneError, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import QUIET, empty_database, folder
 from tests.tracking.runs import described_run, log_records

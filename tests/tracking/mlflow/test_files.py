@@ -15,7 +15,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from PIL import Image
 
 from hydraloop.files.record_log import LoggedObject, Record
-from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.mlflow import MLflowTracker
 from hydraloop.tracking.tracker import Finish
 from tests.tracking.mlflow.runs import (
     BEGAN,

@@ -14,8 +14,8 @@ import pytest
 from mlflow.entities import Run as MLflowRun
 
 from hydraloop.files.run_directory import SWEEP_FILE
-from hydraloop.tracking.mlflow.runs import ensure_parent
-from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.mlflow import MLflowTracker
+from hydraloop.tracking.mlflow_runs import ensure_parent
 from hydraloop.tracking.tracker import Ending, Finish, Run, Sweep
 from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, folder, found, opened
 
@@ -96,5 +96,5 @@ def test_secrets_in_the_parent_s_tags_are_masked(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_no_torch_is_imported(folder: Path) -> None:
-    code = "import sys, hydraloop.tracking.mlflow.tracker, mlflow.tracking.client\nassert 'torch' not in sys.modules"
+    code = "import sys, hydraloop.tracking.mlflow, mlflow.tracking.client\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

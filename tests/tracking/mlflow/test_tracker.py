@@ -14,7 +14,7 @@ import pytest
 from hydraloop.files.record_log import Record
 from hydraloop.files.record_writer import RecordLog
 from hydraloop.files.result import Best, Result
-from hydraloop.tracking.mlflow.tracker import MLflowTracker
+from hydraloop.tracking.mlflow import MLflowTracker
 from hydraloop.tracking.tracker import Finish, GoneError, LostError, RefusedError, UnusableError
 from tests.tracking.mlflow.runs import (
     BEGAN,

@@ -1,1 +1,0 @@
-"""The device: how it is chosen, precision, moving batches, preparing the model, seeding."""

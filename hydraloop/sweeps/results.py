@@ -1,0 +1,249 @@
+"""The results of a sweep, at any time: a row for each job, averages over seeds, and the best job. Imports no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hydraloop.files import atomic
+from hydraloop.files.config_yaml import plain
+from hydraloop.files.secrets import mask_command
+from hydraloop.schemas.sections import SweepConf
+from hydraloop.sweeps import search_results
+from hydraloop.sweeps.axes import key_of
+from hydraloop.sweeps.executors.slurm_queue import current_states
+from hydraloop.sweeps.job_states import JobState, State
+from hydraloop.sweeps.search_results import SearchResults
+from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.tracking.tracker import valid_utf8
+
+CSV, JSON = "results.csv", "results.json"
+_FIELDS = ("status", "metric", "value", "step", "checkpoint", "seconds", "error")
+"""Columns of the table after the number of the job and what is swept."""
+_OF_SWEEP = ("hydra.sweep", "hydra.mode")
+"""Overrides of Hydra that have no effect on a single run, or forbid it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job."""
+
+    job: int
+    swept: dict[str, str]
+    """The swept keys and their values, as typed; secrets masked. A key that the job does not set is missing."""
+    status: State
+    metric: str | None
+    """The monitored metric."""
+    value: float | None
+    """The best value, else the last; None without a validation."""
+    step: int | None
+    """Iterations at that value."""
+    checkpoint: str | None
+    """Relative to the directory of the sweep."""
+    seconds: float
+    """Wall-clock time of all attempts that have ended."""
+    error: str | None
+    """Why it has failed or was interrupted."""
+    objectives: dict[str, float] = field(default_factory=dict)
+    """With `sweep.objectives`: all of them. `metric` and `value` are the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that differ only in the key over which results are averaged."""
+
+    swept: dict[str, str]
+    """The other swept keys and their values."""
+    jobs: tuple[int, ...]
+    """Their numbers."""
+    values: tuple[float, ...]
+    """The results of those that have one."""
+    mean: float | None
+    deviation: float | None
+    """The standard deviation; None for fewer than two results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results of a sweep."""
+
+    keys: tuple[str, ...]
+    """The swept keys."""
+    metric: str | None
+    """The metric by which jobs are compared: that of the first job that has a result."""
+    rule: str | None
+    """Which values of it are better: `greater`, `less`, or None if that is not known."""
+    rows: tuple[Row, ...]
+    """The best first. Jobs that cannot be compared are last, in the order of their numbers."""
+    best: Row | Group | None
+    """The best job, or the best average if results are averaged: the best job of a seed is only the luckiest."""
+    average: str | None
+    """The key over which results are averaged; None if it is not swept."""
+    groups: tuple[Group, ...]
+    """The best first."""
+    search: SearchResults | None = None
+    """What only a search has; None for a grid."""
+
+    @property
+    def best_jobs(self) -> tuple[int, ...]:
+        """The jobs of `best`."""
+        if self.best is None:
+            return ()
+        return self.best.jobs if isinstance(self.best, Group) else (self.best.job,)
+
+
+def collect(directory: SweepDirectory) -> Results:
+    """Read the states of all jobs, without those that a search has not asked for. 10,000 take a second, trials 5 s."""
+    states, jobs = current_states(directory), directory.description.jobs
+    search = None if jobs.search is None else search_results.collect(directory, jobs.search)
+    metric, rule, values = _compared(states, search)
+    rows = sorted((_row(directory, state, search) for state in states), key=lambda row: _order(row, values, rule))
+    average = directory.description.averaged
+    groups = _groups(rows, average, values, search)
+    groups.sort(key=lambda group: rank(group.mean, rule))
+    best: Row | Group | None = None
+    if search is not None and len(search.objectives) > 1:
+        pass  # the Pareto front takes its place
+    elif average is not None:  # fewer results of equally good jobs have a better average by chance
+        comparable = [group for group in groups if rank(group.mean, rule) != LAST]
+        best = min(comparable, key=lambda group: len(group.jobs) - len(group.values), default=None)
+    elif rows and _order(rows[0], values, rule)[0] == 0:
+        best = rows[0]
+    return Results(jobs.swept, metric, rule, tuple(rows), best, average, tuple(groups), search)
+
+
+def _compared(
+    states: Sequence[JobState], search: SearchResults | None
+) -> tuple[str | None, str | None, dict[int, float]]:
+    """Return the metric by which jobs are compared, which values of it are better, and the value of each job."""
+    if search is not None and search.objectives:
+        name, rule = next(iter(search.objectives.items()))
+        return name, rule, {job: values[name] for job, values in search.values.items()}
+    ended = [one for one in states if one.has_diverged or (one.state in ("finished", "stopped") and one.metric)]
+    first = min(ended, key=lambda one: one.has_diverged, default=None)  # one that has diverged may know another metric
+    if first is None:
+        return None, None, {}
+    return first.metric, first.rule, {one.number: one.value or 0.0 for one in ended if one.metric == first.metric}
+
+
+def _order(row: Row, values: Mapping[int, float], rule: str | None) -> tuple[int, float, int]:
+    """Return a key for sorting rows: results, the best first; pruned jobs; other jobs."""
+    is_last, place = rank(values.get(row.job), rule)
+    if not is_last:
+        return 0, place, row.job
+    return (1, rank(row.value, rule)[1], row.job) if row.status == "pruned" else (2, 0.0, row.job)
+
+
+def _row(directory: SweepDirectory, state: JobState, search: SearchResults | None) -> Row:
+    checkpoint = None if state.checkpoint is None else f"{state.directory}/{state.checkpoint}"
+    error = state.error or (state.reason if state.state == "interrupted" else None)
+    objectives = {} if search is None else search.values.get(state.number, {})
+    metric, value = next(iter(objectives.items()), (state.metric, state.value))
+    return Row(
+        state.number,
+        directory.swept(state),
+        state.state,
+        metric,
+        value,
+        state.step,
+        checkpoint,
+        state.seconds,
+        None if error is None else valid_utf8(error),
+        objectives,
+    )
+
+
+LAST = (True, 0.0)
+"""The rank of what cannot be compared."""
+
+
+def rank(value: float | None, rule: str | None) -> tuple[bool, float]:
+    """Return a key for sorting, with the best value first and those that cannot be compared last."""
+    if value is None or rule is None or not math.isfinite(value):
+        return LAST
+    return False, -value if rule == "greater" else value
+
+
+def _groups(
+    rows: Iterable[Row], average: str | None, values: Mapping[int, float], search: SearchResults | None
+) -> list[Group]:
+    """Return the jobs of each trial of a search, or those of a grid with the same values of the other keys."""
+    members: dict[Hashable, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.job) if average is not None else ():
+        others = tuple((key, value) for key, value in row.swept.items() if key != average)
+        members.setdefault(others if search is None else row.job // search.repeats, []).append(row)
+    groups = []
+    for jobs in members.values():
+        swept = {key: value for key, value in jobs[0].swept.items() if key != average}
+        found = tuple(values[row.job] for row in jobs if row.job in values)
+        mean, deviation = mean_and_deviation(found) if found else (None, None)
+        groups.append(Group(swept, tuple(row.job for row in jobs), found, mean, deviation))
+    return groups
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and the standard deviation of a sample; a single value has no deviation.
+
+    Both are NaN if a value is not finite: a job that has diverged must not be left out of an average.
+    """
+    if not all(map(math.isfinite, values)):
+        return math.nan, math.nan
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def rerun_command(directory: SweepDirectory, *jobs: int) -> str:
+    """Return the command that runs a job again as a single run, or jobs that differ only in the averaged key as a
+    sweep. Secrets are masked.
+    """
+    described = directory.description
+    program, flags = described.command[:2], described.command[2:]  # python -m hydraloop
+    words = [*program, *(word for word in flags if word not in ("-m", "--multirun"))]
+    typed = [(line.lstrip("+~"), line) for line in described.overrides]
+    words += [line for text, line in typed if text.startswith(("hydra.", "hydra/")) and not text.startswith(_OF_SWEEP)]
+    states = [directory.state(job) for job in jobs]
+    lines = list(directory.lines(states[0]))
+    if len(jobs) > 1:
+        words.append("-m")
+        values = ",".join(directory.swept(state)[described.average] for state in states)
+        changed = {line: f"{line.partition('=')[0]}={values}" for line in lines if key_of(line) == described.average}
+        lines = [changed.get(line, line) for line in lines]
+        if described.average != SweepConf.average:
+            lines.append(f"sweep.average={described.average}")
+    return valid_utf8(mask_command([*words, *lines]))
+
+
+def for_programs(directory: SweepDirectory, results: Results) -> dict[str, Any]:
+    """Return the results for `results.json` and for `--json`. NaN and infinity are numbers."""
+    content: dict[str, Any] = {"directory": str(directory.path), **asdict(results)}
+    if results.best is not None:
+        content["best"] = {**content["best"], "command": rerun_command(directory, *results.best_jobs)}
+    if results.search is not None:
+        del content["search"]["values"]  # the rows have them
+        for point in content["search"]["pareto"]:
+            point["command"] = rerun_command(directory, *point["jobs"])
+    return content
+
+
+def write(directory: SweepDirectory, results: Results) -> None:
+    """Write `results.csv` and `results.json` atomically.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    others = () if results.search is None else tuple(results.search.objectives)[1:]
+    writer.writerow(["job", *results.keys, *_FIELDS, *others])
+    for row in results.rows:
+        swept = [row.swept.get(key) for key in results.keys]
+        cells = [*(getattr(row, name) for name in _FIELDS), *(row.objectives.get(name) for name in others)]
+        writer.writerow([row.job, *swept, *cells])
+    atomic.write_text(directory.path / CSV, table.getvalue())
+    content = json.dumps(plain(for_programs(directory, results)), allow_nan=False)
+    atomic.write_text(directory.path / JSON, content + "\n")

@@ -1,1 +1,0 @@
-"""What users see of a sweep: the live table, the files with results, and their tables."""

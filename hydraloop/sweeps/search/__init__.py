@@ -1,1 +1,0 @@
-"""A search: a sweep whose next job depends on the results of earlier ones."""

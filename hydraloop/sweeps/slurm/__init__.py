@@ -1,1 +1,0 @@
-"""Jobs, sweeps and single runs on Slurm."""

@@ -1,0 +1,352 @@
+"""Experiments and runs at MLflow: the address, names, parameters, tags and metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import re
+import shlex
+import sqlite3
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+from filelock import FileLock
+
+from hydraloop.files import atomic
+from hydraloop.files.atomic import file_name
+from hydraloop.files.record_log import FILENAME, Record, read_all
+from hydraloop.files.run_directory import SWEEP_FILE
+from hydraloop.files.secrets import MASK
+from hydraloop.tracking import run_description
+from hydraloop.tracking.cursor import lock_of
+from hydraloop.tracking.tracker import Run, Sweep, UnusableError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+VARIABLE = "MLFLOW_TRACKING_URI"
+_SQLITE = "sqlite:///"
+_DEFAULT = f"{_SQLITE}mlflow.db"
+"""MLflow's default, in the folder in which `mlflow ui` is started."""
+_PATIENCE = 60.0
+"""Seconds to wait while another process creates the database, which takes about 2 s."""
+_LOCAL = "http://localhost:5000"
+"""Address of `mlflow ui`."""
+_ELSEWHERE = "choose another place: hooks.mlflow.tracking_uri=sqlite:////path/to/mlflow.db"
+
+
+def address_of(options: Mapping[str, Any], known: str | None = None) -> str:
+    """Return the tracking URI: that of the option, of the environment, or else `mlflow.db`.
+
+    A relative path belongs to the option `folder`. The option `environment` is the address in the environment of the
+    command that started the run.
+
+    Args:
+        known: the address of the existing run. It counts if the run's own options name it: a cursor may come from
+            someone else.
+
+    Raises:
+        UnusableError: the address does not name a file for a database.
+    """
+
+    def full(uri: str) -> str:
+        path = sqlite_path(uri)
+        return with_password(uri) if path is None else sqlite_uri(Path(options.get("folder") or Path.cwd()) / path)
+
+    then = options.get("environment") or _DEFAULT
+    if options.get("tracking_uri"):
+        return full(str(options["tracking_uri"]))
+    if known is not None and known == shown(full(then)):
+        return full(then)
+    return full(os.environ.get(VARIABLE) or then)
+
+
+def sqlite_uri(path: Path) -> str:
+    """Return the address of a database.
+
+    If a `%` or `?` must be encoded, slashes are encoded, too: MLflow creates the folder that it reads in the encoded
+    address, which is another one.
+    """
+    name = str(path)
+    return _SQLITE + (quote(name, safe="") if "%" in name or "?" in name else name)
+
+
+def with_password(uri: str) -> str:
+    """Return an address with the user and password that `MLFLOW_TRACKING_URI` has for it: they are not stored.
+
+    Without them, a masked one is returned without both: MLflow then takes them from its other variables.
+    """
+    uri, now = shown(uri) if MASK in uri else uri, os.environ.get(VARIABLE, "")
+    return now if uri.rstrip("/") == shown(now) else uri
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the file of an SQLite address, which may be relative, or None for any other address.
+
+    Raises:
+        UnusableError: the address does not name a file, so its contents would be lost, or it contains a `?`.
+    """
+    if not uri.startswith("sqlite:"):
+        return None
+    name = uri.removeprefix(_SQLITE)
+    if name in ("", ":memory:", uri) or "?" in name:
+        raise UnusableError(f"{uri!r} does not name a file, or contains a ?; {_ELSEWHERE}")
+    return Path(unquote(name))
+
+
+def shown(uri: str) -> str:
+    """Return an address without user, password and slash at the end, for people and files, and to compare it."""
+    user, at, _ = urlsplit(uri).netloc.rpartition("@")
+    return uri.replace(f"//{user}{at}", "//", 1).rstrip("/")
+
+
+def page(uri: str, path: str) -> str | None:
+    """Return where a person finds a page of MLflow; for an SQLite database, after the command to type.
+
+    MLflow 3 opens *GenAI* unless the path has `workflowType=machine_learning`.
+    """
+    if not uri.startswith("sqlite:"):
+        return f"{shown(uri)}/#/{path}" if uri.startswith(("http:", "https:")) else None
+    is_default = uri == sqlite_uri(Path.cwd() / "mlflow.db")
+    command = "mlflow ui" if is_default else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    return f"{command}, {_LOCAL}/#/{path}"
+
+
+def connected(uri: str) -> MlflowClient:
+    """Return a client. A local SQLite database is created if necessary, by one process at a time.
+
+    Raises:
+        UnusableError: a database cannot be created, or SQLAlchemy is too old for the signs in its path.
+    """
+    from mlflow import MlflowClient
+    from sqlalchemy import engine
+
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        if Path(str(engine.make_url(uri).database)) != path:
+            raise UnusableError(f"a path with a % or ? needs: pip install 'sqlalchemy>=2.1'; or {_ELSEWHERE}")
+        try:
+            _create(path)
+        except (PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+            raise UnusableError(f"{path}: {error.strerror}; {_ELSEWHERE}") from error
+    return MlflowClient(tracking_uri=uri)
+
+
+def _create(path: Path) -> None:
+    """Create a database under another name, and rename it when it is complete, also if a process is killed."""
+    from mlflow import MlflowClient
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{path}.lock").touch()  # fails at once, whereas the lock would retry for a minute
+    with FileLock(f"{path}.lock", timeout=_PATIENCE):
+        if not path.exists():
+            atomic.remove_unfinished(path)  # of a process that was killed here, when the time after its run was over
+            with atomic.replacing(path) as unfinished, unsynced():
+                MlflowClient(tracking_uri=sqlite_uri(unfinished))
+
+
+@contextlib.contextmanager
+def unsynced() -> Iterator[None]:
+    """Let SQLite not wait for the disk: the about 100 transactions of a new database would take 5 s or more."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    def relax(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA synchronous=OFF")
+        connection.execute("PRAGMA journal_mode=MEMORY")
+
+    event.listen(Engine, "connect", relax)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", relax)
+
+
+UID = "hydraloop.run"
+"""Tag by which a run is found again."""
+_TARGET = "_target_"
+_TRACKERS = ("MLflowLoggerHook", "TensorBoardLoggerHook", "WandbLoggerHook")
+_LONGEST_NAME, _LONGEST_TAG = 250, 8000
+"""Most characters of a name and of a tag. MLflow shortens values itself, except for the tags of a new run."""
+_BAD = r"[^\w.\- :/]"
+
+
+@lru_cache(maxsize=4096)
+def clean(name: str) -> str:
+    """Return a name of a metric, parameter or tag that MLflow accepts.
+
+    MLflow refuses most signs, and parts such as `..` that would change a path. They become `_`. A changed name gets a
+    digest, so that different names stay different.
+    """
+    parts = ["_" if part in ("", ".", "..") else re.sub(_BAD, "_", part) for part in name.split("/")]
+    text = "/".join(parts)
+    if text != name:
+        text += f"_{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:6]}"
+    return file_name(text, _BAD, longest=_LONGEST_NAME)
+
+
+def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
+    """Return the id of an experiment, which is created if it does not exist."""
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    path, location = sqlite_path(uri), None
+    if path is not None:
+        # Next to the database. MLflow's default is the working directory of the process that creates it.
+        files = path.parent / "mlruns" / clean(name).replace("/", "_")
+        location = files.as_uri() if "%" in str(files) else str(files)  # MLflow decodes a path
+    return str(client.create_experiment(name, artifact_location=location))
+
+
+def find(client: MlflowClient, experiment_id: str, uid: str) -> str | None:
+    """Return the run with a tag `hydraloop.run`, which an earlier process may have created before it was killed."""
+    found = client.search_runs([experiment_id], f"tags.`{UID}` = '{uid}'", max_results=1)
+    return str(found[0].info.run_id) if found else None
+
+
+def ensure(client: MlflowClient, experiment_id: str, uid: str, name: str, tags: Mapping[str, Any], began: float) -> str:
+    """Return the id of the run with a tag `hydraloop.run`, which is created if it does not exist."""
+    if (run_id := find(client, experiment_id, uid)) is not None:
+        return run_id
+    given = {clean(str(key)): str(value)[:_LONGEST_TAG] for key, value in tags.items()}
+    run = client.create_run(experiment_id, start_time=round(began * 1000), tags={**given, UID: uid}, run_name=name)
+    return str(run.info.run_id)
+
+
+def ensure_parent(client: MlflowClient, sweep: Sweep, experiment_id: str, tags: Mapping[str, Any]) -> str:
+    """Return the id of the run whose children are the jobs of a sweep, which is created if it does not exist.
+
+    It has the user's tags, and is finished from the beginning: only the jobs have a status and metrics.
+    """
+    given = {"sweep": sweep.name, "sweep_dir": sweep.folder, **tags}
+    # Several jobs share a sender, and that of a killed controller still sends when the next one starts.
+    with lock_of(sweep.folder, "mlflow") if (sweep.folder / SWEEP_FILE).is_file() else nullcontext():
+        run_id = find(client, experiment_id, sweep.uid)
+        if run_id is None:
+            run_id = ensure(client, experiment_id, sweep.uid, sweep.name.rpartition("/")[2], given, sweep.began)
+            client.set_terminated(run_id)
+    return run_id
+
+
+def tags_of(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a new run's tags: those of the run, under MLflow's names where it has them, and the user's."""
+    tags: dict[str, Any] = dict(run.attempts[0].tags)
+    names = {"git_commit": "mlflow.source.git.commit", "user": "mlflow.user"}
+    tags |= {name: tags.pop(key) for key, name in names.items() if key in tags}
+    if run.sweep is not None:
+        tags |= {"sweep": run.sweep.name, "job": run.sweep.job}
+    return tags | (options.get("tags") or {})
+
+
+def params_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the entries of a flattened config that distinguish runs; `config.yaml` has them all.
+
+    Nulls, empty lists and the options of trackers are left out. `optimizer._target_=torch.optim.AdamW` becomes
+    `optimizer=AdamW`, except for hooks, which have the name of their class.
+    """
+    targets = {key.removesuffix(f".{_TARGET}"): value for key, value in config.items() if key.endswith(f".{_TARGET}")}
+    trackers = tuple(f"{key}." for key, value in targets.items() if str(value).rpartition(".")[2] in _TRACKERS)
+    params = {}
+    for key, value in config.items():
+        node, _, name = key.rpartition(".")
+        if value in (None, "{}", "[]") or key.startswith(trackers):
+            continue
+        if not name.startswith("_"):
+            params[key] = str(value).lower() if isinstance(value, bool) else str(value)  # as in the config
+        elif name == _TARGET and not node.startswith(("hooks.", "default_hooks.")):
+            params[node or name] = str(value).rpartition(".")[2]
+    return params
+
+
+def log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    """Log parameters."""
+    from mlflow.entities import Param
+
+    client.log_batch(run_id, params=[Param(clean(key), text) for key, text in params.items()])
+
+
+class Points:
+    """Sends the points of one run. MLflow cannot delete any.
+
+    A call may be repeated: MLflow stores points of equal name, value, time and step once. If a resumed run repeats
+    iterations, equal values are not sent again. Others are, with their later time, and become the latest.
+
+    Args:
+        memory: the tracker's memory. `again_from`: the iteration from which points of an earlier attempt may exist.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, memory: Mapping[str, Any]) -> None:
+        self._client, self._run_id, self._memory = client, run_id, memory
+        self._there: dict[str, dict[int, float | str]] = {}
+        """By metric and step, the newest value at MLflow of points that may be repeated."""
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Send the points whose value differs from the newest one of their step."""
+        try:
+            self._client.log_batch(self._run_id, list(self._new(records)))
+        except Exception:
+            self._there.clear()  # it is unknown which points have arrived
+            raise
+
+    def _new(self, records: Sequence[Record]) -> Iterator[Metric]:
+        from mlflow.entities import Metric
+
+        again = self._memory.get("again_from", math.inf)
+        for record in records:
+            time_ms, step = round(record.timestamp * 1000), record.iteration
+            for name, value in record.metrics.items():
+                key = clean(name)
+                if step >= again:
+                    there, kept = self._before(key), _as_kept(value)
+                    if there.get(step) == kept:
+                        continue
+                    there[step] = kept
+                yield Metric(key, value, time_ms, step)
+
+    def _before(self, key: str) -> dict[int, float | str]:
+        if key not in self._there:
+            points = sorted(self._client.get_metric_history(self._run_id, key), key=lambda point: point.timestamp)
+            again = self._memory["again_from"]
+            self._there[key] = {point.step: _as_kept(point.value) for point in points if point.step >= again}
+        return self._there[key]
+
+
+def send_final_values(client: MlflowClient, run_id: str, run: Run, ended: int) -> None:
+    """Send the best value as a metric such as `best/accuracy`, and make the run's last values the latest at MLflow.
+
+    MLflow shows the value of the highest step. If an earlier attempt, or a test after more iterations, had reached a
+    higher step, the last value is sent once more, at that step.
+
+    Args:
+        ended: when the run ended, in milliseconds.
+    """
+    from mlflow.entities import Metric
+
+    last: dict[str, float] = {}
+    for record in read_all(run.run_dir / FILENAME):
+        last |= record.metrics
+    best = run_description.result_of(run.run_dir, run.attempt).get("best")
+    if best:
+        name, value = f"best/{best['metric']}", float(best["value"])
+        client.log_batch(run_id, [Metric(clean(name), value, ended, best["iteration"])])
+        last[name] = value
+    shown = client.get_run(run_id).data.metrics
+    late = []
+    for key, value in ((clean(name), value) for name, value in last.items()):
+        if key in shown and _as_kept(shown[key]) != _as_kept(value):
+            step = max(point.step for point in client.get_metric_history(run_id, key))
+            late.append(Metric(key, value, ended, step))
+    client.log_batch(run_id, late)
+
+
+def _as_kept(value: float) -> float | str:
+    """Return a value as a database returns it, without infinity, and in a form that compares equal to itself."""
+    return "nan" if math.isnan(value) else max(min(value, sys.float_info.max), -sys.float_info.max)
