@@ -121,9 +121,9 @@ def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
     """
     draft = checks.read(args, composer)
     if draft is None:
-        from hydraloop.sweeps import planning
+        from hydraloop.sweeps import check_sweep
 
-        return planning.check(args, composer)
+        return check_sweep.check(args, composer)
     check_options(draft.cfg)
     return draft
 
@@ -261,15 +261,15 @@ class _App:
     def _start(self, draft: Draft, argv: Sequence[str], *, resumes: bool) -> None:
         if draft.is_sweep:
             from hydraloop.commands import sweep
-            from hydraloop.sweeps import planning
+            from hydraloop.sweeps import check_sweep
 
-            assert isinstance(draft, planning.SweepDraft)
+            assert isinstance(draft, check_sweep.SweepDraft)
             sweep.run(draft, self._starter())
         if draft.cfg.sweep.executor == "submitit" and not resumes and not torchrun.is_several():
-            from hydraloop.sweeps import slurm_commands
+            from hydraloop.sweeps import submit_to_slurm
 
-            if slurm_commands.is_run(draft):
-                return slurm_commands.submit_run(draft)
+            if submit_to_slurm.is_run(draft):
+                return submit_to_slurm.submit_run(draft)
         return self._starter().run(draft, argv)
 
     def _starter(self) -> RunStarter:

@@ -21,17 +21,17 @@ from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import detach
 from hydraloop.launch import slurm as launch_slurm
 from hydraloop.launch.run_starter import RunStarter
-from hydraloop.sweeps import resume_sweep, slurm_commands
+from hydraloop.sweeps import resume_sweep, submit_to_slurm
+from hydraloop.sweeps.check_sweep import SweepDraft
 from hydraloop.sweeps.controller import Controller, Watcher
 from hydraloop.sweeps.executors import gpus, ray_executor, spawned, submitit_executor
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
+from hydraloop.sweeps.job_directories import RunDirectories
 from hydraloop.sweeps.job_lines import Lines, print_end
 from hydraloop.sweeps.job_states import Grid, JobState, Source
 from hydraloop.sweeps.live_table import watching
-from hydraloop.sweeps.planning import SweepDraft
-from hydraloop.sweeps.run_directories import RunDirectories
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.sender import SweepSender
@@ -87,12 +87,12 @@ def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:
 
 def _leave(draft: SweepDraft) -> NoReturn:
     """Let the same command run the sweep, as a job of Slurm or in the background, and exit."""
-    is_submitted = slurm_commands.is_sweep(draft.master)
+    is_submitted = submit_to_slurm.is_sweep(draft.master)
     if not is_submitted:
         detach.check()
     directory = resume_sweep.settle(_description(draft), draft).directory
     if is_submitted:
-        slurm_commands.submit_sweep(directory, draft)
+        submit_to_slurm.submit_sweep(directory, draft)
     directory.lock.release()
     detach.start(draft, "sweep.resume", directory.path, detach.CONTROLLER_LOG, "--multirun")
 

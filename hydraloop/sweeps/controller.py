@@ -19,12 +19,12 @@ from hydraloop.files import lock
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_text
 from hydraloop.launch.failure import REQUEUE
-from hydraloop.sweeps import attempts, job_states
-from hydraloop.sweeps.attempts import Retries
+from hydraloop.sweeps import job_states, retries
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
+from hydraloop.sweeps.job_directories import RunDirectories
 from hydraloop.sweeps.job_states import REQUEST, Job, JobState, Source
-from hydraloop.sweeps.run_directories import RunDirectories
+from hydraloop.sweeps.retries import Retries
 from hydraloop.sweeps.signals import Signals
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -268,7 +268,7 @@ class Controller:
             if told is not None and told.is_over:
                 self.directory.write(told)
                 return told
-        return attempts.begin(self.directory, job, before, found.directory)
+        return retries.begin(self.directory, job, before, found.directory)
 
     def _start_again(self, state: JobState) -> None:
         """Queue a job that has ended early. A job that the source has not given yet comes from there."""
@@ -317,9 +317,9 @@ class Controller:
             pruned: why it was told to end, if it is not to continue.
         """
         told = job_states.ended_from_result(begun, self.directory.run_dir(begun))
-        state = told or attempts.lost(self.directory, begun, code)
+        state = told or retries.lost(self.directory, begun, code)
         if pruned is not None:
-            state = attempts.prune(state, pruned)
+            state = retries.prune(state, pruned)
         self._write(state, flush=told is None or pruned is not None)  # no other file tells it
         with suppress(OSError):
             Path(self.directory.folder(state.number), REQUEST).unlink(missing_ok=True)
@@ -348,7 +348,7 @@ class Controller:
                 self._pruned[number] = reason
                 self.executor.cancel(number, signal.SIGTERM)  # it saves and ends, as after a preemption
             elif number not in self._running and number not in self._earlier:
-                state = attempts.prune(self.directory.state(number), reason)
+                state = retries.prune(self.directory.state(number), reason)
                 self._write(state)
                 self._leave(state)
 

@@ -39,7 +39,7 @@ from hydraloop.launch.failure import REQUEUE, Requeue
 from hydraloop.launch.plan import plan_job, without_hydra
 from hydraloop.launch.processes import owner_has_ended, terminable
 from hydraloop.launch.run_starter import RunStarter
-from hydraloop.sweeps import job_states, slurm_commands
+from hydraloop.sweeps import job_states, submit_to_slurm
 from hydraloop.sweeps.compose_jobs import GridComposer, set_number
 from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import UNUSABLE, Request, Worker
@@ -214,7 +214,7 @@ def _exit_code(error: BaseException) -> int:
 
 def received_arguments(argv: Sequence[str]) -> list[str]:
     """Return the arguments of this process, with those that a job of Slurm has in a file."""
-    return [*argv, *slurm_commands.received()] if environment.SUBMITTED in os.environ else [*argv]
+    return [*argv, *submit_to_slurm.received()] if environment.SUBMITTED in os.environ else [*argv]
 
 
 def run_received_job(composer: Composer, starter: RunStarter) -> None:

@@ -17,7 +17,7 @@ from hydraloop.files.run_directory import check_links
 from hydraloop.launch.plan import is_constant
 from hydraloop.sweeps import job_states, sweep_description
 from hydraloop.sweeps.axes import Lines
-from hydraloop.sweeps.planning import SweepDraft
+from hydraloop.sweeps.check_sweep import SweepDraft
 from hydraloop.sweeps.sweep_description import FILENAME, Description, Jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 

@@ -5,7 +5,7 @@ import pytest
 from hydraloop.commands.command_line import check_command
 from hydraloop.config import arguments
 from hydraloop.errors import UserError
-from hydraloop.sweeps import planning
+from hydraloop.sweeps import check_sweep
 from tests.config.composed import composer
 
 
@@ -98,6 +98,6 @@ def test_flags_that_say_where_the_config_is() -> None:
 def test_with_a_sweep_a_comma_sweeps(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with composer() as opened:
         checked = check_command(arguments.read(line.split()), opened)
-    assert isinstance(checked, planning.SweepDraft)
+    assert isinstance(checked, check_sweep.SweepDraft)
     assert checked.jobs.swept[0] == "hooks"
     assert "read as a list" not in capsys.readouterr().err

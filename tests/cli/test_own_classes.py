@@ -15,7 +15,7 @@ from hydraloop.config.checks import Draft
 from hydraloop.config.compose import opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
-from hydraloop.sweeps.planning import SweepDraft
+from hydraloop.sweeps.check_sweep import SweepDraft
 from tests.e2e.projects import Project
 
 OWN = '''

@@ -16,7 +16,7 @@ from hydraloop.config import arguments, checks
 from hydraloop.config import compose as composing
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import jobs_of
-from hydraloop.sweeps.selection import select
+from hydraloop.sweeps.overrides_to_axes import select
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"

@@ -15,7 +15,7 @@ from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.files.changes import resumed
 from hydraloop.schemas.root import DEFAULT_HOOKS
-from hydraloop.sweeps import planning
+from hydraloop.sweeps import check_sweep
 from tests.config.composed import job
 
 LONG = f"""
@@ -92,7 +92,7 @@ def test_own_keys_are_options_of_the_run(tmp_path: Path) -> None:
         assert cfg["my"]["num_classes"] == expected
         assert cfg["task"]["model"]["out_features"] == "${my.num_classes}"
     with project(tmp_path, NUMBERED) as composer:
-        sweep = planning.check(arguments.read(["-m", "my.num_classes=10,20", "data=digits"]), composer)
+        sweep = check_sweep.check(arguments.read(["-m", "my.num_classes=10,20", "data=digits"]), composer)
         jobs = [sweep.grid.compose(lines) for lines in sweep.jobs.listed]
     assert [cfg.task.model.out_features for cfg in jobs] == [10, 20]
 

@@ -21,8 +21,8 @@ from hydraloop.sweeps import controller, job_states, signals
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.executors.executor import Ended, Request
 from hydraloop.sweeps.executors.gpus import Shares, Slots
+from hydraloop.sweeps.job_directories import RunDirectories
 from hydraloop.sweeps.job_states import Grid, Job, JobState, Source
-from hydraloop.sweeps.run_directories import RunDirectories
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_directory import DESCRIPTION
 

@@ -16,7 +16,7 @@ from hydraloop.config.compose import Composer
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import jobs_of
 from hydraloop.sweeps.compose_jobs import GridComposer
-from hydraloop.sweeps.selection import select
+from hydraloop.sweeps.overrides_to_axes import select
 from tests.config.composed import composer
 
 VALUES = (

@@ -15,7 +15,7 @@ from hydraloop.config import arguments
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.files import lock
-from hydraloop.sweeps import planning, resume_sweep
+from hydraloop.sweeps import check_sweep, resume_sweep
 from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_description import FILENAME, Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -36,9 +36,9 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def planned(*lines: str) -> planning.SweepDraft:
+def planned(*lines: str) -> check_sweep.SweepDraft:
     """Planning takes half a second. A composer has to be open, any one: all are of equal files until `edit`."""
-    return planning.check(arguments.read(lines), Composer("config"))
+    return check_sweep.check(arguments.read(lines), Composer("config"))
 
 
 def start(

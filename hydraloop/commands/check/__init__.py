@@ -20,7 +20,7 @@ from hydraloop.errors import UserError, printable
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_text
 from hydraloop.launch.peers import Peers
-from hydraloop.sweeps.planning import SweepDraft
+from hydraloop.sweeps.check_sweep import SweepDraft
 
 
 def run(draft: Draft, argv: Sequence[str], peers: Peers) -> int:

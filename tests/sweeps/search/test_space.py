@@ -15,7 +15,7 @@ from hydraloop.sweeps.compose_jobs import GridComposer
 from hydraloop.sweeps.search import with_conditions
 from tests.config.composed import composer
 from tests.sweeps.search.played import Search
-from tests.sweeps.test_planning import planned
+from tests.sweeps.test_check_sweep import planned
 
 LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
 FIVE = f"{LR} sweep.trials=5"

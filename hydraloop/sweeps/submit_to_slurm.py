@@ -21,10 +21,10 @@ from hydraloop.files import environment
 from hydraloop.launch import slurm
 from hydraloop.launch.detach import CONTROLLER_LOG, RUN_LOG, continued, print_commands, without
 from hydraloop.launch.plan import plan_run
+from hydraloop.sweeps.check_sweep import SweepDraft
 from hydraloop.sweeps.executors import slurm_queue
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
 from hydraloop.sweeps.executors.submitit_executor import KEY, create_executor, is_local, submit_command
-from hydraloop.sweeps.planning import SweepDraft
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _PARAMETERS = """

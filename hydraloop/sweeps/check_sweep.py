@@ -24,8 +24,8 @@ from hydraloop.launch.checks import check_options
 from hydraloop.sweeps import search_sampler
 from hydraloop.sweeps.axes import Axis, Lines, Space, first_jobs
 from hydraloop.sweeps.compose_jobs import GridComposer
+from hydraloop.sweeps.overrides_to_axes import select
 from hydraloop.sweeps.search import search_of, with_conditions
-from hydraloop.sweeps.selection import select
 from hydraloop.sweeps.sweep_description import Jobs
 
 MOST = 100

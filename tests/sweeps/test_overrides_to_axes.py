@@ -10,7 +10,7 @@ from hydraloop.config import arguments
 from hydraloop.errors import UserError
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.axes import jobs_of
-from hydraloop.sweeps.selection import select
+from hydraloop.sweeps.overrides_to_axes import select
 from tests.config.composed import composer
 
 

@@ -12,17 +12,17 @@ from hydraloop.config import arguments
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
-from hydraloop.sweeps import planning
+from hydraloop.sweeps import check_sweep
 from tests.config.composed import composer
 
 
-def planned(line: str, composing: Composer) -> tuple[planning.SweepDraft, list[DictConfig]]:
+def planned(line: str, composing: Composer) -> tuple[check_sweep.SweepDraft, list[DictConfig]]:
     """The draft of a sweep, and the configs that were checked."""
     checked: list[DictConfig] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "check_options", checked.append)
+        patch.setattr(check_sweep, "check_options", checked.append)
         draft = check_command(arguments.read(line.split()), composing)
-    assert isinstance(draft, planning.SweepDraft)
+    assert isinstance(draft, check_sweep.SweepDraft)
     return draft, checked
 
 
