@@ -223,6 +223,12 @@ def _like(option: Option, rows: list[str]) -> tuple[str, list[str]]:
     return "", []
 
 
+def hook_docstrings() -> str:
+    """Return what makes Sphinx show the docstrings of the classes of hooks."""
+    classes = dict.fromkeys(option.cls for option in options())
+    return "\n".join(["```{eval-rst}", *(f".. autoclass:: hydraloop.hooks.{cls}" for cls in classes), "```"])
+
+
 def engine_table() -> str:
     """Return the table of what a hook finds on the engine, with the docstrings of the engine's parts."""
     (_, engine), *_ = _with_bases("hydraloop.engine.engine", "Engine")
@@ -382,6 +388,7 @@ PAGES = {
         "hooks": hook_sections,
     },
     "options.md": {"options": option_sections},
+    "python.md": {"hooks": hook_docstrings},
     "schedules.md": {"table": schedule_table, "schedules": schedule_sections},
 }
 """{page: {mark: function that returns the text between the marks}}"""

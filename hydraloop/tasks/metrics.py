@@ -155,7 +155,7 @@ class TokenAccuracy(_Mean):
 
 
 class MeanAbsoluteError(_Mean):
-    """The mean of |output - target| over all values, in the unit of the targets."""
+    """The mean of `|output - target|` over all values, in the unit of the targets."""
 
     higher_is_better = False
 

@@ -64,7 +64,6 @@ def test_every_block_has_a_language_that_this_test_knows(page: Path) -> None:
     assert page.read_text(encoding="utf-8").count("```") == 2 * len(blocks(page)), "a block that is not found"
 
 
-@pytest.mark.slow
 def test_the_docs_build_without_a_warning(tmp_path: Path) -> None:
     """Links between pages and to headings are part of it."""
     pytest.importorskip("sphinx", reason="the docs' packages are not installed")
