@@ -97,8 +97,8 @@ class Option:
     @property
     def described_by(self) -> str:
         """The option that describes the hook: `profiler` for `npu_profiler`, otherwise this one."""
-        path = str(self.facts["module"]).split(".")
-        return self.name if self.name in path else path[-1]
+        alike = [name for name, schema in stored("hooks") if schema._target_ == self.defaults["_target_"]]
+        return next((name for name in alike if self.facts["module"].endswith(f".{name}")), self.name)
 
     @property
     def description(self) -> str:
