@@ -39,7 +39,7 @@ class Checkpoints:
         batches: with the train loader.
         evaluator: its metrics are saved.
         loss_check: refuses to save a run whose loss or weights are not finite.
-        failed: called in a thread if a save in the background has failed; `settle` then raises the error.
+        failed: called in a thread if a save in the background has failed; `wait_for_save` then raises the error.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Checkpoints:
             UserError: the loss since the last record, or a weight, is not finite; nothing is written. If a thread
                 writes, the error of a weight is raised as other errors of the thread.
         """
-        self.settle()
+        self.wait_for_save()
         checkpoint = self._state(optimizer=optimizer, schedulers=schedulers)
         self._calls.before_save_checkpoint(checkpoint)
         iteration, ranks = self._progress.iteration, self._run.ranks
@@ -143,9 +143,9 @@ class Checkpoints:
         of_all = dict.fromkeys(name for of_rank in run.ranks.gather(broken) for name in of_rank)
         self.loss_check.check_weights(list(of_all), self._progress.iteration)
 
-    def settle(self) -> bool:
+    def wait_for_save(self) -> bool:
         """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
-        return self._saver.settle()
+        return self._saver.wait()
 
     def close(self) -> None:
         """Free the buffers of saves. After an error of the run, first wait for the one in the background."""

@@ -140,10 +140,10 @@ class Engine:
                 checkpoints.restore_generators()  # last, so that no start-up code draws from the generators
                 requests.act()
                 self._train_epochs()
-                checkpoints.settle()
+                checkpoints.wait_for_save()
                 self.loss_check.check()
             requests.act()  # the last checkpoint, asked for in after_train
-            checkpoints.settle()
+            checkpoints.wait_for_save()
             checkpoints.check_weights()  # after after_train, in which hooks find where a loss became NaN
             if self.settings.test and self.loaders.test is not None and requests.preempted_by is None:
                 self.evaluator.test(Path(self.best.checkpoint) if self.best is not None else None)

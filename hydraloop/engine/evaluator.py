@@ -134,8 +134,8 @@ class Evaluator:
             return False
         ends = progress.is_complete or self._requests.stop_reason not in (None, settings.out_of_time)
         if settings.val_by_epoch:
-            return ends or (progress.batch_in_epoch == 0 and rule.due(progress.epoch))
-        return rule.due(progress.iteration, done=progress.last_validation, last=ends)
+            return ends or (progress.batch_in_epoch == 0 and rule.fires_at(progress.epoch))
+        return ends or rule.times_until(progress.iteration) > rule.times_until(progress.last_validation)
 
     def during(self, context: AbstractContextManager[Any]) -> None:
         """Enter `context` now, and leave it after the last iteration of this validation or test, also after an error.
@@ -242,7 +242,7 @@ class Evaluator:
         if settings.pause_after is None or self._batches.loaders.val is None:
             return False
         return (
-            self._interval.up_to(progress.epoch if settings.val_by_epoch else progress.iteration)
+            self._interval.times_until(progress.epoch if settings.val_by_epoch else progress.iteration)
             >= settings.pause_after
         )
 

@@ -267,7 +267,7 @@ class Hook:
 
     def every_n_train_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
         """Return whether the number of completed iterations is a multiple of n; `begin` as in `Every`."""
-        return Every(n, begin).due(engine.progress.iteration)
+        return Every(n, begin).fires_at(engine.progress.iteration)
 
     def every_n_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
         """The same as `every_n_train_iters`, by MMCV's name."""
@@ -275,11 +275,11 @@ class Hook:
 
     def every_n_epochs(self, engine: Engine, n: int, begin: int = 0) -> bool:
         """Return whether the number of completed epochs is a multiple of n; `begin` as in `Every`."""
-        return Every(n, begin).due(engine.progress.epoch)
+        return Every(n, begin).fires_at(engine.progress.epoch)
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
         """Return whether `batch_idx + 1` is a multiple of n, in any loop."""
-        return Every(n).due(batch_idx + 1)
+        return Every(n).fires_at(batch_idx + 1)
 
     def end_of_epoch(self, engine: Engine, batch_idx: int, mode: Mode = "train") -> bool:
         """Return whether the batch at `batch_idx` is the last of the epoch, in the loop of `mode`."""

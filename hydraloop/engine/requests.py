@@ -287,7 +287,7 @@ class Requests:
         saves = self._saves()
         if self._settles:
             self._settles = False
-            saves.settle()
+            saves.wait_for_save()
         checkpoints, self._checkpoints = self._checkpoints, {}
         for tag, (write, owner) in checkpoints.items():
             save = partial(saves.save_tagged, tag) if write is None else partial(write, self._calls.engine)

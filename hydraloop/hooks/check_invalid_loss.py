@@ -58,7 +58,7 @@ class CheckInvalidLossHook(Hook):
 
     def __init__(self, *, interval: int = 50) -> None:
         check_at_least(1, interval=interval)
-        self._due = Every(interval).due
+        self._fires_at = Every(interval).fires_at
 
     def before_train(self, engine: Engine) -> None:
         """Let the engine's check raise the error of this hook."""
@@ -72,7 +72,7 @@ class CheckInvalidLossHook(Hook):
             PeerError: one is not finite on another rank.
         """
         now = engine.progress.iteration + 1  # the counters move after the step
-        if self._due(now, last=now == engine.max_iters):
+        if now == engine.max_iters or self._fires_at(now):
             engine.loss_check.check()
 
     def _fail(self, engine: Engine, bad: BadLoss | None, culprit: int) -> None:

@@ -221,13 +221,13 @@ class CheckpointHook(Hook):
     def after_train_epoch(self, engine: Engine) -> None:
         """Request the epoch's checkpoint, at the interval."""
         last = self.save_last and self.is_last_train_epoch(engine)
-        if self._every.due(engine.progress.epoch, last=last):
+        if last or self._every.fires_at(engine.progress.epoch):
             self._request(engine, "regular", self._write_regular)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Request the iteration's checkpoint, at the interval."""
         last = self.save_last and engine.progress.iteration >= engine.max_iters
-        if self._every.due(engine.progress.iteration, last=last):
+        if last or self._every.fires_at(engine.progress.iteration):
             self._request(engine, "regular", self._write_regular)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
@@ -253,7 +253,7 @@ class CheckpointHook(Hook):
         if preempted and progress.began_at < progress.iteration == progress.last_validation:
             self._records = replace(self._records, last_saved=0)  # saved before the validation, which is not repeated
         saves = self.save_last or preempted
-        if saves and self._every.due(progress.iteration, done=self._records.last_saved, last=True):
+        if saves and progress.iteration > self._records.last_saved:
             self._request(engine, "regular", self._write_regular)
         if self.published_keys:
             self._request(engine, "published", self._publish)
@@ -276,14 +276,14 @@ class CheckpointHook(Hook):
     def _point_to_resumed(self, engine: Engine) -> None:
         if self._resumed is None:
             return
-        engine.checkpoints.settle()  # a thread may be writing the same file
+        engine.checkpoints.wait_for_save()  # a thread may be writing the same file
         if engine.distributed.is_main:
             self.folder.resume_from(self._resumed, engine.run_dir)
             (engine.run_dir / RESULT_FILE).unlink(missing_ok=True)  # of an earlier attempt; this one may be killed
         self._resumed = None
 
     def _write_regular(self, engine: Engine) -> None:
-        engine.checkpoints.settle()
+        engine.checkpoints.wait_for_save()
         before = self._records
         path = self.folder.path / f"{self._stem(engine)}{SUFFIX}"
         # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
@@ -294,7 +294,7 @@ class CheckpointHook(Hook):
         self._save(engine, [path], before, after, last=True, delete=kept[:surplus])
 
     def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
-        engine.checkpoints.settle()
+        engine.checkpoints.wait_for_save()
         before, iteration = self._records, engine.progress.iteration
         found = {name: BestFile(value, iteration, self._best_path(engine, name)) for name, value in better.items()}
         replaced = (*before.replaced, *(before.best[name].path for name in found if name in before.best))
@@ -305,7 +305,7 @@ class CheckpointHook(Hook):
         self._save(engine, paths, before, replace(self._records, replaced=()), last=last, delete=replaced)
 
     def _publish(self, engine: Engine) -> None:
-        engine.checkpoints.settle()
+        engine.checkpoints.wait_for_save()
         last = self._records.kept[-1:] if self.save_last else ()
         for path in dict.fromkeys([*last, *(best.path for best in self._records.best.values())]):
             if engine.distributed.is_main and path.is_file():  # a copy of a run may lack files

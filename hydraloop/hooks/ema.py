@@ -191,7 +191,7 @@ class EMAHook(Hook):
         every = self._every
         if every is None:
             every = Every(self._interval, _steps(engine, (self._first_epoch - 1) * engine.progress.epoch_length) + 1)
-        if every.due(last, done=0):
+        if every.times_until(last):
             return
         option = "begin_epoch" if self._first_epoch else "begin_iter" if every.begin else "interval"
         unit = "epochs" if self._by_epoch else "optimizer steps"
@@ -209,12 +209,12 @@ class EMAHook(Hook):
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Update the average after an optimizer step."""
-        if engine.stepper.stepped and self._every is not None and self._every.due(engine.progress.optimizer_step):
+        if engine.stepper.stepped and self._every is not None and self._every.fires_at(engine.progress.optimizer_step):
             self._update()
 
     def after_train_epoch(self, engine: Engine) -> None:
         """Update the average at the end of an epoch, with `by_epoch`."""
-        if self._every is not None and self._every.due(engine.progress.epoch):
+        if self._every is not None and self._every.fires_at(engine.progress.epoch):
             self._update()
 
     def before_val_epoch(self, engine: Engine) -> None:

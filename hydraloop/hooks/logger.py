@@ -69,7 +69,7 @@ class LoggerHook(Hook):
 
     def __init__(self, *, interval: int | None = 10, ignore_last: bool = True) -> None:
         check_at_least(1, "Use 1 or more, or null to switch it off.", interval=interval)
-        self._due = Every(interval).due
+        self._fires_at = Every(interval).fires_at
         self._at_epoch_end = not ignore_last and interval is not None
         self._file: RecordLog | None = None
         """None before the first record, and where a resume has cut the file."""
@@ -117,7 +117,7 @@ class LoggerHook(Hook):
         Raises:
             UserError: its loss is not finite.
         """
-        if self._due(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
+        if self._fires_at(engine.progress.iteration) or (self._at_epoch_end and self.end_of_epoch(engine, batch_idx)):
             means = engine.messages.means(engine.distributed)
             check_names(means, remedy="A hook or the task adds it to engine.messages: use another name there.")
             if engine.distributed.is_main:

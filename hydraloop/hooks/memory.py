@@ -44,11 +44,11 @@ class MemoryProfilerHook(Hook):
 
     def __init__(self, *, interval: int = 50) -> None:
         check_at_least(1, interval=interval)
-        self._due = Every(interval).due
+        self._fires_at = Every(interval).fires_at
 
     def after_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any], mode: Mode) -> None:
         """Report every `interval` iterations of training, and batches of an evaluation."""
-        if not self._due(engine.progress.iteration if mode == "train" else batch_idx + 1):
+        if not self._fires_at(engine.progress.iteration if mode == "train" else batch_idx + 1):
             return
         readings = {**host_memory(), **device_memory(engine.device)}
         words = (

@@ -167,7 +167,7 @@ class TensorBoardLoggerHook(TrackerHook):
     ) -> None:
         check_at_least(1, "Use 1 or more, or null to switch it off.", histograms=histograms)
         super().__init__(flush_timeout=flush_timeout, interval=interval, options={})
-        self._due = Every(histograms).due
+        self._every = Every(histograms)
         self._seen = 0  # iteration of the last histograms
         self._counted: dict[str, Any] | None = None
         if histograms is None:
@@ -182,11 +182,11 @@ class TensorBoardLoggerHook(TrackerHook):
         self._seen, self._counted = engine.progress.iteration, None
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Count weights and gradients if an iteration since the last step was due."""
+        """Count weights and gradients if the interval fired since the last step."""
         iteration = engine.progress.iteration + 1  # not completed yet
         if self._counted is not None:  # another step of the task, with other gradients
             self._counted = {**counted(_tensors(engine)), **self._counted}
-        elif self._due(iteration, done=self._seen):
+        elif self._every.times_until(iteration) > self._every.times_until(self._seen):
             self._seen = iteration
             self._counted = counted(_tensors(engine))
 

@@ -71,7 +71,7 @@ class VisualizationHook(Hook):
         self, *, interval: int = 1, num_images: int = 32, per_batch: int | None = None, size: int = 128
     ) -> None:
         check_at_least(1, interval=interval, num_images=num_images, per_batch=per_batch, size=size)
-        self._due = Every(interval).due
+        self._fires_at = Every(interval).fires_at
         self._num_images, self._size = num_images, size
         self._per_batch = num_images if per_batch is None else per_batch
         self._samples: dict[str, list[_Sample]] = {}
@@ -96,7 +96,7 @@ class VisualizationHook(Hook):
             self._samples[engine.evaluator.data_set] = []  # there may be some of an evaluation that was interrupted
         samples = self._samples[engine.evaluator.data_set]
         most = min(self._num_images - len(samples), self._per_batch)
-        if most <= 0 or self._has_warned or not self._due(batch_idx + 1):
+        if most <= 0 or self._has_warned or not self._fires_at(batch_idx + 1):
             return
         if not _has_images(batch):
             self._has_warned = True

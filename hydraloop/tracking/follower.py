@@ -60,7 +60,7 @@ class Follower:
     ) -> None:
         self._tracker, self._cursor, self._run_dir, self._name = tracker, cursor, run_dir, name
         self._told = told
-        self._is_due = Every(tracker.options.get("interval", 1)).due
+        self._fires_at = Every(tracker.options.get("interval", 1)).fires_at
         self._reader = Reader(run_dir / FILENAME, Position())
         self._batch = BATCH
         self._opened = self._rewound = self._finished = self._in_trouble = False
@@ -176,7 +176,7 @@ class Follower:
         """Return whether `interval` sends a record: of every n-th iteration, and all others (with objects, of an
         evaluation, from before the first iteration)."""
         of_iteration = record.mode == "train" and record.iteration > 0 and not record.objects
-        return not of_iteration or self._is_due(record.iteration)
+        return not of_iteration or self._fires_at(record.iteration)
 
     def _send_files(self) -> bool:
         """Send files for at most a second. Returns whether there may be more."""

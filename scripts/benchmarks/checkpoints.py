@@ -82,7 +82,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     for _ in range(rounds):
         copied = timed(copy)
         stall = timed(lambda: saver.start(checkpoint, write, lambda written: None, asynchronous=True))
-        saver.settle()
+        saver.wait()
         plain, ours = timed(plain_save), timed(lambda: write(checkpoint))
         checked = timed(lambda: check(checkpoint))
         newest = timed(lambda: newest_intact(many))

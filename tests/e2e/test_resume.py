@@ -246,7 +246,7 @@ class Killed(hydraloop.Hook):
 
     def before_train_epoch(self, engine):
         if engine.progress.epoch == self.at:
-            engine.checkpoints.settle()  # else the file of the epoch may not be complete
+            engine.checkpoints.wait_for_save()  # else the file of the epoch may not be complete
             os.kill(os.getpid(), signal.SIGKILL)
 """
 

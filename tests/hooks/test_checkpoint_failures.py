@@ -38,7 +38,7 @@ class AtVal(Hook):
         self.does = does
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        engine.checkpoints.settle()
+        engine.checkpoints.wait_for_save()
         self.does()
 
 
@@ -100,7 +100,7 @@ def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         priority = Priority.LOWEST
 
         def before_train_epoch(self, engine: Engine) -> None:
-            engine.checkpoints.settle()
+            engine.checkpoints.wait_for_save()
             size = before[0] if engine.progress.epoch in (0, 3) else 1500
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
 

@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class Saver:
-    """Writes the checkpoints of an engine on rank 0, with FSDP2 on every rank. All ranks settle a save together.
+    """Writes the checkpoints of an engine on rank 0, with FSDP2 on every rank. All ranks wait for a save together.
 
     Args:
-        failed: called in the thread after an error that is not an `OSError`; `settle` then raises it.
+        failed: called in the thread after an error that is not an `OSError`; `wait` then raises it.
         limit: number of bytes that copies may need; None: a quarter of the free memory.
     """
 
@@ -45,7 +45,7 @@ class Saver:
         """Kept between saves: `Thread.start` would wait for the interpreter, 1.4 ms for each save."""
         self._writing: Future[None] | None = None
         self._done: Callable[[bool], object] | None = None
-        """Of the save that is not settled."""
+        """Called at the end of the current save; None without one."""
         self._outcome: bool | Exception = False
         """On a rank that writes: whether the file was written, or why not."""
 
@@ -57,13 +57,13 @@ class Saver:
         *,
         asynchronous: bool,
     ) -> bool:
-        """Write a checkpoint; called on every rank, after `settle`.
+        """Write a checkpoint; called on every rank, after `wait`.
 
         Args:
             checkpoint: may change after this call.
             write: writes it and returns whether it could; called on rank 0 (with FSDP2, on every rank), in a thread if
                 asynchronous.
-            done: called on every rank when the save is settled, with what `write` returned.
+            done: called on every rank at the end of the save, with what `write` returned.
             asynchronous: return after the copy, unless it needs too much memory.
 
         Returns:
@@ -91,7 +91,7 @@ class Saver:
                     self._outcome = write(checkpoint)
         except Exception as error:
             self._outcome, self._writing = error, None
-        return asynchronous or self.settle()
+        return asynchronous or self.wait()
 
     def _write(self, copied: Checkpoint, write: Callable[[Checkpoint], bool]) -> None:
         try:
@@ -101,7 +101,7 @@ class Saver:
             self._outcome = error
             self._failed()
 
-    def settle(self) -> bool:
+    def wait(self) -> bool:
         """Wait for the thread; called on every rank. Return whether the last file was written; True without a save.
 
         Raises:

@@ -30,7 +30,7 @@ class Fills(Hook):
         self.after, self.number, self.only = after, number, only
 
     def before_train_epoch(self, engine) -> None:
-        engine.checkpoints.settle()
+        engine.checkpoints.wait_for_save()
         if engine.progress.epoch != self.after or engine.progress.began_at:
             return
         if engine.distributed.is_main:

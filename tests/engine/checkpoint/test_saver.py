@@ -50,10 +50,10 @@ def test_a_change_after_the_save_does_not_change_the_file() -> None:
     weight += 1
     assert held.settled == []
     held.free.set()
-    assert one.settle()
+    assert one.wait()
     assert held.settled == [True]
     assert held.written[0]["weight"].tolist() == [0, 0, 0]
-    assert one.settle(), "nothing is left to wait for"
+    assert one.wait(), "nothing is left to wait for"
     one.close()
 
 

@@ -71,14 +71,14 @@ def saves(distributed: Distributed, run_dir: str) -> tuple[list[bool], list[str]
         with torch.no_grad():
             for parameter in engine.model.parameters():
                 parameter.mul_(2)
-        found.append(engine.checkpoints.settle())
+        found.append(engine.checkpoints.wait_for_save())
     logging.getLogger("hydraloop").addHandler(handler := _Lines())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if distributed.rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
         engine.checkpoints.save(folder / "epoch_3.pth", asynchronous=True)
-        found.append(engine.checkpoints.settle())
+        found.append(engine.checkpoints.wait_for_save())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         logging.getLogger("hydraloop").removeHandler(handler)

@@ -56,7 +56,7 @@ def test_the_thread_that_saves_uses_the_device_of_the_run(current: dict[str, int
         return True
 
     saver.start({}, write, lambda written: None, asynchronous=True)
-    assert saver.settle()
+    assert saver.wait()
     saver.close()
     assert used == [1]
 
