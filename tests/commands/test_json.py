@@ -1,4 +1,4 @@
-"""`--json`: some commands answer with one document, whose keys `docs/reference/json.md` lists."""
+"""`--json`: some commands answer with one document, whose keys `docs/how-to/after_training.md` lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from tests.e2e.projects import REPOSITORY, Done, Project
 from tests.sweeps import written
 
-PAGE = (REPOSITORY / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "how-to" / "after_training.md").read_text(encoding="utf-8")
+AGENTS = (REPOSITORY / "docs" / "agents.md").read_text(encoding="utf-8")
 LINES = {
     # in the table of documents: command line
     "`--dry-run`": "train.py --dry-run hooks=ema --json",
@@ -35,8 +36,9 @@ def project(trained: Project, tmp_path_factory: pytest.TempPathFactory) -> Proje
 
 def documents() -> dict[str, set[str]]:
     """The rows of the table: {command line: keys}."""
-    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", PAGE, re.M)
-    return {line: set(re.findall(r"`(\w+)`", keys)) for line, keys in rows[1:]}
+    (table,) = re.findall(r"^\| `--json` with \| keys \|\n\|---\|---\|\n((?:\|.+\n)+)", PAGE, re.M)
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.M)
+    return {line: set(re.findall(r"`(\w+)`", keys)) for line, keys in rows}
 
 
 def answer(done: Done) -> dict[str, Any]:
@@ -57,9 +59,9 @@ def test_a_command_answers_with_the_documented_keys(line: str, project: Project)
     assert done.code == 0
 
 
-def test_the_example_of_the_page_is_what_is_printed(project: Project) -> None:
-    (shown,) = re.findall(r"^\{\"error\".*\}$", PAGE, re.M)
-    assert project.train("--json", "optimizr.lr=0.1").out == f"{shown}\n"
+def test_the_example_for_agents_is_what_is_printed(project: Project) -> None:
+    (shown,) = re.findall(r"^\{\"error\".*\}$", AGENTS, re.M)
+    assert project.train("--json", "optimizr.lr=1e-2").out == f"{shown}\n"
 
 
 ERRORS = {

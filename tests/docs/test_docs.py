@@ -27,24 +27,16 @@ LEFT_OUT = {
     "mlflow ui": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "tensorboard --logdir": "a server; tests/e2e/trackers/test_tracker_pages.py opens its page",
     "eval": "changes the shell; tests/cli/test_completion.py covers it",
-    "python train.py detach=true": "goes to the background; tests/sweeps/test_detach.py covers it",
-    "wandb sync": "needs the network and an account",
     "torchrun --nnodes=2": "needs two machines",
     "python train.py engine.compile=true": "compiling takes a minute; tests/engine covers it",
-    "python train.py 'engine.compile=": "compiling takes minutes",
-    "python train.py +hooks.webhook.": "needs a service; tests/tracking/test_custom.py has one",
-    "python train.py hooks=visualization +hooks.webhook.": "needs a service; tests/tracking/test_custom.py has one",
-    "python train.py +hooks.aim.": "needs Aim; tests/tracking/test_aim.py covers it",
-    "aim up": "a server",
+    "python train.py +hooks.posts.": "needs a service; tests/tracking/test_custom.py has one",
 }
 """Commands that are not executed, by their beginning, with the reason."""
 NIGHTLY = {
-    "docs/how-to/checking.md": "tests/commands/test_check.py",
-    "docs/how-to/sweeping.md": "tests/sweeps and tests/e2e/test_command_line.py",
-    "docs/how-to/search.md": "tests/sweeps/search and tests/faults/sweeps",
-    "docs/how-to/report.md": "tests/report",
+    "docs/how-to/sweeps.md": "tests/sweeps, tests/faults/sweeps and tests/e2e/test_command_line.py",
+    "docs/how-to/after_training.md": "tests/commands and tests/report",
     "docs/reference/schedules.md": "tests/optim",
-    "docs/how-to/scaling.md": "tests/e2e/test_launching.py and tests/examples",
+    "docs/how-to/clusters.md": "tests/e2e/test_launching.py and tests/examples",
     "docs/how-to/tracking.md": "tests/e2e/trackers",
 }
 """Pages with many long runs, with the tests that CI has of the same options."""

@@ -1,6 +1,6 @@
 """Every option of default_hooks and scheduler runs on the digits, and all hooks together.
 
-docs/how-to/migrating.md lists which option takes the place of a hook of another framework.
+docs/how-to/coming_from.md lists which option takes the place of a hook of another framework.
 """
 
 from __future__ import annotations

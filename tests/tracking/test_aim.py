@@ -1,4 +1,4 @@
-"""Aim, a service that hydraloop does not know, with the tracker of docs/how-to/trackers.md."""
+"""Aim, a service that hydraloop does not know, with a custom tracker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hydraloop.files.record_log import FILENAME, read_all
-from tests.docs.pages import blocks
-from tests.e2e.projects import REPOSITORY, Project
+from tests.e2e.projects import Project
 
 pytest.importorskip("aim", reason="Aim is not installed: pip install aim")
+TRACKER = (Path(__file__).parent / "aim_tracker.py").read_text(encoding="utf-8")
 READ = """
 import json, sys
 from aim.sdk.run import Run
@@ -39,8 +39,7 @@ def _stored(project: Project, run_dir: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_aim_has_the_run_and_its_resume(tmp_path: Path) -> None:
     project = Project.make(tmp_path / "project")
-    (block,) = (block for block in blocks(REPOSITORY / "docs" / "how-to" / "trackers.md") if "AimTracker" in block.text)
-    project.write(str(block.file), block.text)
+    project.write("my_project/aim_tracker.py", TRACKER)
     hook = ["+hooks.aim._target_=my_project.aim_tracker.Aim", "+hooks.aim.flush_timeout=60"]
     done = project.train(*hook, "engine.max_epochs=1")
     assert done.code == 0, done.text

@@ -1,4 +1,4 @@
-"""Custom trackers, as docs/how-to/trackers.md has them: an outage of their service, files, sync, and the allowlist."""
+"""The custom tracker of docs/how-to/tracking.md: an outage of its service, files, and sync."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from tests.e2e.projects import REPOSITORY, Project
 from tests.tracking.runs import described_run, log_records, track
 from tests.tracking.service import OK, Service
 
-PAGE = REPOSITORY / "docs" / "how-to" / "trackers.md"
-KIND = "my_project.webhook.WebhookTracker"
+PAGE = REPOSITORY / "docs" / "how-to" / "tracking.md"
+FILES = (Path(__file__).parent / "posts_files.py").read_text(encoding="utf-8")
+KIND = "my_project.posts.PostsTracker"
 SLOW = """
 import time
 from hydraloop import Hook
@@ -32,17 +33,18 @@ class Slow(Hook):
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A project with the files of the page."""
+    """A project with the files of the page, and with a tracker that also sends files."""
     made = Project.make(tmp_path / "project")
     for block in blocks(PAGE):
         if block.file is not None:
             made.write(block.file, block.text)
+    made.write("my_project/posts_files.py", FILES)
     return made
 
 
-def webhook(service: Service, kind: str = "webhook.Webhook") -> list[str]:
+def posts(service: Service, kind: str = "posts.Posts") -> list[str]:
     """The overrides that select the hook."""
-    return [f"+hooks.webhook._target_=my_project.{kind}", f"+hooks.webhook.url={service.url}"]
+    return [f"+hooks.posts._target_=my_project.{kind}", f"+hooks.posts.url={service.url}"]
 
 
 def records(service: Service) -> list[dict[str, Any]]:
@@ -84,7 +86,7 @@ def test_an_outage_in_the_middle_of_a_run_loses_and_repeats_nothing(project: Pro
     thread.start()
     try:
         done = project.train(
-            *webhook(service), "+hooks.webhook.flush_timeout=30", "+hooks.slow._target_=my_project.slow.Slow",
+            *posts(service), "+hooks.posts.flush_timeout=30", "+hooks.slow._target_=my_project.slow.Slow",
             "engine.max_iters=60", "default_hooks.logger.interval=1", "engine.val_interval=20",
         )  # fmt: skip
     finally:
@@ -97,7 +99,7 @@ def test_an_outage_in_the_middle_of_a_run_loses_and_repeats_nothing(project: Pro
     assert {name: records(service)[0][name] for name in expected[0].metrics} == expected[0].metrics
     assert events(service) == ["begin", *["records"] * (len(events(service)) - 2), "end"]
     (warning,) = [line for line in done.text.splitlines() if "training continues" in line]
-    assert warning.startswith("warning: webhook: ")
+    assert warning.startswith("warning: posts: ")
     assert f"{len(expected)} of {len(expected)} records sent" in done.text
 
 
@@ -106,20 +108,20 @@ def test_files_arrive_once_and_after_the_status(project: Project) -> None:
     service = Service()
     with service.up():
         done = project.train(
-            "hooks=visualization", *webhook(service, "webhook_files.WebhookWithFiles"), "engine.max_epochs=1"
+            "hooks=visualization", *posts(service, "posts_files.PostsWithFiles"), "engine.max_epochs=1"
         )
     assert done.code == 0, done.text
     names = [body["name"] for body in service.bodies("/") if body["event"] == "file"]
     assert names == ["val/predictions", "test/predictions"]
 
 
-def _recorded(project: Project, kind: str = KIND, *, name: str = "webhook", **options: Any) -> Path:
+def _recorded(project: Project, **options: Any) -> Path:
     """A finished run of three records, of which the service has none."""
     run_dir = project.path / "outputs" / "run"
     described_run(run_dir)
     log_records(run_dir, 3)
     Result("finished").write(run_dir)
-    track(run_dir, name, kind, options)
+    track(run_dir, "posts", KIND, options)
     return run_dir
 
 
@@ -127,7 +129,7 @@ def _recorded(project: Project, kind: str = KIND, *, name: str = "webhook", **op
 def test_sync_sends_the_rest_once(project: Project) -> None:
     service = Service()
     with service.up():
-        _recorded(project, name="posts", url=service.url)  # all options of a webhook are secrets
+        _recorded(project, url=service.url)
         done = sync(project, "outputs")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("outputs/run  posts: 3 sent, 3 of 3 records there")
