@@ -23,12 +23,11 @@ from hydraloop.config.hook_checks import slots_of
 from hydraloop.config.messages import known_keys
 from hydraloop.config.own_classes import OF_ALL_HOOKS, own_class, select
 from hydraloop.engine.call_table import by_mount_point, format_order
-from hydraloop.errors import UserError, any_of, meant, printable
+from hydraloop.errors import UserError, any_of, meant
 from hydraloop.files import environment
 from hydraloop.files.config_yaml import masked_yaml
-from hydraloop.files.console import end_with_reader
 from hydraloop.files.secrets import masked
-from hydraloop.files.terminal import print_json
+from hydraloop.files.terminal import print_json, show
 from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, summary, typed
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf
@@ -58,12 +57,6 @@ _SELECTION = re.compile(r"`?\w+=\S+?`?(?:: |, (?=the default))")
 _NOT_A_TEXT = re.compile(r"#\s*(@package |[\w/.-]+\.ya?ml$)")
 """Comments that are left out: Hydra's package, and the path of the file."""
 _NOT_OPTIONS = ("_target_", "_partial_", "defaults")
-
-
-def show(text: str) -> None:
-    """Print a text, of which the reader may leave the rest (`| head`)."""
-    end_with_reader()
-    print(printable(text))
 
 
 def show_plan(draft: Draft, *, as_json: bool) -> None:

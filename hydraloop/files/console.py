@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import sys
 import sysconfig
 import threading
@@ -196,11 +195,6 @@ def set_up(verbose: Any, file: Path | None = None, *, terminal: bool = True) -> 
     root.setLevel(logging.DEBUG if verbose is True else logging.INFO)
     for name in () if isinstance(verbose, bool) else [verbose] if isinstance(verbose, str) else verbose:
         logging.getLogger(name).setLevel(logging.DEBUG)
-
-
-def end_with_reader() -> None:
-    """End this process without a message when the reader of its output ends (`| head`). For what only prints."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def ensure() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping
 from io import TextIOWrapper
@@ -12,8 +13,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from hydraloop.errors import printable
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.secrets import masked
+
+
+def show(text: str) -> None:
+    """Print a text that may come from anywhere. If the reader takes only a part (`| head`), the process just ends."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(printable(text))
 
 
 def print_json(content: Mapping[str, Any]) -> None:

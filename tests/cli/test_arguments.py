@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydraloop.commands.command_line import check_command
+from hydraloop.commands.train import check_command
 from hydraloop.config import arguments
 from hydraloop.errors import UserError
 from hydraloop.sweeps import check_sweep

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hydraloop
-from hydraloop.commands.command_line import check_command
+from hydraloop.commands.train import check_command
 from hydraloop.config import arguments
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError

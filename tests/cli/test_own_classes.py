@@ -9,7 +9,7 @@ import hydra
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.commands.command_line import check_command
+from hydraloop.commands.train import check_command
 from hydraloop.config import arguments
 from hydraloop.config.checks import Draft
 from hydraloop.config.compose import opened

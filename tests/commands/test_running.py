@@ -16,7 +16,7 @@ from subprocess import PIPE
 
 import pytest
 
-from hydraloop.commands.dispatch import run as main
+from hydraloop.commands.command_line import view as main
 from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Result
 from hydraloop.launch.processes import is_alive, started

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hydraloop.commands.dispatch import run as main
+from hydraloop.commands.command_line import view as main
 from tests.sweeps import written
 
 CONFIG = """\

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hydraloop.commands import sync
-from hydraloop.commands.dispatch import run as command
+from hydraloop.commands.command_line import view as command
 from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Result
 from hydraloop.files.secrets import masked

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hydraloop.commands.dispatch import run as command
+from hydraloop.commands.command_line import view as command
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.hooks import LoggerHook, MLflowLoggerHook

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from hydraloop.commands import dispatch
+from hydraloop.commands.command_line import view
 from hydraloop.files.record_writer import RecordLog
 from hydraloop.files.result import Objective, Result
 
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 def report(*arguments: str | Path) -> int:
     """Run the command in this process, and return its exit code."""
-    return dispatch.run(["report", *map(str, arguments)])
+    return view(["report", *map(str, arguments)])
 
 
 def write_run(path: Path, *, count: int = 20, name: str = "accuracy", lr: str = "0.01") -> Path:

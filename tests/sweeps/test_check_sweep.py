@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from hydraloop.commands.command_line import check_command
+from hydraloop.commands.train import check_command
 from hydraloop.config import arguments
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError

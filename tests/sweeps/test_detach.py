@@ -19,7 +19,7 @@ import psutil
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.commands.dispatch import run as main
+from hydraloop.commands.command_line import view as main
 from hydraloop.config.checks import Draft
 from hydraloop.errors import UserError
 from hydraloop.files import environment, lock

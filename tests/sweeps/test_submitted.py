@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.commands.dispatch import run as main
+from hydraloop.commands.command_line import view as main
 from hydraloop.sweeps.executors import slurm_queue
 from hydraloop.sweeps.executors.slurm_queue import MAIN, current_states, jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from hydraloop.commands.dispatch import run as command
+from hydraloop.commands.command_line import view as command
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.files.record_log import FILENAME, count

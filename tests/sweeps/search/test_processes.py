@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.commands.dispatch import run as main
+from hydraloop.commands.command_line import view as main
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.e2e.projects import Project, Run
 from tests.faults.comparison import differences_of_files

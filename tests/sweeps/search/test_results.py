@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hydraloop.commands import dispatch
+from hydraloop.commands.command_line import view
 from hydraloop.files.result import Result
 from hydraloop.sweeps.executors.executor import Request
 from tests.sweeps.search.played import LR, Search, distance
@@ -35,7 +35,7 @@ class Timed(Search):
 def shown(search: Search, capsys: pytest.CaptureFixture[str]) -> tuple[list[str], dict[str, Any]]:
     """The lines that `results` prints, and the file that it writes."""
     capsys.readouterr()
-    assert dispatch.run(["results", str(search.directory.path)]) == 0
+    assert view(["results", str(search.directory.path)]) == 0
     content: dict[str, Any] = json.loads((search.directory.path / "results.json").read_text())
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()], content
 
@@ -58,7 +58,7 @@ def test_the_table_the_best_and_the_importance(tmp_path: Path, capsys: pytest.Ca
     assert lines[-1] == f"importance (PED-ANOVA, 1 in all): optimizer.lr {importance['optimizer.lr']:.2f}, " + (
         f"task.model.width {importance['task.model.width']:.2f}"
     )
-    dispatch.run(["status", str(search.directory.path)])
+    view(["status", str(search.directory.path)])
     assert "30 of 30 trials; jobs: 30 finished" in capsys.readouterr().out
 
 
