@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+__all__ = ["MLP", "SmallCNN"]
+
 
 class MLP(nn.Module):
     """Linear layers with ReLU and dropout between them: `[N, in_features]` to `[N, out_features]`.

@@ -9,9 +9,7 @@ from collections.abc import Iterable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-COMPONENTS = tuple(
-    f"hydraloop.{package}" for package in ("hooks", "tasks", "data", "models", "optim", "examples", "tracking")
-)
+COMPONENTS = tuple(f"hydraloop.{package}" for package in ("hooks", "tasks", "data", "models", "optim", "tracking"))
 """Allowed is what `__all__` of these packages names. Other functions in them read and write any file."""
 WHOLE = ("torch.nn", "torch.optim", "torchmetrics")
 """Every class and function that is defined in these is allowed, except in REFUSED."""
