@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydraloop.commands.command_line import view as run
 
+from hydraloop.commands.command_line import view as run
 from hydraloop.commands.new import TEMPLATES, templates
 from tests.e2e.projects import REPOSITORY, Project
 
