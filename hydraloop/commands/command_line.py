@@ -59,11 +59,14 @@ def without_project() -> None:
     """Do what `hydraloop …` asks for, without the code of a project. Only hydraloop and torch are trusted."""
     ALLOWLIST.advice = in_script(shlex.join(["python", "train.py", *sys.argv[1:]]))
     name = next(iter(sys.argv[1:]), "")
+    asks = not {"-h", "--help"}.isdisjoint(sys.argv)
     with in_one_line():
-        if name in parser.COMMANDS and name not in parser.OF_PROJECTS and not {"-h", "--help"}.intersection(sys.argv):
+        if name in parser.COMMANDS and name not in parser.OF_PROJECTS and not asks:
             replace_unencodable()
-            _exit(view(sys.argv[1:]))
-        _exit(_run(None, None, "hydraloop/project"))
+            code = view(sys.argv[1:])
+        else:
+            code = _run(None, None, "hydraloop/project")
+        _exit(code)
 
 
 def _exit(code: int) -> None:
