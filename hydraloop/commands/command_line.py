@@ -116,9 +116,9 @@ def _choose(project: Path | None, train: TrainCommand) -> int:
     """Run the command that is typed. Without one, train, or show what the flags ask for. Return the exit code."""
     argv, job = sys.argv[1:], None
     if environment.is_received():
-        from hydraloop.sweeps.job import received_arguments
+        from hydraloop.sweeps.job import arguments_of_process
 
-        argv = received_arguments(argv)
+        argv = arguments_of_process(argv)
     if torchrun.is_ours():
         argv, job = private.of_rank(argv)
     args = arguments.read(argv)

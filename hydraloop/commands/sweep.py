@@ -28,9 +28,10 @@ from hydraloop.sweeps.executors import gpus, ray_executor, spawned, submitit_exe
 from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
-from hydraloop.sweeps.job_directories import RunDirectories
+from hydraloop.sweeps.job_directories import JobDirectories
 from hydraloop.sweeps.job_lines import Lines, print_end
-from hydraloop.sweeps.job_states import Grid, JobState, Source
+from hydraloop.sweeps.job_source import Grid, Source
+from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.live_table import watching
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -56,33 +57,33 @@ def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:
     if draft.options.executor == "ray":
         cluster = ray_executor.connect(draft.options, ranks=draft.ranks, device=draft.device)
         shares = cluster.shares
-    settled = resume_sweep.settle(_description(draft), draft)
-    directory = settled.directory
+    sweep = resume_sweep.open_sweep(_description(draft), draft)  # a second controller is refused there
+    directory = sweep.directory
     lines = Lines(directory)
     hooks: Any = OmegaConf.to_container(draft.cfg.hooks)
     sender = SweepSender(directory.path, hooks)
     controller = Controller(
         directory,
         _executor(draft, directory, starter, cluster),
-        _source(settled, draft),
+        _source(sweep, draft),
         shares,
         lines,
-        RunDirectories(directory, draft.grid),
+        JobDirectories(directory, draft.grid),
         max_retries=draft.options.max_retries,
         stop_on_failure=draft.options.on_failure == "stop",
         retry_failed=draft.options.retry_failed,
-        leaves_jobs=launch_slurm.is_submitted(),
+        slurm_restarts_it=launch_slurm.is_submitted(),
     )
     with _shown_to_others(controller, sender):
         with watching(lines) as shown:
             controller.watcher = _Followed(shown, sender, directory)
-            if controller.left:
+            if controller.unfinished:
                 controller.executor.wait_ready()
             controller.run()
         print_end(controller)  # while it has the lock: `attach` follows it until then
-    if draft.options.report and not controller.left:  # the sweep is not running any more
+    if draft.options.report and not controller.unfinished:  # the sweep is not running any more
         write_report(directory.path)
-    sys.exit(controller.code)
+    sys.exit(controller.exit_code)
 
 
 def _leave(draft: SweepDraft) -> NoReturn:
@@ -90,10 +91,10 @@ def _leave(draft: SweepDraft) -> NoReturn:
     is_submitted = submit_to_slurm.is_sweep(draft.master)
     if not is_submitted:
         detach.check()
-    directory = resume_sweep.settle(_description(draft), draft).directory
+    directory = resume_sweep.open_sweep(_description(draft), draft).directory
     if is_submitted:
         submit_to_slurm.submit_sweep(directory, draft)
-    directory.lock.release()
+    directory.controller_lock.release()
     detach.start(draft, "sweep.resume", directory.path, detach.CONTROLLER_LOG, "--multirun")
 
 
@@ -111,14 +112,14 @@ def _check(draft: SweepDraft) -> gpus.Shares:
     return shares
 
 
-def _source(settled: resume_sweep.Settled, draft: SweepDraft) -> Source:
+def _source(sweep: resume_sweep.OpenSweep, draft: SweepDraft) -> Source:
     if draft.jobs.search is None:
-        return Grid(settled.named)
+        return Grid(sweep.named)
     from hydraloop.sweeps.search_source import SearchSource  # imports Optuna
 
-    found = settled.directory.description.jobs.search
+    found = sweep.directory.description.jobs.search
     assert found is not None, "the directory has the same search"
-    return SearchSource(settled.directory, replace(draft.jobs.search, trials=found.trials), draft.options.enqueue)
+    return SearchSource(sweep.directory, replace(draft.jobs.search, trials=found.trials), draft.options.enqueue)
 
 
 def _executor(
@@ -142,7 +143,7 @@ def _shown_to_others(controller: Controller, sender: SweepSender) -> Iterator[No
         yield
     finally:
         controller.executor.close()
-        controller.directory.lock.release()
+        controller.directory.controller_lock.release()
         sender.end()
 
 

@@ -1,4 +1,4 @@
-"""Why a controller starts no further job."""
+"""Controller: decides which job of a sweep starts, ends early or is retried. It alone writes the states of jobs."""
 
 from __future__ import annotations
 
@@ -17,31 +17,17 @@ from typing import Protocol
 from hydraloop.errors import UserError
 from hydraloop.files import lock
 from hydraloop.files.result import describe
-from hydraloop.files.secrets import mask_text
+from hydraloop.files.secrets import mask_overrides, mask_text
 from hydraloop.launch.failure import REQUEUE
-from hydraloop.sweeps import job_states, retries
+from hydraloop.sweeps import job_states
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
-from hydraloop.sweeps.job_directories import RunDirectories
-from hydraloop.sweeps.job_states import REQUEST, Job, JobState, Source
+from hydraloop.sweeps.job_directories import JobDirectories
+from hydraloop.sweeps.job_source import Job, Source
+from hydraloop.sweeps.job_states import REQUEST, JobState
 from hydraloop.sweeps.retries import Retries
 from hydraloop.sweeps.signals import Signals
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-
-
-def unwritable(path: Path, why: str) -> UserError:
-    """Return the problem that the state of a job of the sweep in `path` could not be written."""
-    free = shutil.disk_usage(path).free / 1e6
-    return UserError(
-        f"the state of a job could not be written to {path}, where {free:.0f} MB are free: {why}",
-        key="hydra.sweep.dir",
-        remedy=f"Repair that, and continue the sweep: sweep.resume={shlex.quote(str(path))}",
-    )
-
-
-def undecided(error: OSError | UserError) -> UserError:
-    """Return the problem that the source of the sweep cannot choose the next job."""
-    return error if isinstance(error, UserError) else UserError(f"the next job cannot be chosen: {error}")
 
 
 class Watcher(Protocol):
@@ -60,17 +46,17 @@ class Watcher(Protocol):
 log = logging.getLogger(__name__)
 
 _POLL = 0.2
-"""Seconds between two looks at signals and two updates of the display."""
-_LOOK = 1.0
-"""Seconds between two looks whether processes of ended jobs, and of an earlier controller's, have ended."""
+"""Seconds for which the executor waits for the end of a job."""
+_CHECK_INTERVAL = 1.0
+"""Seconds between two checks of the jobs whose processes still end."""
 
 
 @dataclass
 class Controller:
-    """Runs the jobs of a sweep.
+    """Runs the jobs of a sweep. Only the process that has the lock of the directory makes one.
 
-    Each job is in one place: with the source or in `_again` if it is to start, in `_running` if this controller answers
-    for its process, in `_earlier` if it is waited for, and in `ended` if it is over or is left as it is.
+    A job comes from the source, or from `_retry_queue`. While it runs, it is in `_running`. When it has ended, it is
+    retried, or its state becomes final. Jobs of an earlier controller are in `_saving` until their processes end.
     """
 
     directory: SweepDirectory
@@ -78,251 +64,276 @@ class Controller:
     source: Source
     shares: Shares
     watcher: Watcher
-    run_directories: RunDirectories
+    job_directories: JobDirectories
     max_retries: int = 0
     stop_on_failure: bool = False
     retry_failed: bool = False
-    """Whether to run jobs again that have failed earlier."""
-    leaves_jobs: bool = False
-    """Whether jobs go on after a signal, as Slurm starts this controller again."""
+    """Whether jobs that an earlier controller has seen fail run again."""
+    slurm_restarts_it: bool = False
+    """Whether Slurm starts this controller again: after a signal, it exits at once, and its jobs continue."""
 
-    ended: dict[int, JobState] = field(default_factory=dict)
-    """Jobs that are over, and those that this controller leaves as they are."""
+    final_states: dict[int, JobState] = field(default_factory=dict)
+    """The states of jobs that this controller does not start again."""
     signals: Signals = field(default_factory=Signals)
     problem: UserError | None = None
     """Why no further job can be started or recorded."""
-    _given: dict[int, Job] = field(default_factory=dict)
-    """The jobs that the source has given, until they have ended."""
-    _again: deque[Job] = field(default_factory=deque)
-    """Jobs that start again, before the source is asked for another."""
+    _jobs: dict[int, Job] = field(default_factory=dict)
+    """The jobs that the source has given, until their states are final."""
+    _retry_queue: deque[Job] = field(default_factory=deque)
     _running: dict[int, JobState] = field(default_factory=dict)
-    """Their states, as written when the attempt has begun."""
-    _ending: dict[int, Ended] = field(default_factory=dict)
-    """The ends of the launchers of running jobs of which a rank has the lock."""
-    _pruned: dict[int, str] = field(default_factory=dict)
-    """Running jobs that were told to end, and why."""
-    _earlier: dict[int, JobState] = field(default_factory=dict)
-    """Jobs that an earlier controller has started, whose processes save and end."""
+    """The states of running jobs, as they were written at the start."""
+    _launcher_ended: dict[int, Ended] = field(default_factory=dict)
+    """Running jobs whose launcher has ended, while a rank still has the lock of the run directory."""
+    _prune_reasons: dict[int, str] = field(default_factory=dict)
+    """Running jobs that were sent a signal because the source does not need them, and why."""
+    _saving: dict[int, JobState] = field(default_factory=dict)
+    """Jobs of an earlier controller, whose processes save and end."""
     _has_failed: bool = False
-    _looked: float = 0.0
+    _checked_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._retries = Retries(self.max_retries)
-        found = self.executor.found()
+        adopted = self.executor.adopt()
         for state in self.directory.states():
-            if state.number in found and not state.is_over:
+            if state.number in adopted and not state.is_over:
                 self._running[state.number] = replace(state, state="running")
                 self._write(self._running[state.number])
-                continue
-            if state.state == "running" and (held := self._holder(state)) is not None:
-                self._earlier[state.number] = state
-                log.warning("job %d still saves, in process %d on %s", state.number, held.pid, held.host)
-                continue
-            if state.state == "running":  # it was lost with its controller
-                state = self._ended_state(state, None)
-            if self._leaves(state):
-                self.ended[state.number] = state
-                self.source.ended(state)
-            elif state.state == "paused":
-                self.source.ended(state)
+            elif state.state == "running" and (process := self._process_of(state)) is not None:
+                self._saving[state.number] = state
+                log.warning("job %d still saves, in process %d on %s", state.number, process.pid, process.host)
+            elif state.state == "running":  # its process was killed with its controller
+                self._register(self._write_end(state, code=None))
+            else:
+                self._register(state)
+
+    def _register(self, state: JobState) -> None:
+        """Tell the source about a job that an earlier controller has run, unless it runs again."""
+        runs_again = self.retry_failed and state.state == "failed"
+        if state.is_over and not runs_again:
+            self.final_states[state.number] = state
+            self.source.job_ended(state)
+        elif state.state == "paused":
+            self.source.job_ended(state)
 
     def run(self) -> None:
         """Run all jobs that are not over."""
-        with self.signals.noted():
-            while self._goes_on():
+        with self.signals.caught():
+            while not (self.slurm_restarts_it and self.signals.received):
+                self._check_jobs()
+                self._start_jobs()
+                self._prune_jobs()
+                if not self._waits_for_jobs:
+                    return
                 for ended in self.executor.poll(_POLL):
-                    if self.signals.first is not None:
-                        self.signals.ends.add(ended.code)
-                    self._end(ended)
-                if not self.leaves_jobs and (sign := self.signals.to_send()) is not None:
-                    for number in self._running:
-                        self.executor.cancel(number, sign)
+                    if self.signals.received is not None:
+                        self.signals.exit_codes.add(ended.code)
+                    self._process_ended(ended)
+                self._forward_signal()
                 self.watcher.update()
-            self._prune()  # the source is told of the last ends
 
     @property
-    def stops(self) -> bool:
-        """Whether no further job starts."""
-        return self._gives_up or (self._has_failed and self.stop_on_failure)
-
-    @property
-    def left(self) -> list[int]:
+    def unfinished(self) -> list[int]:
         """The numbers of jobs that are not over."""
-        over = {number for number, state in self.ended.items() if state.is_over}
+        over = {number for number, state in self.final_states.items() if state.is_over}
         return [number for number in self.source.numbers if number not in over]
 
     @property
     def failed(self) -> list[JobState]:
         """The jobs that have failed or were killed, by number."""
-        kinds = ("failed", "interrupted") if self.signals.first is None else ("failed",)
-        return [state for _, state in sorted(self.ended.items()) if state.state in kinds]
+        kinds = ("failed", "interrupted") if self.signals.received is None else ("failed",)
+        return [state for _, state in sorted(self.final_states.items()) if state.state in kinds]
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         """The exit code of the command."""
-        if self.signals.first is not None:
-            return REQUEUE if self.leaves_jobs else self.signals.code
+        if self.signals.received is not None:
+            return REQUEUE if self.slurm_restarts_it else self.signals.exit_code
         return 1 if self.failed or self.problem is not None else 0
 
-    # One turn of the loop. -------------------------------------------------------------------------------------------
-
-    def _goes_on(self) -> bool:
-        """Start jobs. Return whether there is one to wait for."""
-        if self.leaves_jobs and self.signals.first is not None:
-            return False
-        if time.monotonic() >= self._looked + _LOOK:
-            self._look()
-            self._looked = time.monotonic()
-        self._start()
-        self._prune()
-        return bool(self._running) or (bool(self._earlier) and not self._gives_up)
+    # The loop. -------------------------------------------------------------------------------------------------------
 
     @property
-    def _gives_up(self) -> bool:
-        return self.signals.first is not None or self.problem is not None
+    def _waits_for_jobs(self) -> bool:
+        """Whether the loop continues."""
+        return bool(self._running) or (bool(self._saving) and not self._is_stopping)
 
-    def _leaves(self, state: JobState) -> bool:
-        """Return whether a job that does not run is left as it is."""
-        return state.is_over and not (self.retry_failed and state.state == "failed")
+    @property
+    def _is_stopping(self) -> bool:
+        """Whether no job is started or pruned any more."""
+        return self.signals.received is not None or self.problem is not None
 
-    def _look(self) -> None:
-        """Look at jobs whose ranks still end, and at the jobs of an earlier controller."""
-        for ended in list(self._ending.values()):
-            self._end(ended)
-        for state in list(self._earlier.values()):
-            if self._holder(state) is not None:
-                continue
-            del self._earlier[state.number]
-            state = self._ended_state(state, None)
-            if state.is_left or self._leaves(state):
-                self._leave(state)
-            else:
-                self._start_again(state)
+    @property
+    def _starts_no_job(self) -> bool:
+        return self._is_stopping or (self._has_failed and self.stop_on_failure)
 
-    def _holder(self, state: JobState) -> lock.Holder | None:
+    def _forward_signal(self) -> None:
+        """Send the signal that this process has received to all running jobs."""
+        if self.slurm_restarts_it or (sign := self.signals.to_forward()) is None:
+            return
+        for number in self._running:
+            self.executor.cancel(number, sign)
+
+    def _check_jobs(self) -> None:
+        """Once a second, check the jobs whose end no executor reports.
+
+        A rule that ends a running job, for example one that writes no records, belongs here: `self.executor.cancel`.
+        """
+        if time.monotonic() < self._checked_at + _CHECK_INTERVAL:
+            return
+        for ended in list(self._launcher_ended.values()):
+            self._process_ended(ended)
+        for state in list(self._saving.values()):
+            if self._process_of(state) is None:
+                del self._saving[state.number]
+                self._earlier_job_ended(state)
+        self._checked_at = time.monotonic()
+
+    def _process_of(self, state: JobState) -> lock.Holder | None:
         """Return the process that trains in the directory of a job."""
         return lock.holder(self.directory.run_dir(state))
 
     # Jobs start. -----------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _start_jobs(self) -> None:
         """Start jobs while there is room."""
-        while self._has_room and (job := self._next()) is not None:
-            self._submit(job, self.directory.state(job.number))
+        while self._has_room and (job := self._next_job()) is not None:
+            self._start(job)
 
     @property
     def _has_room(self) -> bool:
         slots = self.shares.slots
-        return not self.stops and len(self._running) < self.shares.workers and (slots is None or slots.are_free)
+        has_gpus = slots is None or slots.are_free
+        return not self._starts_no_job and len(self._running) < self.shares.workers and has_gpus
 
-    def _next(self) -> Job | None:
-        """Return the next job to start; None if no job can start now."""
-        if self._again:
-            return self._again.popleft()
-        with self._source_asked():
+    def _next_job(self) -> Job | None:
+        """Return a job to retry, else the next one of the source; None if no job can start now."""
+        if self._retry_queue:
+            return self._retry_queue.popleft()
+        with self._errors_of_source():
             while (job := self.source.next_job()) is not None:
-                self._given[job.number] = job
-                if job.number not in self._running and job.number not in self._earlier:
+                self._jobs[job.number] = job
+                if job.number not in self._running and job.number not in self._saving:
                     return job
         return None
 
-    def _submit(self, job: Job, before: JobState) -> None:
-        """Write that a job runs, and start it."""
-        slots, number = self.shares.slots, job.number
+    def _start(self, job: Job) -> None:
+        """Write that a job runs, then start its process.
+
+        If this process is killed between the two, the next controller finds no process, and starts the job again.
+        """
+        number = job.number
+        before = self.directory.state(number)
         try:
-            begun = self._begun(job, before)
+            run_dir = self.job_directories.of(job, before)
+            state = self._end_of_damaged(before, run_dir) or self._write_start(job, before, run_dir)
         except OSError as error:
             self._set_unwritable(error)
             return
         except UserError as error:  # a mistake in the job
-            failed = replace(before, state="failed", attempts=before.attempts + 1, error=mask_text(describe(error)))
-            self._write(failed)
-            self._leave(failed)
+            state = replace(before, state="failed", attempts=before.attempts + 1, error=mask_text(describe(error)))
+            self._write(state)
+        if state.state != "running":
+            self._finish(state)
             return
-        if begun.state != "running":
-            self._leave(begun)
-            return
+        self._running[number] = state
+        slots = self.shares.slots
         request = Request(
-            number,
-            job.lines,
-            str(self.directory.folder(number)),
-            str(self.directory.run_dir(begun)),
-            begun.attempts,
-            None if slots is None else slots.take(number),
-            self.shares.threads,
+            number=number,
+            lines=job.lines,
+            folder=str(self.directory.folder(number)),
+            run_dir=str(self.directory.run_dir(state)),
+            attempt=state.attempts,
+            gpus=None if slots is None else slots.take(number),
+            threads=self.shares.threads,
         )
-        self._running[number] = begun
         try:
             self.executor.submit(request)
         except UserError as error:
             self.problem = error
-            self._end(Ended(number, REQUEUE))
+            self._process_ended(Ended(number, REQUEUE))
             return
-        self.watcher.started(begun)
+        self.watcher.started(state)
 
-    def _begun(self, job: Job, before: JobState) -> JobState:
-        """Write that a job runs, and return that state; its end, if it has ended and only its state was damaged."""
-        found = replace(before, directory=self.run_directories.of(job, before))
-        if before.attempts and found.directory != before.directory:
-            told = job_states.ended_from_result(found, self.directory.run_dir(found))
-            if told is not None and told.is_over:
-                self.directory.write(told)
-                return told
-        return retries.begin(self.directory, job, before, found.directory)
+    def _end_of_damaged(self, before: JobState, run_dir: str) -> JobState | None:
+        """Return the end of a job whose `job.json` was damaged, by its `result.json`; None if it is not over.
 
-    def _start_again(self, state: JobState) -> None:
-        """Queue a job that has ended early. A job that the source has not given yet comes from there."""
-        if state.number in self._given:
-            self._again.append(self._given[state.number])
+        The name of its run directory was in the damaged file.
+        """
+        if not before.attempts or run_dir == before.directory:
+            return None
+        state = job_states.ended_from_result(replace(before, directory=run_dir), self.directory.path / run_dir)
+        if state is None or not state.is_over:
+            return None
+        self.directory.write(state)
+        return state
+
+    def _write_start(self, job: Job, before: JobState, run_dir: str) -> JobState:
+        """Write that a job runs, and return that state."""
+        state = job_states.started(before, tuple(mask_overrides(job.lines)), self.directory.path, run_dir)
+        self.directory.write(state, flush=state.params is not None)  # no other file has the values of a trial
+        return state
 
     # Jobs end. -------------------------------------------------------------------------------------------------------
 
-    def _end(self, ended: Ended) -> None:
-        """Write how a job has ended. Queue it again, or leave it as it is."""
+    def _process_ended(self, ended: Ended) -> None:
+        """Write how an attempt has ended. Then retry the job, or make its state final."""
         number = ended.number
-        begun = self._running.get(number)
-        if begun is None:  # an earlier controller has written its end
+        running = self._running.get(number)
+        if running is None:  # an earlier controller has written its end
             return
-        if self._holder(begun) is not None and self.problem is None:  # a rank is still ending
-            self._ending[number] = ended
+        if self._process_of(running) is not None and self.problem is None:  # a rank has not ended
+            self._launcher_ended[number] = ended
             return
-        self._release(number)
-        reason = self._pruned.pop(number, None)
-        state = self._ended_state(begun, ended.code, reason)
-        if not self.stops and self._retries.allow(state, begun.iterations, ended):
+        self._running.pop(number)
+        self._launcher_ended.pop(number, None)
+        if self.shares.slots is not None:
+            self.shares.slots.give(number)
+        state = self._write_end(running, ended.code, self._prune_reasons.pop(number, None))
+        if not self._starts_no_job and self._retries.use(ended, state, running.iterations):
             self._start_again(state)
             self.watcher.ended(state)
         else:
-            self._leave(state)
+            self._finish(state)
 
-    def _release(self, number: int) -> None:
-        """Note that a job does not use this machine any more."""
-        self._running.pop(number, None)
-        self._ending.pop(number, None)
-        if self.shares.slots is not None:
-            self.shares.slots.give(number)
+    def _earlier_job_ended(self, running: JobState) -> None:
+        """Write the end of a job whose controller was killed. Start it again if it is not over."""
+        state = self._write_end(running, code=None)
+        if state.is_over or state.state == "paused":
+            self._finish(state)
+        else:
+            self._start_again(state)
 
-    def _leave(self, state: JobState) -> None:
+    def _start_again(self, state: JobState) -> None:
+        """Queue a job that was interrupted or has failed. If the source has not given it yet, it comes from there."""
+        if state.number in self._jobs:
+            self._retry_queue.append(self._jobs[state.number])
+
+    def _finish(self, state: JobState) -> None:
+        """Make a state final: this controller does not start the job again."""
         self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
-        self.ended[state.number] = state
-        self._given.pop(state.number, None)
-        self.source.ended(state)
+        self.final_states[state.number] = state
+        self._jobs.pop(state.number, None)
+        self.source.job_ended(state)
         self.watcher.ended(state)
 
-    def _ended_state(self, begun: JobState, code: int | None, pruned: str | None = None) -> JobState:
-        """Return the state of a job that has ended, and write it.
+    def _write_end(self, running: JobState, code: int | None, prune_reason: str | None = None) -> JobState:
+        """Write the state of a job that has ended, and return it.
 
         Args:
             code: the exit code of its process; None if unknown.
-            pruned: why it was told to end, if it is not to continue.
+            prune_reason: why the source has ended it.
         """
-        told = job_states.ended_from_result(begun, self.directory.run_dir(begun))
-        state = told or retries.lost(self.directory, begun, code)
-        if pruned is not None:
-            state = retries.prune(state, pruned)
-        self._write(state, flush=told is None or pruned is not None)  # no other file tells it
+        run_dir = self.directory.run_dir(running)
+        folder = self.directory.folder(running.number)
+        state = job_states.ended_from_result(running, run_dir)
+        is_in_result = state is not None and prune_reason is None
+        if state is None:
+            state = job_states.ended_without_result(running, folder, run_dir, code)
+        if prune_reason is not None:
+            state = job_states.pruned(state, prune_reason)
+        self._write(state, flush=not is_in_result)  # otherwise no other file has it
         with suppress(OSError):
-            Path(self.directory.folder(state.number), REQUEST).unlink(missing_ok=True)
+            Path(folder, REQUEST).unlink(missing_ok=True)
         return state
 
     def _write(self, state: JobState, *, flush: bool = True) -> None:
@@ -332,30 +343,41 @@ class Controller:
             self._set_unwritable(error)
 
     def _set_unwritable(self, error: OSError) -> None:
+        """Start no further job, because the state of a job could not be written."""
+        path = self.directory.path
+        free = shutil.disk_usage(path).free / 1e6
         why = error.strerror or str(error)
-        self.problem = self.problem or unwritable(self.directory.path, why)
+        self.problem = self.problem or UserError(
+            f"the state of a job could not be written to {path}, where {free:.0f} MB are free: {why}",
+            key="hydra.sweep.dir",
+            remedy=f"Repair that, and continue the sweep: sweep.resume={shlex.quote(str(path))}",
+        )
 
     # A search ends jobs early. ---------------------------------------------------------------------------------------
 
-    def _prune(self) -> None:
+    def _prune_jobs(self) -> None:
         """End the jobs that the source does not need any more."""
+        if self._is_stopping:
+            return
         unwanted: dict[int, str] = {}
-        if not self._gives_up:
-            with self._source_asked():
-                unwanted.update(self.source.look(self._running.values()))
+        with self._errors_of_source():
+            unwanted.update(self.source.jobs_to_prune(self._running.values()))
         for number, reason in unwanted.items():
-            if number in self._running and number not in self._pruned:
-                self._pruned[number] = reason
-                self.executor.cancel(number, signal.SIGTERM)  # it saves and ends, as after a preemption
-            elif number not in self._running and number not in self._earlier:
-                state = retries.prune(self.directory.state(number), reason)
+            if number in self._running:
+                if number not in self._prune_reasons:
+                    self._prune_reasons[number] = reason
+                    self.executor.cancel(number, signal.SIGTERM)  # it saves and ends, as after a preemption
+            elif number not in self._saving:
+                state = job_states.pruned(self.directory.state(number), reason)
                 self._write(state)
-                self._leave(state)
+                self._finish(state)
 
     @contextmanager
-    def _source_asked(self) -> Iterator[None]:
-        """In the body, note why the next job cannot be chosen: no further job starts."""
+    def _errors_of_source(self) -> Iterator[None]:
+        """In the body, the source decides. If it cannot, no further job starts."""
         try:
             yield
-        except (OSError, UserError) as error:
-            self.problem = self.problem or undecided(error)
+        except UserError as error:
+            self.problem = self.problem or error
+        except OSError as error:
+            self.problem = self.problem or UserError(f"the next job cannot be chosen: {error}")

@@ -1,6 +1,6 @@
-"""SweepJob: what the process of a job does: it trains as a single run, in the directory that its controller names.
+"""SweepJob: what the process of a job does. It trains as a single run, in the directory that its controller names.
 
-It writes only that directory and its log. The controller reads there how the run has ended.
+It writes only that directory and its log. The controller reads `result.json` there, and decides about a retry.
 """
 
 from __future__ import annotations
@@ -60,20 +60,23 @@ class SweepJob(Worker):
     """Runs jobs of a sweep.
 
     Args:
-        sweep: its directory.
-        draft: of the sweep, with its first job; without a grid, of the only job.
+        sweep: the directory of the sweep.
+        draft: the draft of the sweep, with its first job; without a grid, the draft of the only job.
         starter: trains.
         grid: composes the jobs.
     """
 
     def __init__(self, sweep: Path, draft: Draft, starter: RunStarter, grid: GridComposer | None = None) -> None:
-        self._sweep, self._draft, self._starter, self._grid = sweep, draft, starter, grid
+        self._sweep = sweep
+        self._draft = draft
+        self._starter = starter
+        self._grid = grid
 
     def prepare(self) -> None:
         """Import torch, and the parts of hydraloop that the first job names. The user's modules are not imported."""
         for name in _EVERY_JOB:
             import_module(name)
-        environment.versions()  # is cached
+        environment.versions()  # cached: reading them takes time
         config = str(OmegaConf.to_container(self._draft.cfg, resolve=False))
         for target in re.findall(r"'_target_': '([\w.]+)'", config):
             module, _, name = target.rpartition(".")
@@ -82,11 +85,13 @@ class SweepJob(Worker):
                     getattr(import_module(module), name)
 
     def run(self, request: Request) -> int:
-        """Run a job, and write how it has ended into its run directory. Returns the exit code.
+        """Run a job, write how it has ended into its run directory, and return the exit code.
 
-        As of a single run; UNUSABLE if another process has the directory, or nothing can be written there.
+        The exit code is that of a single run. It is UNUSABLE if the controller cannot find the error in `result.json`,
+        because another process has the directory, or nothing can be written there.
         """
-        folder, result = Path(request.folder), None
+        folder = Path(request.folder)
+        result: ResultFile | None = None
         try:
             with terminable(), ExitStack() as locks:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -100,25 +105,27 @@ class SweepJob(Worker):
                 try:
                     self._train(request, locks)
                 except BaseException as raised:
-                    error = first_signal(raised)
                     if not result.is_complete:  # a signal at the end does not change how the run has ended
-                        result.set_error(error)
+                        result.set_error(first_signal(raised))
                     raise
         except BaseException as raised:
             error = first_signal(raised)
             with suppress(OSError):  # a full disk
                 self._starter.reports.show(error)
-            is_written = result is not None and result.has(error)
-            return _exit_code(error) if is_written or isinstance(error, KeyboardInterrupt) else UNUSABLE
+            is_in_result = result is not None and result.has(error)
+            if is_in_result or isinstance(error, KeyboardInterrupt):
+                return _exit_code(error)
+            return UNUSABLE
         return 0
 
     def _train(self, request: Request, locks: ExitStack) -> None:
-        """Train.
+        """Train in this process, or start ranks.
 
         Args:
-            locks: has the lock of the run directory. Closed before ranks are started: rank 0 takes it.
+            locks: has the lock of the run directory. It is released before ranks start, because rank 0 acquires it.
         """
-        run_dir, continues = Path(request.run_dir), request.attempt > 1 or slurm.was_started_again()
+        run_dir = Path(request.run_dir)
+        continues = request.attempt > 1 or slurm.was_started_again()
         cfg = self._config(request)
         with hydra_config(cfg):
             _place(cfg, self._sweep, run_dir)
@@ -127,22 +134,22 @@ class SweepJob(Worker):
                 locks.close()
                 self._start_ranks(cfg, request, continues=continues)
                 return
-            own = self._config(request)  # twice as fast as a copy
+            own = self._config(request)  # without the node `hydra`; composing is twice as fast as a copy
             plan = plan_job(own, run_dir, typed=self._draft.typed, continues=continues)
             self._starter.train(cfg, plan)
 
     def _start_ranks(self, cfg: DictConfig, request: Request, *, continues: bool) -> None:
-        known = {
+        job = {
             "number": request.number,
             "sweep": str(self._sweep),
             "run_dir": request.run_dir,
             "typed": list(self._draft.typed),
             "continues": continues,
         }
-        given: Any = OmegaConf.to_container(cfg.hydra.overrides, resolve=False)  # the ranks resolve interpolations
-        lines = [*given["hydra"], *given["task"]]
+        overrides: Any = OmegaConf.to_container(cfg.hydra.overrides, resolve=False)  # the ranks resolve interpolations
+        lines = [*overrides["hydra"], *overrides["task"]]
         command = environment.command()[1:]
-        self._starter.start_ranks(cfg, command, lines, variables={private.RANK_JOB: json.dumps(known)})
+        self._starter.start_ranks(cfg, command, lines, variables={private.RANK_JOB: json.dumps(job)})
 
     def _config(self, request: Request) -> DictConfig:
         if self._grid is None:
@@ -154,19 +161,20 @@ def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer,
     """Train as one of the ranks of a job.
 
     Args:
-        job: what `SweepJob` has told.
-        lines: the overrides of the job, with those of the sweep that are for Hydra.
-        composer: is open.
+        job: what `SweepJob` has written into the environment of the ranks.
+        lines: the overrides of the job, and the overrides of the sweep that are for Hydra.
+        composer: has to be open.
     """
     cfg = compose_job(lines, composer, trains=True)
     set_number(cfg, job["number"])
     remember_config(cfg)
-    run_dir, own = Path(job["run_dir"]), deepcopy(cfg)
+    run_dir = Path(job["run_dir"])
+    own = deepcopy(cfg)
     with ExitStack() as locks, hydra_config(cfg):
         _place(cfg, Path(job["sweep"]), run_dir)
         launch_checks.check(cfg)
         if torchrun.rank() > 0:
-            plan = starter.peers.follow(cfg, lambda found: without_hydra(replace(found, cfg=own), job["typed"]))
+            plan = starter.peers.follow(cfg, lambda plan: without_hydra(replace(plan, cfg=own), job["typed"]))
         else:
             locks.enter_context(_lock(run_dir))
             continues = job["continues"] or torchrun.attempt() > 0
@@ -176,15 +184,15 @@ def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer,
 
 
 def _lock(run_dir: Path) -> RunLock:
-    """Return the lock of a run directory. After the death of a node, a file server keeps it for a while."""
+    """Return the lock of a run directory. After the death of a node, a file server keeps the lock for a while."""
     return RunLock(run_dir, key="hydra.sweep.subdir", patience=LEASE if slurm.was_started_again() else PATIENCE)
 
 
 def _has_ended(request: Request) -> bool:
     """Return whether this attempt is over. After the death of a slurmd, Slurm starts a job again that still runs."""
-    begun = job_states.read(Path(request.folder))
-    told = None if begun is None else job_states.ended_from_result(begun, Path(request.run_dir))
-    return told is not None and told.is_over
+    running = job_states.read(Path(request.folder))
+    ended = None if running is None else job_states.ended_from_result(running, Path(request.run_dir))
+    return ended is not None and ended.is_over
 
 
 def _place(cfg: DictConfig, sweep: Path, run_dir: Path) -> None:
@@ -196,35 +204,35 @@ def _place(cfg: DictConfig, sweep: Path, run_dir: Path) -> None:
 
 
 def first_signal(error: BaseException) -> BaseException:
-    """Return the signal after which an error was raised, as in OmegaConf while it composes; otherwise the error."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, KeyboardInterrupt):
-        found = found.__context__
-    return found or error
+    """Return the signal because of which an error was raised, as OmegaConf does while it composes; else the error."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__context__
+    return cause or error
 
 
 def _exit_code(error: BaseException) -> int:
     """Return the exit code of a job whose result is written."""
-    if not isinstance(error, KeyboardInterrupt):
-        return 1
-    return (
-        error.code if isinstance(error, Requeue) else 128 + (error.number if isinstance(error, Terminated) else SIGINT)
-    )
+    if isinstance(error, Requeue):
+        return error.code
+    if isinstance(error, Terminated):
+        return 128 + error.number
+    return 128 + SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
-def received_arguments(argv: Sequence[str]) -> list[str]:
-    """Return the arguments of this process, with those that a job of Slurm has in a file."""
-    return [*argv, *submit_to_slurm.received()] if environment.SUBMITTED in os.environ else [*argv]
+def arguments_of_process(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of this process, and those that a job of Slurm has in a file."""
+    return [*argv, *submit_to_slurm.submitted_overrides()] if environment.SUBMITTED in os.environ else [*argv]
 
 
-def run_received_job(composer: Composer, starter: RunStarter) -> None:
-    """Run the job of a sweep for which this process was started, and exit. Return if it has another work.
+def run_job_and_exit(composer: Composer, starter: RunStarter) -> None:
+    """If this process was started for a job of a sweep, run the job, and exit with its code.
 
     A composer has to be open.
     """
     if environment.SWEEP_JOB not in os.environ:
         return
-    path, overrides, request = spawned.received()
+    path, overrides, request = spawned.read_request()
     remember_overrides([*overrides, *request.lines])
     os.environ.update(variables(overrides))
     grid = GridComposer(composer, checks.compose_sweep(overrides, composer))

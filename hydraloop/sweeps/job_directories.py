@@ -12,11 +12,12 @@ from hydraloop.config.checks import explained, hydra_config
 from hydraloop.errors import UserError
 from hydraloop.files.run_directory import has_trained
 from hydraloop.sweeps.compose_jobs import GridComposer
-from hydraloop.sweeps.job_states import Job, JobState
+from hydraloop.sweeps.job_source import Job
+from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 
-class RunDirectories:
+class JobDirectories:
     """Tells the run directories of jobs, each another one.
 
     Args:

@@ -53,13 +53,13 @@ def print_end(controller: Controller) -> None:
     """Print the results, how to continue a sweep that is not over, and which jobs have failed."""
     directory = controller.directory
     count = directory.count
-    if any(state.is_over for state in controller.ended.values()):
+    if any(state.is_over for state in controller.final_states.values()):
         with suppress(OSError):  # a terminal that was closed
             results_table.show(directory)
     if controller.problem is not None:
         log.error("%s", controller.problem)
-    if controller.left:
-        why = "was interrupted" if controller.signals.first else "has ended"
+    if controller.unfinished:
+        why = "was interrupted" if controller.signals.received else "has ended"
         found = directory.states()
         left, command = sum(not state.is_over for state in found), directory.resume_command(found)
         log.info("the sweep %s. Jobs that are not over: %d of %d. Continue:\n  %s", why, left, count, command)

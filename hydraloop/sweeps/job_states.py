@@ -1,4 +1,4 @@
-"""Jobs: where a sweep's jobs come from, and the state of each in `job.json`.
+"""JobState: the contents of a job's `job.json`, and how each event changes them: a start, an end, a kill, pruning.
 
 A job without the file is queued. Only the controller of the sweep writes it.
 """
@@ -9,18 +9,23 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from hydraloop.files import atomic, lock
 from hydraloop.files.atomic import read_json
 from hydraloop.files.checkpoint_files import END_UNWRITTEN, candidates
 from hydraloop.files.config_yaml import plain
+from hydraloop.files.record_log import FILENAME as RECORDS
 from hydraloop.files.result import FILENAME as RESULT
-from hydraloop.files.result import PAUSE, PREEMPTED, Best, Result
+from hydraloop.files.result import PAUSE, PREEMPTED, Best, Result, digest
 from hydraloop.files.run_directory import checkpoint_folders
+from hydraloop.launch.failure import REQUEUE
+from hydraloop.sweeps.executors.executor import UNUSABLE
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "paused", "pruned"]
 """`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep
@@ -28,8 +33,10 @@ continues it. `paused`: by `engine.pause_after`; the job has saved, and continue
 again. `pruned`: by the optimizer of the sweep."""
 
 FILENAME = "job.json"
-_FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]", END_UNWRITTEN)
-"""In errors that are not the job's, or a rank's: it continues when there is space again."""
+_DISK_FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]", END_UNWRITTEN)
+"""Parts of error messages after which a job is interrupted, not failed: it continues when the disk has space."""
+_ENDING_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
 LOG = "job.log"
 """What the job's processes have printed."""
 REQUEST = "request.json"
@@ -74,7 +81,7 @@ class JobState:
     notes: Mapping[str, Any] = field(default_factory=dict)
     """In a search: what the sampler has noted of the trial."""
     rungs: tuple[float, ...] = ()
-    """With `sweep.promote`: the objective at each rung that the job has left."""
+    """With `sweep.promote`: the objective at each rung from which the job was promoted."""
 
     @property
     def is_over(self) -> bool:
@@ -82,13 +89,8 @@ class JobState:
         return self.state in ("finished", "failed", "stopped", "pruned")
 
     @property
-    def is_left(self) -> bool:
-        """Whether its controller does not start it again after this attempt, because it is over or paused."""
-        return self.is_over or self.state == "paused"
-
-    @property
     def preempted_by(self) -> str | None:
-        """What has preempted the job, which has saved: the name of a signal, or a time limit. None if nothing has."""
+        """What has preempted the job: the name of a signal, or a time limit. None if it was not preempted."""
         reason = self.reason or ""
         is_preempted = self.state == "interrupted" and reason.startswith(PREEMPTED)
         return reason.removeprefix(PREEMPTED) if is_preempted else None
@@ -102,10 +104,10 @@ class JobState:
 def read(folder: Path) -> JobState | None:
     """Return the state in a folder; None if the file does not exist, is damaged, or belongs to another program."""
     try:
-        found = read_json(folder / FILENAME)
-        value = found["value"]
-        lists = {"overrides": tuple(found["overrides"]), "rungs": tuple(map(float, found["rungs"]))}
-        return JobState(**{**found, **lists, "value": None if value is None else float(value)})
+        content = read_json(folder / FILENAME)
+        value = content["value"]
+        lists = {"overrides": tuple(content["overrides"]), "rungs": tuple(map(float, content["rungs"]))}
+        return JobState(**{**content, **lists, "value": None if value is None else float(value)})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -114,7 +116,7 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
     """Replace the state atomically.
 
     Args:
-        flush: whether to wait until it is on the disk. Needed for an end that `result.json` does not tell.
+        flush: whether to wait until it is on the disk. Needed for what no other file has.
 
     Raises:
         OSError: it cannot be written.
@@ -125,104 +127,110 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
     atomic.write_text(folder / FILENAME, text + "\n", flush=flush)
 
 
-def ended_from_result(state: JobState, run_dir: Path) -> JobState | None:
-    """Return the end of an attempt by its `result.json`; None if the attempt has not written that file."""
-    found = Result.read(run_dir, earlier=state.earlier_result)
-    if found is None:
+def started(before: JobState, overrides: tuple[str, ...], sweep: Path, directory: str) -> JobState:
+    """Return the state of a job whose next attempt starts now.
+
+    Args:
+        before: the state before the attempt.
+        overrides: with secrets masked.
+        sweep: the directory of the sweep.
+        directory: the run directory, relative to `sweep`.
+    """
+    return JobState(
+        number=before.number,
+        state="running",
+        overrides=overrides,
+        attempts=before.attempts + 1,
+        directory=directory,
+        began=time.time(),
+        seconds=before.seconds,
+        iterations=before.iterations,
+        earlier_result=digest(sweep / directory),
+        params=before.params,
+        notes=before.notes,
+        rungs=before.rungs,
+    )
+
+
+def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
+    """Return the state of a job after an attempt, by `result.json`; None if the attempt has not written that file."""
+    result = Result.read(run_dir, earlier=running.earlier_result)
+    if result is None:
         return None
-    iterations = found.progress.get("iteration", state.iterations)
-    told = replace(state, state=found.status, error=found.error, reason=found.reason, iterations=iterations)
-    if (told.preempted_by or "").startswith(PAUSE):
-        told = replace(told, state="paused")
-    if told.state == "failed" and any(mark in (told.error or "") for mark in _FULL):
-        told = replace(told, state="interrupted")
-    if told.state == "interrupted" and told.reason is None:
-        told = replace(told, error=None, reason=told.error)
-    if found.objective is not None:
-        goal = found.objective
-        told = replace(told, metric=goal.metric, rule=goal.rule, value=goal.value, step=goal.iteration)
     try:
         ended = (run_dir / RESULT).stat().st_mtime
     except OSError:
         return None
-    return end(replace(told, checkpoint=_checkpoint(found.best, run_dir)), ended, found.seconds)
+    state = replace(
+        running,
+        state=result.status,
+        error=result.error,
+        reason=result.reason,
+        iterations=result.progress.get("iteration", running.iterations),
+        checkpoint=_checkpoint(result.best, run_dir),
+        ended=ended,
+        seconds=running.seconds + result.seconds,
+    )
+    if result.objective is not None:
+        state = replace(
+            state,
+            metric=result.objective.metric,
+            rule=result.objective.rule,
+            value=result.objective.value,
+            step=result.objective.iteration,
+        )
+    if (state.preempted_by or "").startswith(PAUSE):
+        return replace(state, state="paused")
+    if state.state == "failed" and any(part in (state.error or "") for part in _DISK_FULL):
+        state = replace(state, state="interrupted")
+    if state.state == "interrupted" and state.reason is None:
+        state = replace(state, error=None, reason=state.error)
+    return state
 
 
-def end(state: JobState, ended: float, seconds: float) -> JobState:
-    """Return a state with the time at which its attempt has ended, and the seconds of all attempts."""
-    return replace(state, ended=ended, seconds=state.seconds + seconds)
+def ended_without_result(running: JobState, folder: Path, run_dir: Path, code: int | None) -> JobState:
+    """Return the state of a job after an attempt whose process has ended and has written no result.
+
+    Args:
+        folder: where the log of the job is.
+        code: the exit code of the process, negative for a signal; None if unknown.
+    """
+    ended = _last_written(folder / LOG, run_dir / RECORDS) if code is None else time.time()
+    seconds = max(0.0, ended - (running.began or ended))
+    state = replace(running, ended=ended, seconds=running.seconds + seconds)
+    if code is None:
+        return replace(state, state="interrupted", reason="its process has ended without a result")
+    if code == UNUSABLE:
+        return replace(state, state="interrupted", reason=f"its directory could not be used; see {LOG}")
+    if code == REQUEUE:
+        return replace(state, state="interrupted", reason="it was ended before it could begin")
+    number = -code if code < 0 else code - 128
+    if number in _ENDING_SIGNALS:
+        memory = " (out of memory?)" if number == signal.SIGKILL else ""
+        return replace(state, state="interrupted", reason=f"killed by {signal.Signals(number).name}{memory}")
+    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code} and no result"
+    return replace(state, state="failed", error=f"its process {how}; see {LOG}")
+
+
+def pruned(state: JobState, reason: str) -> JobState:
+    """Return the state of a job that a search ends early. A job that runs or is over keeps its state."""
+    can_be_pruned = state.state in ("queued", "paused", "interrupted")
+    return replace(state, state="pruned", reason=reason) if can_be_pruned else state
+
+
+def current(state: JobState, run_dir: Path) -> JobState:
+    """Return the state of a job or run for readers: a job whose process was killed is not running."""
+    if state.state != "running" or lock.holder(run_dir) is not None:
+        return state
+    return ended_from_result(state, run_dir) or replace(state, state="interrupted", reason="its process was killed")
+
+
+def _last_written(*files: Path) -> float:
+    """Return when one of these files was last written, in seconds since 1970; now if none exists."""
+    return max((path.stat().st_mtime for path in files if path.exists()), default=time.time())
 
 
 def _checkpoint(best: Best | None, run_dir: Path) -> str | None:
     """Return the best checkpoint, else the newest, relative to the run directory."""
     newest = candidates(*checkpoint_folders(run_dir))[:1] if best is None else [Path(best.checkpoint)]
     return os.path.relpath(newest[0], run_dir) if newest else None
-
-
-def current(state: JobState, run_dir: Path) -> JobState:
-    """Return the state of a job or run for readers: one whose process was killed is not running."""
-    if state.state != "running" or lock.holder(run_dir) is not None:
-        return state
-    return ended_from_result(state, run_dir) or replace(state, state="interrupted", reason="its process was killed")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job that a source gives."""
-
-    number: int
-    lines: tuple[str, ...]
-    """Its overrides, not masked."""
-
-
-class Source(Protocol):
-    """Gives each job that is not over once, and a paused job again. A resumed sweep has a new source."""
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        """The jobs that are to be over at the end."""
-
-    def next_job(self) -> Job | None:
-        """Return another job; None if all jobs are given out, or a running job must end first."""
-
-    def ended(self, state: JobState) -> None:
-        """Called when a job is over, paused or not started again, and at first for each such job of the directory."""
-
-    def look(self, running: Iterable[JobState]) -> Mapping[int, str]:
-        """Called several times a second. Return the jobs that are to end as pruned, with the reasons.
-
-        Args:
-            running: the jobs that this controller answers for.
-        """
-
-
-class Grid(Source):
-    """Gives the jobs of a grid in the order of their numbers.
-
-    Args:
-        jobs: the overrides of the jobs that the command line names, not masked, by number.
-    """
-
-    def __init__(self, jobs: Mapping[int, tuple[str, ...]]) -> None:
-        self._jobs = dict(sorted(jobs.items()))
-        self._numbers = tuple(self._jobs)
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        """The jobs that the command line names."""
-        return self._numbers
-
-    def next_job(self) -> Job | None:
-        """Return the next job that is not over."""
-        for number in self._jobs:
-            return Job(number, self._jobs.pop(number))
-        return None
-
-    def ended(self, state: JobState) -> None:
-        """Note that a job is over, or was interrupted and is not started again."""
-        if state.is_over or state.state == "interrupted":
-            self._jobs.pop(state.number, None)
-
-    def look(self, running: Iterable[JobState]) -> Mapping[int, str]:
-        """Return no job."""
-        return {}

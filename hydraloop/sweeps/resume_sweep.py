@@ -29,7 +29,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class OpenSweep:
     """The directory of a sweep, whose lock this process has, and the jobs of a command line in it."""
 
     directory: SweepDirectory
@@ -37,8 +37,8 @@ class Settled:
     """The overrides of a grid's jobs, not masked, by number."""
 
 
-def settle(description: Description, draft: SweepDraft) -> Settled:
-    """Return a sweep, a new one or the one that `sweep.resume` names.
+def open_sweep(description: Description, draft: SweepDraft) -> OpenSweep:
+    """Create the directory of a sweep, or open the one that `sweep.resume` names. A second controller is refused here.
 
     Args:
         description: of a new sweep.
@@ -50,26 +50,26 @@ def settle(description: Description, draft: SweepDraft) -> Settled:
         path = Path(draft.cfg.hydra.sweep.dir).absolute()
     wanted = draft.options.resume
     if wanted == "auto" and not ("hydra.sweep.dir" in draft.typed or is_constant(draft.master.hydra.sweep)):
-        return _continued(_newest(description, draft), description, draft)
+        return _resume(_newest(description, draft), description, draft)
     if wanted == "auto" and not (path / FILENAME).exists():
         wanted = None
         print(f"{path} had no sweep: a new one starts there", file=sys.stderr)
     if wanted is None:
-        return _created(path, description, draft)
-    return _continued(path if wanted == "auto" else Path(wanted), description, draft)
+        return _create(path, description, draft)
+    return _resume(path if wanted == "auto" else Path(wanted), description, draft)
 
 
-def _created(path: Path, description: Description, draft: SweepDraft) -> Settled:
+def _create(path: Path, description: Description, draft: SweepDraft) -> OpenSweep:
     directory = SweepDirectory.create(path, description)
-    directory.lock.acquire()
-    return Settled(directory, dict(enumerate(draft.jobs.listed)))
+    directory.controller_lock.acquire()
+    return OpenSweep(directory, dict(enumerate(draft.jobs.listed)))
 
 
-def _continued(path: Path, description: Description, draft: SweepDraft) -> Settled:
+def _resume(path: Path, description: Description, draft: SweepDraft) -> OpenSweep:
     """Return a sweep with the jobs of this command line, which it gets if they are new."""
     directory = SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
     check_links(path, key=_KEY)
-    directory.lock.acquire()
+    directory.controller_lock.acquire()
     try:
         for part in (*path.glob(".*.[0-9]*.part"), *path.glob(f"*/.{job_states.FILENAME}.*.part")):
             part.unlink()  # of a killed controller
@@ -78,9 +78,9 @@ def _continued(path: Path, description: Description, draft: SweepDraft) -> Settl
         if (new.jobs.masked(), new.average, new.configs) != (old.jobs, old.average, old.configs):
             directory.widen(new)
     except BaseException:
-        directory.lock.release()
+        directory.controller_lock.release()
         raise
-    return Settled(directory, named)
+    return OpenSweep(directory, named)
 
 
 def _joined(directory: SweepDirectory, new: Description, draft: SweepDraft) -> tuple[Description, Mapping[int, Lines]]:

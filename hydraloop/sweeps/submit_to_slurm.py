@@ -119,7 +119,7 @@ def _submit(
     print_commands(path, f"is job {job} of Slurm", "status", *shown, "stop")
 
 
-def received() -> list[str]:
+def submitted_overrides() -> list[str]:
     """Return the overrides of the command that this process is.
 
     Raises:

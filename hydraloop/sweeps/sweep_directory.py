@@ -35,8 +35,8 @@ class SweepDirectory:
 
     def __init__(self, path: Path, description: Description) -> None:
         self.path, self.description = path, description
-        self.lock = lock.RunLock(path, key="sweep.resume")
-        """Held by the controller, which alone starts jobs and changes `sweep.json`."""
+        self.controller_lock = lock.RunLock(path, key="sweep.resume")
+        """Held by the controller, which alone starts jobs and changes `sweep.json`. A second controller is refused."""
 
     @classmethod
     def create(cls, path: Path, new: Description) -> Self:

@@ -65,11 +65,11 @@ def test_what_was_tried_has_axes_by_kind(tmp_path: Path) -> None:
 def test_a_sweep_that_is_not_over_says_how_far_it_is_and_a_large_one_what_is_left_out(tmp_path: Path) -> None:
     made = sweep(tmp_path / "sweep", f"seed={','.join(map(str, range(1200)))}", average="none")
     write(made, {0: finished(0.8), 1: {"state": "running"}, 2: finished(None, state="failed", error="no")})
-    made.lock.acquire()
+    made.controller_lock.acquire()
     try:
         assert report(made.path) == 0
     finally:
-        made.lock.release()
+        made.controller_lock.release()
     text = Page(made.path / "report.html").text
     assert "This sweep still runs: 2 of 1,200 jobs are over." in text
     assert "curves and rows of all but the best 500 of 1,200 jobs" in text

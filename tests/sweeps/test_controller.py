@@ -19,10 +19,11 @@ from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Result, Status
 from hydraloop.sweeps import controller, job_states, signals
 from hydraloop.sweeps.controller import Controller
-from hydraloop.sweeps.executors.executor import Ended, Request
+from hydraloop.sweeps.executors.executor import Cause, Ended, Request
 from hydraloop.sweeps.executors.gpus import Shares, Slots
-from hydraloop.sweeps.job_directories import RunDirectories
-from hydraloop.sweeps.job_states import Grid, Job, JobState, Source
+from hydraloop.sweeps.job_directories import JobDirectories
+from hydraloop.sweeps.job_source import Grid, Job, Source
+from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_directory import DESCRIPTION
 
@@ -41,12 +42,10 @@ class Played:
     cancelled: list[tuple[int, signal.Signals]] = field(default_factory=list)
     most: int = 0
     """Jobs that were running at a time."""
-    by_scheduler: bool = False
-    """Whether jobs are ended by a scheduler."""
-    is_lost: bool = False
-    """Whether the machines of jobs are lost."""
+    cause: Cause = Cause.PROCESS
+    """What ends the processes of jobs."""
 
-    def found(self) -> list[int]:
+    def adopt(self) -> list[int]:
         """Return the jobs of an earlier controller."""
         return [*self.running]
 
@@ -57,7 +56,7 @@ class Played:
 
     def poll(self, seconds: float) -> list[Ended]:
         ended = [(number, self.play(self, request)) for number, request in list(self.running.items())]
-        found = [Ended(number, code, self.by_scheduler, self.is_lost) for number, code in ended if code is not None]
+        found = [Ended(number, code, self.cause) for number, code in ended if code is not None]
         for one in found:
             del self.running[one.number]
         return found
@@ -110,7 +109,7 @@ def make(directory: SweepDirectory) -> Make:
         running = {number: Request(number, (), "", str(directory.folder(number))) for number in earlier}
         executor = Played(directory, play, running=running)
         shares = Shares(workers, slots)
-        source, places = Grid(dict(enumerate(directory.description.jobs.listed))), RunDirectories(directory, NO_GRID)
+        source, places = Grid(dict(enumerate(directory.description.jobs.listed))), JobDirectories(directory, NO_GRID)
         return Controller(directory, executor, source, shares, Seen(), places, **options), executor  # type: ignore[arg-type]
 
     return made
@@ -131,8 +130,8 @@ def test_each_job_runs_once_and_as_many_at_a_time_as_there_are_workers(make: Mak
     loop.run()
     assert played.started == [0, 1, 2, 3, 4, 5]
     assert played.requests[3].lines == ("optimizer.lr=1e-2", "seed=0")
-    assert (played.most, loop.code, loop.left) == (2, 0, [])
-    assert [state.state for state in loop.ended.values()] == ["finished"] * 6
+    assert (played.most, loop.exit_code, loop.unfinished) == (2, 0, [])
+    assert [state.state for state in loop.final_states.values()] == ["finished"] * 6
     assert loop.watcher.lines[:3] == ["0 started", "1 started", "0 finished"]  # type: ignore[attr-defined]
 
 
@@ -146,7 +145,7 @@ def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: M
 
         count = 4
 
-        def look(self, running: Iterable[JobState]) -> dict[int, str]:
+        def jobs_to_prune(self, running: Iterable[JobState]) -> dict[int, str]:
             return {}
 
         def next_job(self) -> Job | None:
@@ -155,13 +154,13 @@ def test_a_source_may_wait_for_the_end_of_a_job_before_it_gives_the_next(make: M
             self.given += 1
             return Job(self.given, (f"seed={self.given}",))
 
-        def ended(self, state: JobState) -> None:
+        def job_ended(self, state: JobState) -> None:
             self.told.append((state.number, state.state))
 
     loop, played = make(finish)
     loop.directory.write(JobState(0, "finished"))
     source = OneByOne()
-    loop = Controller(loop.directory, played, source, Shares(2), Seen(), loop.run_directories)  # type: ignore[arg-type]
+    loop = Controller(loop.directory, played, source, Shares(2), Seen(), loop.job_directories)  # type: ignore[arg-type]
     loop.run()
     assert source.told == [(number, "finished") for number in range(4)]
     assert [(request.number, request.lines) for request in played.requests] == [
@@ -175,11 +174,11 @@ def test_jobs_that_are_over_do_not_run_again_and_failed_ones_if_asked_for(make: 
     loop, played = make(finish)
     loop.run()
     assert played.started == []
-    assert loop.code == 1
+    assert loop.exit_code == 1
     loop, played = make(finish, retry_failed=True)
     loop.run()
     assert [(request.number, request.attempt) for request in played.requests] == [(2, 2)]
-    assert loop.code == 0
+    assert loop.exit_code == 0
 
 
 @pytest.mark.parametrize("retries", [0, 2])
@@ -192,7 +191,7 @@ def test_a_job_that_fails_is_retried_as_often_as_asked_and_the_others_run(make: 
     assert [request.attempt for request in played.requests if request.number == 1] == list(range(1, retries + 2))
     assert sorted(set(played.started)) == [0, 1, 2, 3, 4, 5]
     assert [state.number for state in loop.failed] == [1]
-    assert loop.code == 1
+    assert loop.exit_code == 1
 
 
 def test_a_killed_job_is_retried(make: Make) -> None:
@@ -202,8 +201,8 @@ def test_a_killed_job_is_retried(make: Make) -> None:
     loop, played = make(play, max_retries=1)
     loop.run()
     assert played.started.count(0) == 2
-    assert loop.code == 0
-    assert loop.ended[0].attempts == 2
+    assert loop.exit_code == 0
+    assert loop.final_states[0].attempts == 2
     assert "0 interrupted" in loop.watcher.lines  # type: ignore[attr-defined]
 
 
@@ -231,10 +230,10 @@ def test_a_preempted_job_is_queued_again_and_an_attempt_without_progress_is_a_re
         return 75
 
     loop, played = make(play, max_retries=1)
-    played.by_scheduler = by_scheduler
+    played.cause = Cause.SCHEDULER if by_scheduler else Cause.PROCESS
     loop.run()
     assert played.started.count(1) == attempts
-    assert (loop.ended[1].state, loop.code) == (("finished", 0) if attempts == 4 else ("interrupted", 1))
+    assert (loop.final_states[1].state, loop.exit_code) == (("finished", 0) if attempts == 4 else ("interrupted", 1))
 
 
 def test_a_job_whose_machine_is_lost_starts_again_without_a_retry_but_not_for_ever(make: Make) -> None:
@@ -243,16 +242,16 @@ def test_a_job_whose_machine_is_lost_starts_again_without_a_retry_but_not_for_ev
         return -signal.SIGKILL if is_killed else finish(played, request)
 
     loop, played = make(play)
-    played.is_lost = True
+    played.cause = Cause.LOST
     loop.run()
-    assert (played.started.count(1), loop.ended[1].state) == (4, "finished")
-    assert (played.started.count(2), loop.ended[2].state) == (11, "interrupted")
+    assert (played.started.count(1), loop.final_states[1].state) == (4, "finished")
+    assert (played.started.count(2), loop.final_states[2].state) == (11, "interrupted")
 
 
 def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
     directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    monkeypatch.setattr(controller, "_CHECK_INTERVAL", 0.0)
     directory.write(JobState(3, "running", attempts=1, directory="3"))
     lock = RunLock(directory.folder(3), key="").acquire()
 
@@ -264,7 +263,7 @@ def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
     loop, played = make(play, workers=1)
     loop.run()
     assert played.started == [0, 1, 2, 4, 5, 3]
-    assert loop.ended[3].state == "finished"
+    assert loop.final_states[3].state == "finished"
     assert caplog.messages == [f"job 3 still saves, in process {os.getpid()} on {socket.gethostname()}"]
 
 
@@ -279,14 +278,14 @@ def test_a_paused_job_starts_again_in_the_next_sweep_only(make: Make) -> None:
         loop, played = make(play, max_retries=5, stop_on_failure=True)
         loop.run()
         assert played.started.count(1) == 1
-        assert (loop.left, loop.failed, loop.code) == (left, [], 0)
+        assert (loop.unfinished, loop.failed, loop.exit_code) == (left, [], 0)
 
 
 def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:
     loop, played = make(fail, workers=1, stop_on_failure=True)
     loop.run()
     assert played.started == [0]
-    assert (loop.code, loop.left) == (1, [1, 2, 3, 4, 5])
+    assert (loop.exit_code, loop.unfinished) == (1, [1, 2, 3, 4, 5])
 
 
 def test_a_job_that_was_lost_with_its_controller_continues_in_its_turn(directory: SweepDirectory, make: Make) -> None:
@@ -297,7 +296,7 @@ def test_a_job_that_was_lost_with_its_controller_continues_in_its_turn(directory
     loop, played = make(finish)
     loop.run()
     assert [(request.number, request.attempt) for request in played.requests[:3]] == [(0, 1), (1, 2), (3, 1)]
-    assert (loop.ended[1].attempts, loop.ended[2].attempts) == (2, 1)
+    assert (loop.final_states[1].attempts, loop.final_states[2].attempts) == (2, 1)
 
 
 @pytest.mark.parametrize("retries", [0, 1])
@@ -305,7 +304,7 @@ def test_a_job_whose_launcher_is_killed_each_time_ends(
     make: Make, retries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank lives on for a while, and has the lock."""
-    monkeypatch.setattr(controller, "_LOOK", 0.0)
+    monkeypatch.setattr(controller, "_CHECK_INTERVAL", 0.0)
     ranks: list[RunLock] = []
 
     def play(played: Played, request: Request) -> int:
@@ -318,8 +317,11 @@ def test_a_job_whose_launcher_is_killed_each_time_ends(
     loop.watcher.update = lambda: ranks.pop().release() if ranks else None  # type: ignore[method-assign]
     loop.run()
     assert played.started.count(0) == 1 + retries
-    assert (loop.ended[0].state, loop.ended[0].reason) == ("interrupted", "killed by SIGKILL (out of memory?)")
-    assert loop.left == [0]
+    assert (loop.final_states[0].state, loop.final_states[0].reason) == (
+        "interrupted",
+        "killed by SIGKILL (out of memory?)",
+    )
+    assert loop.unfinished == [0]
 
 
 @pytest.mark.parametrize("at_start", [True, False])
@@ -337,7 +339,7 @@ def test_a_state_that_cannot_be_written_ends_the_sweep_and_names_the_reason(
     if at_start:
         monkeypatch.setattr(job_states, "write", refuse)
     loop.run()
-    assert (played.started, loop.left, loop.code) == ([] if at_start else [0], [0, 1, 2, 3, 4, 5], 1)
+    assert (played.started, loop.unfinished, loop.exit_code) == ([] if at_start else [0], [0, 1, 2, 3, 4, 5], 1)
     assert str(loop.problem).splitlines()[0].endswith("MB are free: Permission denied")
     assert f"sweep.resume={loop.directory.path}" in str(loop.problem)
 
@@ -350,7 +352,7 @@ def test_a_machine_that_can_start_no_process_ends_the_sweep(make: Make) -> None:
 
     played.submit = refuse  # type: ignore[method-assign]
     loop.run()
-    assert (loop.code, loop.left) == (1, [0, 1, 2, 3, 4, 5])
+    assert (loop.exit_code, loop.unfinished) == (1, [0, 1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(
@@ -379,11 +381,11 @@ def test_a_signal_is_passed_on_and_no_job_starts_after_it(
     sent = signal.SIGTERM if number == signal.SIGHUP else number
     assert played.cancelled == [(0, sent), (1, sent)]
     assert played.started == [0, 1]
-    assert (loop.code, loop.left, loop.failed) == (expected, [0, 1, 2, 3, 4, 5], [])
+    assert (loop.exit_code, loop.unfinished, loop.failed) == (expected, [0, 1, 2, 3, 4, 5], [])
 
 
 def test_a_second_signal_kills_the_jobs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "_SECOND", 0.05)
+    monkeypatch.setattr(signals, "_SECOND_AFTER", 0.05)
 
     def play(played: Played, request: Request) -> int | None:
         if (0, signal.SIGKILL) in played.cancelled:
@@ -396,7 +398,7 @@ def test_a_second_signal_kills_the_jobs(make: Make, monkeypatch: pytest.MonkeyPa
     loop, played = make(play, workers=1)
     loop.run()
     assert [sign for _, sign in played.cancelled[:2]] == [signal.SIGINT, signal.SIGKILL]
-    assert loop.code == 130
+    assert loop.exit_code == 130
 
 
 def test_a_job_that_an_earlier_controller_has_submitted_is_not_submitted_again(
@@ -412,6 +414,6 @@ def test_a_job_that_an_earlier_controller_has_submitted_is_not_submitted_again(
 
 
 def test_a_controller_that_slurm_starts_again_leaves_its_jobs(make: Make) -> None:
-    loop, played = make(lambda played, request: os.kill(os.getpid(), signal.SIGTERM), leaves_jobs=True)
+    loop, played = make(lambda played, request: os.kill(os.getpid(), signal.SIGTERM), slurm_restarts_it=True)
     loop.run()
-    assert (played.started, played.cancelled, loop.code) == ([0, 1], [], 75)
+    assert (played.started, played.cancelled, loop.exit_code) == ([0, 1], [], 75)

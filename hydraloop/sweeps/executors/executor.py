@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Protocol, Self
 
 UNUSABLE = 74
@@ -36,8 +37,25 @@ class Request:
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for the GPUs and the threads of the job and of its ranks."""
-        found = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
-        return found if self.threads is None else {**found, "OMP_NUM_THREADS": str(self.threads)}
+        variables = {}
+        if self.gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+        if self.threads is not None:
+            variables["OMP_NUM_THREADS"] = str(self.threads)
+        return variables
+
+
+class Cause(Enum):
+    """What has ended the process of a job."""
+
+    PROCESS = auto()
+    """It has ended by itself, or a signal has ended it."""
+    LOST = auto()
+    """Its machine was lost, or the process that had started it."""
+    SCHEDULER = auto()
+    """A scheduler has preempted it, or has ended it because of its time limit."""
+    CANCELLED = auto()
+    """A user or an administrator has told the scheduler to end it. It is not retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +65,7 @@ class Ended:
     number: int
     code: int | None
     """As of a single run, or UNUSABLE. Negative: killed by that signal. None: not known, as it was not a child."""
-    by_scheduler: bool = False
-    """Whether a scheduler has preempted the job, or has ended it because of its time limit."""
-    is_lost: bool = False
-    """Whether the machine of the job was lost, or the process that had started it."""
-    is_cancelled: bool = False
-    """Whether a user or an administrator has told the scheduler to end the job. Then it is not retried."""
+    cause: Cause = Cause.PROCESS
 
 
 class Executor(Protocol):
@@ -65,8 +78,8 @@ class Executor(Protocol):
             UserError: none can be started here.
         """
 
-    def found(self) -> list[int]:
-        """Return the jobs that an earlier controller has started, and that go on. `poll` returns their ends, too."""
+    def adopt(self) -> list[int]:
+        """Take over the jobs of an earlier controller that still run, and return them. `poll` returns their ends."""
         return []
 
     def submit(self, request: Request) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from hydraloop.errors import UserError
 from hydraloop.launch.processes import is_alive, send, started
 from hydraloop.sweeps.executors import fork_server
-from hydraloop.sweeps.executors.executor import Ended, Executor, Request, Worker
+from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request, Worker
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class PoolExecutor(Executor):
             for number in [number for number in self._unreported if self._has_ended(number)]:
                 spawned = self._jobs[number].spawned
                 if spawned is None:
-                    self._end(number, None, is_lost=True)
+                    self._end(number, None, Cause.LOST)
                 else:
                     self._end(number, spawned.returncode)
             left = until - time.monotonic()
@@ -169,10 +169,10 @@ class PoolExecutor(Executor):
             return process.spawned.poll() is not None
         return not is_alive(process.pid, process.since)
 
-    def _end(self, number: int, code: int | None, *, is_lost: bool = False) -> None:
+    def _end(self, number: int, code: int | None, cause: Cause = Cause.PROCESS) -> None:
         del self._jobs[number]
         self._unreported.discard(number)
-        self._ended.append(Ended(number, code, is_lost=is_lost))
+        self._ended.append(Ended(number, code, cause))
 
 
 def _why_not_fork() -> str | None:

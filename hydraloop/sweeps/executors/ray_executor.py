@@ -23,7 +23,7 @@ from hydraloop.errors import UserError, not_installed, use_one_of
 from hydraloop.files import environment
 from hydraloop.files.secrets import mask_text
 from hydraloop.launch.failure import REQUEUE
-from hydraloop.sweeps.executors.executor import UNUSABLE, Ended, Executor, Request
+from hydraloop.sweeps.executors.executor import UNUSABLE, Cause, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.executors.ray_actor import Job
 from hydraloop.sweeps.executors.spawned import Spawn
@@ -205,7 +205,7 @@ class RayExecutor(Executor):
             if isinstance(answer, str):
                 self._set_problem(f"a worker cannot run jobs: {answer}")
                 answer = UNUSABLE
-            self._ended.append(Ended(job.number, answer, is_lost=answer is None))
+            self._ended.append(Ended(job.number, answer, Cause.LOST if answer is None else Cause.PROCESS))
 
     def _look(self) -> None:
         """Look whether this machine is a part of the cluster. Otherwise, no call may ever be answered."""
@@ -216,7 +216,7 @@ class RayExecutor(Executor):
         if not is_connected:
             remedy = f"Start it again, and continue the sweep: sweep.resume={self._spawn.sweep}"
             self._set_problem("its process on this machine (raylet) has ended", remedy)
-            self._ended += [Ended(job.number, None, is_lost=True) for job in self._jobs.values()]
+            self._ended += [Ended(job.number, None, Cause.LOST) for job in self._jobs.values()]
             self._jobs.clear()
 
     def _has_started(self, job: _Job) -> bool:

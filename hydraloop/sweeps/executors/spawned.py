@@ -106,7 +106,7 @@ def command() -> list[str]:
     return [sys.executable, *environment.command()[1:]]
 
 
-def received() -> tuple[Path, list[str], Request]:
+def read_request() -> tuple[Path, list[str], Request]:
     """Return the sweep's directory, its overrides as typed, and the job for which this process was started.
 
     From then on, this process gets SIGTERM when its owner ends. Slurm's jobs have none.

@@ -22,7 +22,7 @@ from hydraloop.files.environment import SWEEP_JOB
 from hydraloop.launch import slurm
 from hydraloop.launch.failure import REQUEUE
 from hydraloop.sweeps.executors import slurm_queue
-from hydraloop.sweeps.executors.executor import Ended, Executor, Request
+from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command
 from hydraloop.sweeps.job_states import LOG
 
@@ -73,8 +73,8 @@ class SubmititExecutor(Executor):
     def wait_ready(self) -> None:
         """Do nothing: jobs wait in Slurm's queue."""
 
-    def found(self) -> list[int]:
-        """Return the jobs of an earlier controller that are in Slurm's queue. Waits until Slurm answers."""
+    def adopt(self) -> list[int]:
+        """Take over the jobs of an earlier controller that are in Slurm's queue. Waits until Slurm answers."""
         pause = 0.0
         while (queue := slurm_queue.jobs(self._spawn.sweep)) is None:
             if not pause:
@@ -295,5 +295,6 @@ def _end(number: int, code: int | None, state: str | None) -> Ended:
         code = killed.get(str(state))
     elif code > 128 and code - 128 not in _ENDINGS:
         code = 128 - code
-    is_cancelled = state == "CANCELLED"
-    return Ended(number, code, by_scheduler=code == REQUEUE and not is_cancelled, is_cancelled=is_cancelled)
+    if state == "CANCELLED":
+        return Ended(number, code, Cause.CANCELLED)
+    return Ended(number, code, Cause.SCHEDULER if code == REQUEUE else Cause.PROCESS)

@@ -21,7 +21,7 @@ import psutil
 
 from hydraloop.errors import UserError
 from hydraloop.launch.processes import is_alive, started
-from hydraloop.sweeps.executors.executor import Ended, Request
+from hydraloop.sweeps.executors.executor import Cause, Ended, Request
 from hydraloop.sweeps.executors.pool import PoolExecutor
 
 FOLDER = Path(sys.argv[1])
@@ -176,7 +176,7 @@ def a_killed_server_is_replaced_and_its_jobs_are_lost() -> None:
         server.kill()
         time.sleep(0.05)
         executor.submit(request(1, "code", "5"))
-        assert ended(executor, 2) == [Ended(0, None, is_lost=True), Ended(1, 5)]
+        assert ended(executor, 2) == [Ended(0, None, Cause.LOST), Ended(1, 5)]
         assert [is_there() for is_there in children] == [False, True, True]
         for process in json.loads(Path(first.folder).read_text())[1:]:
             os.kill(process, signal.SIGKILL)

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from hydraloop.sweeps.executors.spawned import received
+from hydraloop.sweeps.executors.spawned import read_request
 
 
 def save(number: int, frame: object) -> None:
@@ -16,7 +16,7 @@ def save(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
-    sweep, _, request = received()
+    sweep, _, request = read_request()
     Path(request.folder, "request.json").unlink()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HYDRALOOP_SWEEP_JOB")

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from hydraloop.errors import UserError
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.executors import ray_executor
-from hydraloop.sweeps.executors.executor import UNUSABLE, Ended, Request
+from hydraloop.sweeps.executors.executor import UNUSABLE, Cause, Ended, Request
 from hydraloop.sweeps.executors.spawned import Spawn
 from tests.faults.sweeps.ray_cluster import QUIET, add_node, new_cluster
 from tests.sweeps.executors import program
@@ -106,7 +106,7 @@ def the_job_of_a_killed_worker_saves_and_is_lost() -> None:
     made.submit(request)
     process = begun(request, made)
     process.parent().kill()
-    assert until_ended(made, 1) == [Ended(0, None, is_lost=True)]
+    assert until_ended(made, 1) == [Ended(0, None, Cause.LOST)]
     until(Path(request.folder, "saved").exists, PATIENCE)
 
 
@@ -120,7 +120,7 @@ def the_job_of_a_lost_node_is_lost_and_another_node_runs_the_next() -> None:
     raylet = next(one.process.pid for one in node.all_processes["raylet"])
     (lost,) = [number for number, process in enumerate(processes) if raylet in [one.pid for one in process.parents()]]
     CLUSTER_OF_RAY.remove_node(node, allow_graceful=False)
-    assert until_ended(made, 1) == [Ended(lost, None, is_lost=True)]
+    assert until_ended(made, 1) == [Ended(lost, None, Cause.LOST)]
     until(lambda: not processes[lost].is_running(), PATIENCE)
     until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, PATIENCE)
     made.submit(job(2, "exit=5"))  # it waits for the room of the other job
@@ -170,7 +170,7 @@ def the_end_of_ray_on_this_machine_is_told() -> None:
     begun(request, made)
     for one in CLUSTER_OF_RAY.head_node.all_processes["raylet"]:
         psutil.Process(one.process.pid).kill()
-    assert until_ended(made, 1) == [Ended(0, None, is_lost=True)]
+    assert until_ended(made, 1) == [Ended(0, None, Cause.LOST)]
     until(lambda: made.poll(0.5) == [] and made._problem is not None, PATIENCE)
     assert "Ray: its process on this machine (raylet) has ended" in refused(made)
 

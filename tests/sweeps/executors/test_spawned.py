@@ -60,15 +60,15 @@ def test_a_request_has_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert SECRET not in path.read_text()
     monkeypatch.setenv(environment.SWEEP_JOB, str(path))
     with pytest.raises(UserError, match="the overrides have a secret, which the environment of this job does not have"):
-        spawned.received()  # sbatch --export=NONE
+        spawned.read_request()  # sbatch --export=NONE
     for name, value in {**variables, environment.SWEEP_JOB: str(path)}.items():
         monkeypatch.setenv(name, value)
-    assert spawned.received() == (tmp_path, ["a=1,2", f"token={SECRET}"], request)
+    assert spawned.read_request() == (tmp_path, ["a=1,2", f"token={SECRET}"], request)
     assert not {environment.SWEEP_JOB, "HYDRALOOP_PRIVATE"} & os.environ.keys()
     path.unlink()  # the job has ended
     monkeypatch.setenv(environment.SWEEP_JOB, str(path))
     with pytest.raises(SystemExit) as left:
-        spawned.received()
+        spawned.read_request()
     assert left.value.code == 0
 
 

@@ -15,7 +15,7 @@ from hydraloop.files import environment
 from hydraloop.launch import slurm as slurm_jobs
 from hydraloop.launch.failure import REQUEUE
 from hydraloop.sweeps.executors import submitit_executor
-from hydraloop.sweeps.executors.executor import Ended, Request
+from hydraloop.sweeps.executors.executor import Cause, Ended, Request
 from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor, create_executor
 from tests.processes import until
 from tests.slurm import Slurm
@@ -63,8 +63,8 @@ def test_jobs_end_with_their_exit_codes(tmp_path: Path, slurm: Slurm) -> None:
         Ended(0, 0),
         Ended(1, 1),
         Ended(2, -signal.SIGKILL),
-        Ended(3, 143, is_cancelled=True),
-        Ended(4, REQUEUE, is_cancelled=True),
+        Ended(3, 143, Cause.CANCELLED),
+        Ended(4, REQUEUE, Cause.CANCELLED),
     ]
     assert (tmp_path / "0" / "job.log").read_text() == "lines: exit=0\n"
     (script,) = (tmp_path / ".submitit").glob(f"{jobs[0]}_submission.sh")
@@ -160,6 +160,6 @@ def test_a_later_job_that_slurm_refuses_is_submitted_again_and_runs_once(
         assert [record.getMessage().count("job 1 could not be submitted") for record in caplog.records] == [1]
         again = SubmititExecutor(spawn(tmp_path), UID, {"timeout_min": 5})
         (folder / "asked").unlink()
-        assert again.found() == [0], "the controller waits until squeue answers"
+        assert again.adopt() == [0], "the controller waits until squeue answers"
         again.cancel(0, signal.SIGTERM)
-        assert ends(again, 1) == [Ended(0, 143, is_cancelled=True)]
+        assert ends(again, 1) == [Ended(0, 143, Cause.CANCELLED)]

@@ -18,7 +18,7 @@ from hydraloop.sweeps.axes import Space
 from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares
-from hydraloop.sweeps.job_directories import RunDirectories
+from hydraloop.sweeps.job_directories import JobDirectories
 from hydraloop.sweeps.overrides_to_axes import select
 from hydraloop.sweeps.search import Rule
 from hydraloop.sweeps.search_history import History, HistoryReader, Trial
@@ -81,7 +81,7 @@ class Search:
         source = SearchSource(directory, self.search, self.sweep.enqueue)
         played = Played(directory, self._step)
         loop = Controller(
-            directory, played, source, Shares(self.workers), Seen(), RunDirectories(directory, NO_GRID), **options
+            directory, played, source, Shares(self.workers), Seen(), JobDirectories(directory, NO_GRID), **options
         )  # type: ignore[arg-type]
         loop.run()
         return loop

@@ -4,8 +4,8 @@ import math
 import random
 from collections.abc import Callable
 
+from hydraloop.sweeps.asha import ETA, promotion
 from hydraloop.sweeps.search import Rule
-from hydraloop.sweeps.search_source import ETA, promotion
 
 NAN = math.nan
 

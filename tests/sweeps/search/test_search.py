@@ -30,7 +30,7 @@ def ends(search: Search) -> Counter[str]:
 def test_tpe_finds_the_best_value(tmp_path: Path) -> None:
     search = Search(tmp_path, (LR, "hooks=[],[ema]"), {"trials": 40})
     loop = search.run()
-    assert (loop.code, loop.left) == (0, [])
+    assert (loop.exit_code, loop.unfinished) == (0, [])
     losses = [trial.values[0] for trial in search.history().trials]
     assert min(losses[10:]) < 0.05
     assert sum(losses[20:]) / 20 < sum(losses[:10]) / 10 / 2

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hydraloop.sweeps import retries
+from hydraloop.sweeps import job_states
 from hydraloop.sweeps.executors.executor import UNUSABLE
 from hydraloop.sweeps.job_states import State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -31,7 +31,8 @@ __all__ = ["sweep"]  # a fixture
     ],
 )
 def test_a_job_whose_process_was_killed(code: int | None, state: str, text: str, sweep: SweepDirectory) -> None:
-    ended = retries.lost(sweep, running(sweep, 0, seconds=5.0), code)
+    job = running(sweep, 0, seconds=5.0)
+    ended = job_states.ended_without_result(job, sweep.folder(0), sweep.run_dir(job), code)
     assert (ended.state, ended.error or ended.reason, ended.attempts) == (state, text, 1)
     assert 14 < ended.seconds < 60
 
@@ -39,7 +40,7 @@ def test_a_job_whose_process_was_killed(code: int | None, state: str, text: str,
 @pytest.mark.parametrize("state", ["queued", "interrupted", "paused", "running", "finished", "failed"])
 def test_a_job_that_does_not_run_and_is_not_over_can_be_pruned(state: State, sweep: SweepDirectory) -> None:
     before = replace(running(sweep, 0), state=state)
-    pruned = retries.prune(before, "rung 1")
+    pruned = job_states.pruned(before, "rung 1")
     if state in ("queued", "interrupted", "paused"):
         assert pruned == replace(before, state="pruned", reason="rung 1")
     else:
