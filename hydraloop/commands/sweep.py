@@ -130,10 +130,9 @@ def _executor(
         has_own_folder = "working_dir" in (draft.options.ray.get("runtime_env") or {})
         folder = None if has_own_folder else os.getcwd()
         return ray_executor.RayExecutor(cluster, spawn, environment.command()[1:], folder)
-    is_submitit = draft.options.executor == "submitit"
-    if is_submitit and not submitit_executor.is_local(draft.options.submitit):
+    if draft.options.executor == "submitit":
         return submitit_executor.SubmititExecutor(spawn, directory.description.uid, draft.options.submitit)
-    return PoolExecutor(SweepJob(directory.path, draft, starter, draft.grid), spawn, forks=not is_submitit)
+    return PoolExecutor(SweepJob(directory.path, draft, starter, draft.grid), spawn)
 
 
 @contextmanager

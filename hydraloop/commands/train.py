@@ -63,9 +63,9 @@ class TrainCommand:
                 _complete(args, composer)
                 return 0
             if environment.is_received():
-                from hydraloop.sweeps.job import run_received_job
+                from hydraloop.sweeps.job import run_job_and_exit
 
-                run_received_job(composer, self._starter())
+                run_job_and_exit(composer, self._starter())
             if job is not None:
                 from hydraloop.sweeps.job import train_rank
 

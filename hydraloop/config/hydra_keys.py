@@ -34,7 +34,7 @@ _SEARCH_PATH = "hydra.searchpath"
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:\w+\}")
 
 _SUBMITIT = """
-    cluster name timeout_min slurm_time slurm_signal_delay_s slurm_partition slurm_account slurm_qos slurm_constraint
+    name timeout_min slurm_time slurm_signal_delay_s slurm_partition slurm_account slurm_qos slurm_constraint
     mem_gb slurm_mem slurm_mem_per_gpu slurm_mem_per_cpu cpus_per_task slurm_cpus_per_gpu
     gpus_per_node slurm_gpus_per_node slurm_gpus_per_task slurm_gres
     nodes tasks_per_node slurm_ntasks_per_node slurm_nodelist slurm_exclude slurm_exclusive slurm_array_parallelism

@@ -233,8 +233,8 @@ class SweepConf:
     """What runs the jobs: `pool`, processes on this machine; `submitit`, jobs of Slurm; or `ray`, actors of Ray."""
     submitit: Dict[str, Any] = field(default_factory=open_mapping)
     """Parameters of submitit's AutoExecutor: `timeout_min`, the time limit of a job in minutes, is required;
-    `slurm_partition`, `gpus_per_node`, `mem_gb`, … are not. `cluster: local` needs no Slurm. A config
-    file may only set time, partition, account, constraint, memory, CPUs, GPUs and nodes. Empty: Slurm."""
+    `slurm_partition`, `gpus_per_node`, `mem_gb`, … are not. A config file may
+    only set time, partition, account, constraint, memory, CPUs, GPUs and nodes. Empty: Slurm."""
     ray: Dict[str, Any] = field(default_factory=open_mapping)
     """What each job reserves in Ray: `num_cpus`, `num_gpus` (0.5: two jobs share a GPU) and `memory`, in bytes.
     `address` (`auto`: the cluster of this machine) and `runtime_env` must be typed. Empty: a CPU for each rank and, if

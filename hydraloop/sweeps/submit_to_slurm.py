@@ -24,7 +24,7 @@ from hydraloop.launch.plan import plan_run
 from hydraloop.sweeps.check_sweep import SweepDraft
 from hydraloop.sweeps.executors import slurm_queue
 from hydraloop.sweeps.executors.spawned import command, read_masked, write_masked
-from hydraloop.sweeps.executors.submitit_executor import KEY, create_executor, is_local, submit_command
+from hydraloop.sweeps.executors.submitit_executor import KEY, create_executor, submit_command
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _PARAMETERS = """
@@ -37,14 +37,12 @@ _OF_JOBS = frozenset(_PARAMETERS.split())
 
 def is_sweep(master: DictConfig) -> bool:
     """Return whether a command line asks for a controller on Slurm."""
-    options = master.sweep
-    return bool(master.detach) and options.executor == "submitit" and not is_local(options.submitit)
+    return bool(master.detach) and master.sweep.executor == "submitit"
 
 
 def is_run(draft: Draft) -> bool:
     """Return whether a command line asks for a run on Slurm. A config file cannot: it would move a run silently."""
-    options = draft.cfg.sweep
-    return "sweep.executor" in draft.typed and options.executor == "submitit" and not is_local(options.submitit)
+    return "sweep.executor" in draft.typed and draft.cfg.sweep.executor == "submitit"
 
 
 def submit_sweep(directory: SweepDirectory, draft: SweepDraft) -> NoReturn:

@@ -97,7 +97,7 @@ def shares(options: Any, *, ranks: int = 1, device: str = "auto") -> Shares:
             scheduler, other = _OTHERS[options.executor]
             remedy = f"Use {other} instead of sweep.gpus and sweep.gpus_per_job."
             raise UserError(f"{scheduler} chooses the GPUs of a job", key="sweep.gpus", remedy=remedy)
-        return Shares(options.max_workers or (1 if options.submitit.get("cluster") == "local" else SUBMITTED))
+        return Shares(options.max_workers or SUBMITTED)
     slots = _slots(options, ranks, device)
     workers = int(options.max_workers or (1 if slots is None else slots.most))
     workers = workers if slots is None else min(workers, slots.most)

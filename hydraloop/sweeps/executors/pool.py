@@ -43,21 +43,20 @@ class PoolExecutor(Executor):
 
     Args:
         worker: what the processes run.
-        spawn: starts the jobs if they are not forked.
-        forks: whether jobs are forked, unless a fork of this process is not safe.
+        spawn: starts the jobs if a fork of this process is not safe.
 
     Raises:
         UserError: the server cannot be started.
     """
 
-    def __init__(self, worker: Worker, spawn: Spawn, *, forks: bool = True) -> None:
+    def __init__(self, worker: Worker, spawn: Spawn) -> None:
         self._worker, self._spawn = worker, spawn
         self._jobs: dict[int, _Process] = {}
         self._unreported: set[int] = set()
         """Jobs whose end no server reports: spawned ones, and those of a server that was killed."""
         self._ended: list[Ended] = []
         reason = _why_not_fork()
-        self._forks = forks and reason is None
+        self._forks = reason is None
         if reason is not None:
             log.warning("%s: each job is a new Python process, which takes seconds to start", reason)
         self._server = self._start_server() if self._forks else None

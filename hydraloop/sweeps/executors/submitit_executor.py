@@ -227,7 +227,7 @@ def submit_command(executor: Any, name: str, words: Sequence[str], variables: Ma
 
 
 def create_executor(folder: Path, options: Mapping[str, Any]) -> Any:
-    """Return submitit's executor for Slurm, whose jobs start again, or for this machine.
+    """Return submitit's executor for Slurm, whose jobs start again.
 
     Args:
         folder: for its files.
@@ -239,32 +239,22 @@ def create_executor(folder: Path, options: Mapping[str, Any]) -> Any:
     _check(options)
     import submitit
 
-    cluster = options.get("cluster", "slurm")
     try:
-        found = submitit.AutoExecutor(folder, cluster=cluster)
+        found = submitit.AutoExecutor(folder, cluster="slurm")
         with warnings.catch_warnings(action="error", category=UserWarning):  # an earlier name of a parameter
             found.update_parameters(**_parameters(options))
     except (NameError, RuntimeError, TypeError, UserWarning, ValueError) as error:
         raise UserError(" ".join(str(error).split()), key=KEY, remedy="See submitit's documentation.") from error
     executor = found._executor  # AutoExecutor hides what it chose
-    if cluster == "slurm":
-        slurm.start_again(executor.parameters, folder)
+    slurm.start_again(executor.parameters, folder)
     return executor
-
-
-def is_local(options: Mapping[str, Any]) -> bool:
-    """Return whether jobs run on this machine, to try the options."""
-    return options.get("cluster") == "local"
 
 
 def _check(options: Mapping[str, Any]) -> None:
     if find_spec("submitit") is None:
         raise not_installed("submitit", key="sweep.executor")
-    cluster = options.get("cluster", "slurm")
-    if cluster not in ("slurm", "local"):
-        raise UserError(f"{cluster!r} is unknown", key=f"{KEY}.cluster", remedy="Use slurm or local.")
-    if cluster == "slurm" and shutil.which("srun") is None:
-        remedy = "Run the command where sbatch works, or the jobs on this machine: sweep.submitit.cluster=local"
+    if shutil.which("srun") is None:
+        remedy = "Run the command where sbatch works, or the jobs on this machine: sweep.executor=pool"
         raise UserError("this machine has no Slurm", key="sweep.executor", remedy=remedy)
     if "timeout_min" not in options:
         raise UserError(
@@ -276,11 +266,8 @@ def _check(options: Mapping[str, Any]) -> None:
 
 def _parameters(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters for submitit. Before the time limit, Slurm sends SIGTERM, after which a run saves."""
-    found = {name: value for name, value in options.items() if name != "cluster"}
-    if not is_local(options):
-        own = {"signal": f"TERM@{found.get('slurm_signal_delay_s', _DELAY)}", "requeue": True}
-        found["slurm_additional_parameters"] = {**own, **found.get("slurm_additional_parameters", {})}
-    return found
+    own = {"signal": f"TERM@{options.get('slurm_signal_delay_s', _DELAY)}", "requeue": True}
+    return {**options, "slurm_additional_parameters": {**own, **options.get("slurm_additional_parameters", {})}}
 
 
 def _end(number: int, code: int | None, state: str | None) -> Ended:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -256,11 +257,16 @@ def a_server_that_cannot_be_prepared_is_an_error() -> None:
     assert psutil.Process().children() == []
 
 
-def jobs_are_spawned_if_they_set_variables() -> None:
+def jobs_are_new_processes_if_the_program_has_a_thread() -> None:
     def spawn(job: Request) -> subprocess.Popen[bytes]:
         return subprocess.Popen(["sh", "-c", f"exit {job.lines[0]}"])
 
-    executor = PoolExecutor(Worker(), spawn, forks=False)
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait)
+    thread.start()
+    executor = PoolExecutor(Worker(), spawn)
+    may_end.set()
+    thread.join()
     executor.submit(Request(0, ("7",), "", ""))
     executor.submit(Request(1, ("8",), "", ""))
     assert ended(executor, 2) == [Ended(0, 7), Ended(1, 8)]
@@ -297,7 +303,7 @@ CHECKS = [
     a_signal_ends_a_job_and_a_kill_its_whole_tree,
     a_server_that_cannot_be_prepared_is_an_error,
     a_server_that_is_killed_again_and_again_is_an_error,
-    jobs_are_spawned_if_they_set_variables,
+    jobs_are_new_processes_if_the_program_has_a_thread,
 ]
 
 SLOW = [a_job_runs_tensor_operations_after_its_controller]

@@ -108,7 +108,6 @@ def test_one_job_for_each_gpu_and_equal_threads(machine: list[str], monkeypatch:
 def test_slurm_decides_what_runs() -> None:
     assert divided(executor="submitit") == Shares(32)
     assert divided(executor="submitit", max_workers=500) == Shares(500)
-    assert divided(executor="submitit", submitit={"cluster": "local"}) == Shares(1)
 
 
 def test_the_numbers_of_gpus_are_those_of_torch(machine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from hydraloop.sweeps.executors import spawned
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.spawned import Spawn
 from tests.e2e.projects import Project
-from tests.marks import nightly
 from tests.sweeps.executors import program
+from tests.sweeps.executors.test_secrets import THREAD
 
 SECRET = "hunter2-typed"
 
@@ -72,20 +72,17 @@ def test_a_request_has_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert left.value.code == 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        nightly(["sweep.executor=submitit", "sweep.submitit.cluster=local", "sweep.submitit.timeout_min=5"]),
-    ],
-)
-def test_a_sweep_of_new_processes(tmp_path: Path, options: list[str]) -> None:
+@pytest.mark.nightly
+def test_a_sweep_of_new_processes(tmp_path: Path) -> None:
+    """The program has a thread, so it cannot be forked."""
     project = Project.make(tmp_path / "project")
+    program = (project.path / "train.py").read_text()
+    project.write("train.py", program.replace("import hydraloop\n", f"{THREAD}\nimport hydraloop\n", 1))
     line = ["-m", "seed=1,2", "experiment=spirals", "engine.max_iters=2", "sweep.max_workers=2"]
     done = project.train(
         *line,
         "hydra.sweep.dir=all",
         "hydra.sweep.subdir=s${seed}",
-        *options,
     )
     assert done.code == 0, done.err
     for number in range(2):
