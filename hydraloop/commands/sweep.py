@@ -6,8 +6,6 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,13 +72,17 @@ def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:
         retry_failed=draft.options.retry_failed,
         slurm_restarts_it=launch_slurm.is_submitted(),
     )
-    with _shown_to_others(controller, sender):
+    try:
         with watching(lines) as shown:
             controller.watcher = _Followed(shown, sender, directory)
             if controller.unfinished:
                 controller.executor.wait_ready()
             controller.run()
         print_end(controller)  # while it has the lock: `attach` follows it until then
+    finally:
+        controller.executor.close()
+        directory.controller_lock.release()
+        sender.end()
     if draft.options.report and not controller.unfinished:  # the sweep is not running any more
         write_report(directory.path)
     sys.exit(controller.exit_code)
@@ -133,17 +135,6 @@ def _executor(
     if draft.options.executor == "submitit":
         return submitit_executor.SubmititExecutor(spawn, directory.description.uid, draft.options.submitit)
     return PoolExecutor(SweepJob(directory.path, draft, starter, draft.grid), spawn)
-
-
-@contextmanager
-def _shown_to_others(controller: Controller, sender: SweepSender) -> Iterator[None]:
-    """Tell the trackers of the end of the sweep."""
-    try:
-        yield
-    finally:
-        controller.executor.close()
-        controller.directory.controller_lock.release()
-        sender.end()
 
 
 class _Followed:

@@ -27,18 +27,14 @@ class RunningJob:
     """The monitored metric at the last validation, with its name."""
     until: float | None = None
     """When it ends, in seconds since 1970, as its last record estimates."""
-    _size: int = 0
-    """Of the record log at the last look."""
 
     def look(self, directory: SweepDirectory, monitored: str | None) -> None:
         """Read what the job has written since the last look. Takes 0.1 ms."""
         log = directory.run_dir(self.state) / FILENAME
         try:
-            size = log.stat().st_size
-            records = [] if size == self._size else read_end(log, _TAIL)
+            records = read_end(log, _TAIL)
         except OSError:
             return
-        self._size = size
         for record in records:
             self.iteration = record.iteration
             if record.mode == "train":

@@ -279,5 +279,6 @@ def _ending(engine: Engine, *, is_new: bool) -> dict[str, Any]:
         return asdict(run_description.finish_of(result.status, result.error))
     if not is_new:
         return {}
-    status = "finished" if error is None else "failed"
-    return asdict(run_description.finish_of(status, None if error is None else describe(error)))
+    if error is None:
+        return asdict(run_description.finish_of("finished", None))
+    return asdict(run_description.finish_of("failed", describe(error)))

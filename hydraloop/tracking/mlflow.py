@@ -23,7 +23,6 @@ from hydraloop.tracking.tracker import (
     BusyError,
     Finish,
     GoneError,
-    LostError,
     RefusedError,
     Run,
     Tracker,
@@ -170,7 +169,6 @@ class MLflowTracker(Tracker):
         try:
             with calling():  # there is no client yet that could ask for the run
                 self._uri = mlflow_runs.address_of(self.options, self.memory.get("tracking_uri"))
-                self._leave_other_address()
                 self._client = mlflow_runs.connected(self._uri)
             with self._calls():
                 self._find_run()
@@ -253,15 +251,6 @@ class MLflowTracker(Tracker):
     @property
     def _run_id(self) -> str:
         return str(self.memory["run_id"])
-
-    def _leave_other_address(self) -> None:
-        """If the address has changed, send everything to the new one."""
-        now = mlflow_runs.shown(self._uri)
-        before = mlflow_runs.shown(self.memory.get("tracking_uri", now))
-        if before != now:
-            log.warning("everything is sent to %s; the run at %s stays there", now, before)
-            self.memory.clear()
-            raise LostError(0)
 
     def _find_run(self) -> None:
         if "run_id" in self.memory:

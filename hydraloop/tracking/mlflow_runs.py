@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from filelock import FileLock
 
@@ -70,13 +70,8 @@ def address_of(options: Mapping[str, Any], known: str | None = None) -> str:
 
 
 def sqlite_uri(path: Path) -> str:
-    """Return the address of a database.
-
-    If a `%` or `?` must be encoded, slashes are encoded, too: MLflow creates the folder that it reads in the encoded
-    address, which is another one.
-    """
-    name = str(path)
-    return _SQLITE + (quote(name, safe="") if "%" in name or "?" in name else name)
+    """Return the address of a database."""
+    return f"{_SQLITE}{path}"
 
 
 def with_password(uri: str) -> str:
@@ -92,14 +87,15 @@ def sqlite_path(uri: str) -> Path | None:
     """Return the file of an SQLite address, which may be relative, or None for any other address.
 
     Raises:
-        UnusableError: the address does not name a file, so its contents would be lost, or it contains a `?`.
+        UnusableError: the address does not name a file, so its contents would be lost; or it contains a `?` or a `%`,
+            with which SQLAlchemy and MLflow would open other files.
     """
     if not uri.startswith("sqlite:"):
         return None
     name = uri.removeprefix(_SQLITE)
-    if name in ("", ":memory:", uri) or "?" in name:
-        raise UnusableError(f"{uri!r} does not name a file, or contains a ?; {_ELSEWHERE}")
-    return Path(unquote(name))
+    if name in ("", ":memory:", uri) or "?" in name or "%" in name:
+        raise UnusableError(f"{uri!r} does not name a file, or contains a ? or %; {_ELSEWHERE}")
+    return Path(name)
 
 
 def shown(uri: str) -> str:
@@ -124,15 +120,12 @@ def connected(uri: str) -> MlflowClient:
     """Return a client. A local SQLite database is created if necessary, by one process at a time.
 
     Raises:
-        UnusableError: a database cannot be created, or SQLAlchemy is too old for the signs in its path.
+        UnusableError: a database cannot be created.
     """
     from mlflow import MlflowClient
-    from sqlalchemy import engine
 
     path = sqlite_path(uri)
     if path is not None and not path.exists():
-        if Path(str(engine.make_url(uri).database)) != path:
-            raise UnusableError(f"a path with a % or ? needs: pip install 'sqlalchemy>=2.1'; or {_ELSEWHERE}")
         try:
             _create(path)
         except (PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
@@ -201,8 +194,7 @@ def experiment_of(client: MlflowClient, name: str, uri: str) -> str:
     path, location = sqlite_path(uri), None
     if path is not None:
         # Next to the database. MLflow's default is the working directory of the process that creates it.
-        files = path.parent / "mlruns" / clean(name).replace("/", "_")
-        location = files.as_uri() if "%" in str(files) else str(files)  # MLflow decodes a path
+        location = str(path.parent / "mlruns" / clean(name).replace("/", "_"))
     return str(client.create_experiment(name, artifact_location=location))
 
 

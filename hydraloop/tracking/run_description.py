@@ -29,7 +29,7 @@ from hydraloop.files.checkpoint_files import SUFFIX, newest_intact
 from hydraloop.files.config_yaml import flattened, loaded, plain
 from hydraloop.files.environment import command, git_commit, versions
 from hydraloop.files.integrity import shards_of
-from hydraloop.files.result import Result, digest
+from hydraloop.files.result import Result, Status, digest
 from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.files.secrets import mask_command, mask_text, masked
 from hydraloop.tracking.tracker import FOLDER, Attempt, Finish, Run, Sweep, valid_utf8
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RUN, _ATTEMPT = "run.json", "attempt_{}.json"
-EXIT_CODES = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
 
 
 def write(run: Run) -> None:
@@ -131,7 +130,7 @@ def ending(run_dir: Path, attempt: Attempt) -> Finish:
     """Return how an attempt ended whose process has exited: the status in `result.json`, else `killed`."""
     result = Result.read(run_dir, earlier=attempt.earlier_result)
     if result is None:
-        return finish_of("killed", None)
+        return Finish("killed")
     return finish_of(result.status, result.error, result.records)
 
 
@@ -144,9 +143,9 @@ def result_of(run_dir: Path, attempt: Attempt) -> dict[str, Any]:
     return {} if result is None else cast(dict[str, Any], plain(asdict(result)))
 
 
-def finish_of(status: Any, error: str | None, records: int = 0) -> Finish:
-    """Convert a status of `result.json`, or `killed`, to a `Finish`."""
-    return Finish(status, None if error is None else mask_text(error), EXIT_CODES[status], records)
+def finish_of(status: Status, error: str | None, records: int = 0) -> Finish:
+    """Convert a status of `result.json` to a `Finish`, with secrets in the error masked."""
+    return Finish(status, None if error is None else mask_text(error), records)
 
 
 def checkpoints(run: Run, which: str | None, best: str | None, *, ended: bool, foreign: bool = False) -> list[Path]:

@@ -181,8 +181,8 @@ class Sender:
         return mask_text(f"has ended with exit code {code}" + (f" ({last.strip()[:300]})" if last else ""))
 
 
-class SweepSender:
-    """Starts a sender when a job has a tracker, and ends it.
+class SweepSender(Sender):
+    """The sender of all jobs of a sweep. It is started when a job has a tracker.
 
     Args:
         folder: of the sweep.
@@ -190,47 +190,38 @@ class SweepSender:
     """
 
     def __init__(self, folder: Path, hooks: Mapping[str, Any] = {}) -> None:
-        self._folder = folder.absolute()
         found = {name: dict(options) for name, options in hooks.items() if isinstance(options, Mapping)}
         hidden = {
             name: {key: value for key, value in options.items() if value != masked({name: options})[name][key]}
             for name, options in found.items()
         }
-        self._sender = Sender(self._folder, hidden)
-        self._jobs: set[Path] = set()
-        """Directories of jobs that run, before the sender was started."""
-
-    def job_begins(self, run_dir: Path) -> None:
-        """Follow the run of a job."""
-        self._jobs.add(run_dir)
-        self._sender.job_begins(run_dir)
+        super().__init__(folder, hidden)
 
     def job_ends(self, run_dir: Path) -> None:
-        """Note that a job does not run any more."""
-        self.check()
-        self._jobs.discard(run_dir)
-        self._sender.job_ends(run_dir)
+        """Tell the process that the job does not run any more."""
+        self.check()  # the job may have been too short for the last check
+        super().job_ends(run_dir)
 
     def check(self) -> None:
-        """Start the sender if a job has a tracker, or if it has died. Called several times a second."""
-        if self._sender.is_started:
-            self._sender.check()
-        elif any(run_description.is_described(run_dir, 0) for run_dir in self._jobs):
-            self._sender.start()
+        """Start the process if a job has a tracker, or if the process has died. Called several times a second."""
+        if self.is_started:
+            super().check()
+        elif any(run_description.is_described(Path(run_dir), 0) for run_dir in self._jobs):
+            self.start()
 
     def end(self) -> None:
         """Wait until everything is sent, at most the longest `flush_timeout`. Called after the last job."""
         incomplete, seconds = self._incomplete()
-        if not self._sender.is_started:
+        if not self.is_started:
             if not incomplete:
                 return
-            self._sender.start()  # for jobs that have saved after the end of an earlier controller
-        self._sender.finish(seconds)
+            self.start()  # for jobs that have saved after the end of an earlier controller
+        self.finish(seconds)
         try:
-            self._sender.wait(seconds)
+            self.wait(seconds)
         except KeyboardInterrupt:
             log.warning("interrupted: not waiting for the trackers to send the rest")
-            self._sender.kill()
+            self.kill()
         incomplete, _ = self._incomplete()
         for (name, kind), runs in incomplete.items():
             named = ", ".join(runs[:_NAMED]) + (f" and {len(runs) - _NAMED} others" if len(runs) > _NAMED else "")

@@ -25,6 +25,7 @@ OWN = {"mlflow": MLFLOW, "wandb": WANDB, "tensorboard": TENSORBOARD}
 """By the name of the hook."""
 Ending = Status | Literal["killed"]
 """How a run ended. `killed`: its process has exited without a result."""
+EXIT_CODES: dict[Ending, int] = {"finished": 0, "stopped": 0, "failed": 1, "interrupted": 130, "killed": 137}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +105,13 @@ class Finish:
     status: Ending
     error: str | None = None
     """Type and message of the exception that ended the run, with secrets masked."""
-    exit_code: int = 0
-    """0: finished or stopped on request; 1: failed; 130: interrupted; 137: killed."""
     records: int = 0
     """Number of lines that the record log has, at least. A file server may show fewer for a while."""
+
+    @property
+    def exit_code(self) -> int:
+        """0: finished or stopped on request; 1: failed; 130: interrupted; 137: killed."""
+        return EXIT_CODES[self.status]
 
 
 class RefusedError(Exception):

@@ -33,7 +33,7 @@ from tests.tracking.service import Service
 from tests.tracking.training import NAME, until
 
 PATIENCE = 60.0
-FINISH: dict[str, Any] = {"status": "finished", "error": None, "exit_code": 0}
+FINISH: dict[str, Any] = {"status": "finished", "error": None}
 POSTING = "tests.tracking.service.Posting"
 
 

@@ -266,7 +266,7 @@ def test_the_end_is_the_results(tmp_path: Path) -> None:
     engine = training(tmp_path)
     engine.outcome.error = ConnectionError("the others are gone")
     engine.outcome.result = Result("failed", error="rank 1: out of memory")
-    assert _ending(engine, is_new=True) == asdict(Finish("failed", "rank 1: out of memory", 1))
+    assert _ending(engine, is_new=True) == asdict(Finish("failed", "rank 1: out of memory"))
 
 
 def test_a_run_that_cannot_be_described_at_its_begin_is_sent_at_its_end(

@@ -71,13 +71,8 @@ class RunData:
 
     @cached_property
     def result(self) -> Result | None:
-        """How the run has ended; None while it runs."""
-        found = Result.read(self.path)
-        log, file = self.path / FILENAME, self.path / "result.json"
-        if found is not None and lock.holder(self.path) is not None and log.exists():
-            # A run that continues has an older result. At its end, it holds the lock until its hooks have returned.
-            return found if file.stat().st_mtime >= log.stat().st_mtime else None
-        return found
+        """How the run has ended; None while it runs: a run that continues has an older result."""
+        return None if lock.holder(self.path) is not None else Result.read(self.path)
 
     @property
     def status(self) -> str:

@@ -53,7 +53,7 @@ def write(run: Run, log: list[Record], status: Any, *, first: int = 0) -> None:
         tracker.send(log[first:])
     except LostError as lost:
         tracker.send(log[lost.index :])
-    tracker.finish(Finish(status, None, 0 if status == "finished" else 1))
+    tracker.finish(Finish(status, None))
 
 
 @contextmanager

@@ -190,9 +190,11 @@ def test_a_job_of_a_sweep_is_named_by_its_folder(tmp_path: Path, name: str, fold
 # The HPARAMS tab. ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("code", "status"), [(0, api_pb2.STATUS_SUCCESS), (137, api_pb2.STATUS_FAILURE)])
+@pytest.mark.parametrize(
+    ("ended", "status"), [("finished", api_pb2.STATUS_SUCCESS), ("killed", api_pb2.STATUS_FAILURE)]
+)
 def test_a_session_has_what_was_typed_and_what_is_well_known_and_its_end(
-    tmp_path: Path, code: int, status: Any
+    tmp_path: Path, ended: Any, status: Any
 ) -> None:
     """Secrets of the command line are masked."""
     (tmp_path / ".hydra").mkdir()
@@ -207,7 +209,7 @@ def test_a_session_has_what_was_typed_and_what_is_well_known_and_its_end(
         "data.root": "/data", "some.token": "***",
     }  # fmt: skip
     assert session(run) == (shown, None)
-    tracker.finish(Finish("finished", None, code))
+    tracker.finish(Finish(ended))
     assert session(run) == (shown, status)
 
 
