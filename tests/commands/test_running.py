@@ -96,7 +96,7 @@ def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[
         "failed: job 1 (optimizer.lr=1e-3 seed=1): ValueError: no",
         f"  {sweep.folder(1) / 'job.log'}",
     ]
-    with sweep.lock:
+    with sweep.controller_lock:
         assert main(["status", str(sweep.path)]) == 0
     assert f"controller: process {os.getpid()} on " in capsys.readouterr().out
 

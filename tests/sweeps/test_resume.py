@@ -60,7 +60,10 @@ def test_a_second_controller_is_refused(composer: Composer, tmp_path: Path, monk
     monkeypatch.setattr(lock.RunLock.__init__, "__kwdefaults__", {"patience": 0.0})
     begun, _ = start(composer, *LINES)
     text = (begun.path / FILENAME).read_text()
-    with begun.lock, pytest.raises(UserError, match=r"sweep\.resume: process \d+ on .* is training in .*new"):
+    with (
+        begun.controller_lock,
+        pytest.raises(UserError, match=r"sweep\.resume: process \d+ on .* is training in .*new"),
+    ):
         start(composer, *LINES, "sweep.resume=new")
     assert (begun.path / FILENAME).read_text() == text
     start(composer, *LINES, "sweep.resume=new")
