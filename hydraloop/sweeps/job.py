@@ -42,7 +42,8 @@ from hydraloop.launch.run_starter import RunStarter
 from hydraloop.sweeps import job_states, submit_to_slurm
 from hydraloop.sweeps.compose_jobs import GridComposer, set_number
 from hydraloop.sweeps.executors import spawned
-from hydraloop.sweeps.executors.executor import UNUSABLE, Request, Worker
+from hydraloop.sweeps.executors.executor import Request, Worker
+from hydraloop.sweeps.job_states import UNUSABLE
 
 _EVERY_JOB = (
     "filelock",

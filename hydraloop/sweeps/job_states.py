@@ -25,7 +25,6 @@ from hydraloop.files.result import FILENAME as RESULT
 from hydraloop.files.result import PAUSE, PREEMPTED, Best, Result, digest
 from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.launch.failure import REQUEUE
-from hydraloop.sweeps.executors.executor import UNUSABLE
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "paused", "pruned"]
 """`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep
@@ -39,6 +38,8 @@ _ENDING_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
 LOG = "job.log"
 """What the job's processes have printed."""
+UNUSABLE = 74
+"""Exit code of a job without a result whose directory is locked, or cannot be written: EX_IOERR of sysexits.h."""
 REQUEST = "request.json"
 """What a new Python process is to run. Without the file, it exits."""
 

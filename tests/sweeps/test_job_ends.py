@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hydraloop.sweeps import job_states
-from hydraloop.sweeps.executors.executor import UNUSABLE
-from hydraloop.sweeps.job_states import State
+from hydraloop.sweeps.job_states import UNUSABLE, State
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_directory import running, sweep
 

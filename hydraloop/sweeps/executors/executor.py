@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol, Self
 
-UNUSABLE = 74
-"""Exit code of a job without a result whose directory is locked, or cannot be written: EX_IOERR of sysexits.h."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -64,7 +61,7 @@ class Ended:
 
     number: int
     code: int | None
-    """As of a single run, or UNUSABLE. Negative: killed by that signal. None: not known, as it was not a child."""
+    """As of a single run, or `UNUSABLE`. Negative: killed by that signal. None: unknown, as it was not a child."""
     cause: Cause = Cause.PROCESS
 
 

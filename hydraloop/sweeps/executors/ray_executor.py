@@ -23,11 +23,11 @@ from hydraloop.errors import UserError, not_installed, use_one_of
 from hydraloop.files import environment
 from hydraloop.files.secrets import mask_text
 from hydraloop.launch.failure import REQUEUE
-from hydraloop.sweeps.executors.executor import UNUSABLE, Cause, Ended, Executor, Request
+from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.executors.ray_actor import Job
 from hydraloop.sweeps.executors.spawned import Spawn
-from hydraloop.sweeps.job_states import LOG
+from hydraloop.sweeps.job_states import LOG, UNUSABLE
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from omegaconf import OmegaConf
 from hydraloop.errors import UserError
 from hydraloop.schemas.sections import SweepConf
 from hydraloop.sweeps.executors import ray_executor
-from hydraloop.sweeps.executors.executor import UNUSABLE, Cause, Ended, Request
+from hydraloop.sweeps.executors.executor import Cause, Ended, Request
 from hydraloop.sweeps.executors.spawned import Spawn
+from hydraloop.sweeps.job_states import UNUSABLE
 from tests.faults.sweeps.ray_cluster import QUIET, add_node, new_cluster
 from tests.sweeps.executors import program
 from tests.sweeps.executors.pool_program import until

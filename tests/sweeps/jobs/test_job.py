@@ -15,7 +15,7 @@ from hydraloop.files import lock
 from hydraloop.files.result import Result
 from hydraloop.launch.failure import Requeue
 from hydraloop.sweeps import job
-from hydraloop.sweeps.executors.executor import UNUSABLE
+from hydraloop.sweeps.job_states import UNUSABLE
 from tests.e2e.projects import Project, Run
 
 PROGRAM = Path(__file__).with_name("job_program.py")
