@@ -1,4 +1,19 @@
-"""CheckpointHook: writes checkpoints at an interval, at the end of training, and for the best validation."""
+"""CheckpointHook: writes checkpoints at an interval, at the end of training, and for the best validation.
+
+Files in `out_dir`::
+
+    epoch_5.pth                 regular: every `interval` epochs and at the end; iter_500.pth: by iteration
+    best_<metric>_epoch_5.pth   the best validation by a metric; the best one before it is deleted
+    last_checkpoint             a text file: the name of the checkpoint from which `resume=auto` and restarts continue
+    epoch_5_published.pth       only with `published_keys`; also `epoch_5_published.safetensors`
+
+A kill between any two lines loses nothing. A checkpoint is written under another name, flushed and renamed. Only then
+`last_checkpoint` names it, and only after that the files that it replaces are deleted. It contains the list of these
+files, so that a resumed run deletes what a killed run could not.
+
+A checkpoint contains state dicts and plain values, never the model as an object. That would need pickle, which runs
+code when a file is opened and breaks when the model's source file moves.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +22,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +49,7 @@ _SPECIAL = r"[^\w.@=+-]"
 
 @dataclass(frozen=True, slots=True)
 class BestFile:
-    """The best validation of one metric."""
+    """The checkpoint of the best validation by one metric."""
 
     value: float
     iteration: int
@@ -41,41 +57,63 @@ class BestFile:
 
 
 @dataclass(frozen=True, slots=True)
-class FileRecords:
-    """The files of a run. A change makes new records, so that a failed write can restore the previous ones."""
+class Files:
+    """The checkpoints of a run. A save makes a new list, so that a failed save can restore the one before it."""
 
     best: Mapping[str, BestFile] = field(default_factory=dict)
     """By metric."""
-    kept: tuple[Path, ...] = ()
-    """Regular files, oldest first, without those deleted by `max_keep_ckpts`."""
-    replaced: tuple[Path, ...] = ()
-    """Best files that a better one has replaced, to be deleted."""
+    regular: tuple[Path, ...] = ()
+    """The regular files to keep, oldest first."""
+    obsolete: tuple[Path, ...] = ()
+    """Files to delete when the newest file is on the disk: best files that a better one replaces, and regular files
+    beyond `max_keep_ckpts`."""
     last_saved: int = 0
     """The iteration of the newest regular file."""
+
+    def with_regular(self, path: Path, iteration: int, max_keep: int | None) -> Files:
+        """Add a regular file; the oldest ones beyond `max_keep` become obsolete."""
+        regular = (*(other for other in self.regular if other != path), path)
+        surplus = 0 if max_keep is None else max(0, len(regular) - max_keep)
+        return replace(
+            self,
+            regular=regular[surplus:],
+            obsolete=(*self.obsolete, *regular[:surplus]),
+            last_saved=iteration,
+        )
+
+    def with_best(self, new: Mapping[str, BestFile]) -> Files:
+        """Set the best file of each of these metrics; those before them become obsolete."""
+        replaced = [self.best[metric].path for metric in new if metric in self.best]
+        return replace(self, best={**self.best, **new}, obsolete=(*self.obsolete, *replaced))
+
+    def to_delete(self) -> list[Path]:
+        """Return the obsolete files, without those that are in use: two metrics can share a best file."""
+        in_use = {*self.regular, *(best.path for best in self.best.values())}
+        return [path for path in self.obsolete if path not in in_use]
 
     def state(self, folder: CheckpointFolder) -> dict[str, Any]:
         """Return plain values, with paths as the folder names them."""
         return {
             "best": {
-                name: {"value": best.value, "iteration": best.iteration, "checkpoint": folder.relative(best.path)}
-                for name, best in self.best.items()
+                metric: {"value": best.value, "iteration": best.iteration, "checkpoint": folder.relative(best.path)}
+                for metric, best in self.best.items()
             },
-            "kept": [folder.relative(path) for path in self.kept],
-            "replaced": [folder.relative(path) for path in self.replaced],
+            "regular": [folder.relative(path) for path in self.regular],
+            "obsolete": [folder.relative(path) for path in self.obsolete],
             "last_saved": self.last_saved,
         }
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], folder: Path, names: Collection[str]) -> FileRecords:
-        """Restore records from a `state`, with the best files of these metrics, even if the files do not exist."""
+    def of(cls, state: Mapping[str, Any], folder: Path, metrics: Collection[str]) -> Files:
+        """Return the files of a `state`, with the best files of these metrics, even if the files do not exist."""
         return cls(
             best={
-                name: BestFile(entry["value"], entry["iteration"], folder / entry["checkpoint"])
-                for name, entry in state["best"].items()
-                if name in names
+                metric: BestFile(entry["value"], entry["iteration"], folder / entry["checkpoint"])
+                for metric, entry in state["best"].items()
+                if metric in metrics
             },
-            kept=tuple(folder / name for name in state["kept"]),
-            replaced=tuple(folder / name for name in state["replaced"]),
+            regular=tuple(folder / name for name in state["regular"]),
+            obsolete=tuple(folder / name for name in state["obsolete"]),
             last_saved=state["last_saved"],
         )
 
@@ -83,37 +121,12 @@ class FileRecords:
 class CheckpointHook(Hook):
     """Writes checkpoints: every `interval` epochs (or iterations), at the end, and for the best validations.
 
-    Files in `out_dir`: `epoch_5.pth`, or `iter_500.pth` (by iteration, or if an epoch was cut off); the best checkpoint
-    as `best_<metric>_epoch_5.pth` (the previous one is deleted); `<stem>_published.pth` and `.safetensors`, deleted
-    with the file that they are made from. If a validation is the best of several metrics, one file is written; the
-    others are hard links to it, or copies if the file system has no links. A checkpoint that falls inside an
-    accumulation window is written at the end of the window and has that iteration's number. The epoch's checkpoint is
-    written before its validation, the best one after it. After an error nothing is written. If the disk is full or the
-    folder is read-only, a warning says which checkpoint is still safe, training continues, and the next save is tried.
+    The `after_…` methods request a checkpoint. The engine calls the `_write_…` method of the request when the
+    accumulation window is closed; a thread of rank 0 writes the file, with FSDP2 a thread of each rank its shard.
 
-    The text file `last_checkpoint` names the file from which `resume=auto` and restarts continue: the newest regular
-    file, or a best file of a later iteration. After `resume=…/epoch_2.pth` it names `epoch_2.pth`, from the first
-    optimizer step to the next checkpoint. Files with higher numbers from the earlier part of the run stay until a new
-    file has the same name; `max_keep_ckpts` does not count them.
-
-    A checkpoint contains state dicts and plain values, never the whole model as an object. That would need pickle,
-    which runs code when a file is opened and breaks when the model's source file moves. Build the model from the config
-    (it is in the file) and load `state_dict`.
-
-    A thread of rank 0 writes and flushes the file. With FSDP2, a thread of each rank writes its shard to a folder,
-    `epoch_5.shards-…`, before that; the folder is deleted with the file. Training continues after the checkpoint is
-    copied to memory, and waits only if the save before is not done. The test and the end of the run wait for it. An
-    error other than a full disk or a read-only folder is raised in the next iteration. If the copy needs more than a
-    quarter of the free memory, training waits for the writing instead, and one line in the log says so.
-
-    Priority VERY_LOW, MMEngine's: after the hooks whose state it saves, such as `param_scheduler` and `ema`. Cost:
-    a copy of the state to host memory, which is kept for the next save; with `asynchronous=false`, also the writing,
-    a host sync. Other iterations cost an integer comparison. State: best values and files, and which regular files are
-    kept. Options: `CheckpointHookConf`; options and defaults are those of
-    MMEngine's CheckpointHook, with null instead of -1.
-
-    Raises:
-        UserError: an option is out of range, or unknown, or there is not one rule for each metric.
+    Priority VERY_LOW, MMEngine's: after the hooks whose state it saves, such as `ema`. Cost: a copy of the state to
+    host memory, which is kept for the next save; with `asynchronous=false`, also the writing, a host sync. State: the
+    files, and the values of the best ones. Options: `CheckpointHookConf`, those of MMEngine with null instead of -1.
     """
 
     priority = Priority.VERY_LOW
@@ -138,45 +151,49 @@ class CheckpointHook(Hook):
         save_param_scheduler: bool = True,
         asynchronous: bool = True,
     ) -> None:
+        """Check the options.
+
+        Raises:
+            UserError: an option is out of range or unknown, or there is not one rule for each metric.
+        """
+        check_at_least(1, "Use 1 or more, or null to switch it off.", interval=interval, max_keep_ckpts=max_keep_ckpts)
+        check_at_least(0, save_begin=save_begin)
+        self._every = Every(interval, save_begin)
         self.by_epoch = by_epoch
         self.idle_points = ["after_train_iter" if by_epoch else "after_train_epoch"]
         self.max_keep_ckpts = max_keep_ckpts
-        self.published_keys = [str(entry) for entry in published_keys or ()]
         self.save_last = save_last
         self.save_optimizer = save_optimizer
         self.save_param_scheduler = save_param_scheduler
         self.asynchronous = asynchronous
         self.out_dir = None if out_dir is None else Path(os.path.expanduser(out_dir))
-        self._names = _names(save_best)
+        self.published_keys = [str(entry) for entry in published_keys or ()]
+        check_keys(self.published_keys)
+
+        self._save_best = _metrics_of(save_best)
         """The metrics as given; empty for no best file."""
-        self._rules, self._greater_keys, self._less_keys = _listed(rule), greater_keys, less_keys
+        self._rules = _as_list(rule)
+        """One rule for all metrics, or one for each."""
+        self._greater_keys = greater_keys
+        self._less_keys = less_keys
         for each in self._rules:
             check_choice(RULES, rule=each)
-        if not isinstance(rule, str | None) and len(self._rules) not in (1, len(self._names)):
+        if not isinstance(rule, str | None) and len(self._rules) not in (1, len(self._save_best)):
             raise UserError(
-                f"{len(self._rules)} rules for {len(self._names)} metrics in save_best",
+                f"{len(self._rules)} rules for {len(self._save_best)} metrics in save_best",
                 key="rule",
                 remedy="Set one rule for all, or a list with one rule for each.",
             )
-        check_at_least(1, "Use 1 or more, or null to switch it off.", interval=interval, max_keep_ckpts=max_keep_ckpts)
-        check_at_least(0, save_begin=save_begin)
-        if self.published_keys:
-            left_out = {"optimizer": save_optimizer, "schedulers": save_param_scheduler}
-            check_keys(
-                self.published_keys,
-                [entry for entry, saved in left_out.items() if not saved],
-                of_any=save_last or bool(self._names),
-            )
-        self._every = Every(interval, save_begin)
+
         self._higher: dict[str, bool] = {}
-        """By monitored metric, in the order of `save_best`."""
-        self._records = FileRecords()
+        """By monitored metric, in the order of `save_best`: whether its high values are good."""
+        self._files = Files()
         self._folder: CheckpointFolder | None = None
-        self._resumed: Path | None = None
+        self._resumed_from: Path | None = None
         """The file that the run was resumed from, until the first optimizer step."""
         self._training = False
 
-    # The run. ------------------------------------------------------------------------------------------------------
+    # Before training. ----------------------------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
         """Determine the metrics and the folder.
@@ -188,158 +205,118 @@ class CheckpointHook(Hook):
         if self._higher:
             engine.messages.provide("monitor", lambda: next(iter(self._higher.items())))
         if self._folder is None:
-            default, resume = engine.run_dir / CHECKPOINTS, engine.settings.resume
-            self._folder = CheckpointFolder(default if self.out_dir is None else self.out_dir)
+            self._folder = CheckpointFolder(self.out_dir or engine.run_dir / CHECKPOINTS)
             if engine.distributed.is_main:
+                resume = engine.settings.resume
                 resumed = None if resume is None else resume.parent
                 self._folder.open(engine.run_dir, resumed, key=f"{self.key}.out_dir")
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Report the best checkpoint of the earlier part of the run to the engine, if its file exists on rank 0."""
-        best = self._records.best
-        there = engine.distributed.from_main([name for name, file in best.items() if file.path.is_file()])
-        for name in best.keys() - set(there):
-            log.info("%s does not exist; the next validation counts as the best by %s", best[name].path, name)
-        self._records = replace(self._records, best={name: best[name] for name in there})
+        best = self._files.best
+        existing = engine.distributed.from_main([metric for metric, file in best.items() if file.path.is_file()])
+        for metric in best.keys() - set(existing):
+            log.info("%s does not exist; the next validation counts as the best by %s", best[metric].path, metric)
+        self._files = replace(self._files, best={metric: best[metric] for metric in existing})
         self._report_best(engine)
-        self._resumed = engine.checkpoints.resumed_from
+        self._resumed_from = engine.checkpoints.resumed_from
 
     def before_train(self, engine: Engine) -> None:
-        """Start to count validations; remove unfinished files of a run that was killed."""
+        """Start to compare validations; remove unfinished files of a run that was killed."""
         if self._higher:
             check_validated(engine, key=f"{self.key}.save_best")
         if engine.distributed.is_main:
             self.folder.remove_unfinished()
         self._training = True
 
+    # When a checkpoint is written. For another rule, such as every six hours, add a request here. ------------------
+
     def before_train_epoch(self, engine: Engine) -> None:
-        """In a resumed run, once a step was trained, make later starts resume from the same file, and remove the
-        result of the earlier attempt."""
-        if self._resumed is not None:  # written at the end of the first accumulation window
+        """In a resumed run, let `last_checkpoint` name its checkpoint, once a step was trained."""
+        if self._resumed_from is not None:
             self._request(engine, "resumed", self._point_to_resumed)
 
     def after_train_epoch(self, engine: Engine) -> None:
-        """Request the epoch's checkpoint, at the interval."""
+        """Request the epoch's checkpoint, at the interval. Its validation comes later."""
         last = self.save_last and self.is_last_train_epoch(engine)
         if last or self._every.fires_at(engine.progress.epoch):
             self._request(engine, "regular", self._write_regular)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Request the iteration's checkpoint, at the interval."""
-        last = self.save_last and engine.progress.iteration >= engine.max_iters
+        last = self.save_last and self.is_last_train_iter(engine)
         if last or self._every.fires_at(engine.progress.iteration):
             self._request(engine, "regular", self._write_regular)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Request a checkpoint for each metric with a new best value."""
+        """Request one checkpoint for all metrics with a new best value."""
         if not self._training:
             return
-        better: dict[str, float] = {}
-        for name, higher in self._higher.items():
-            best = self._records.best.get(name)
-            if name not in metrics:
-                log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, name)
-            elif is_better(engine.evaluator.comparable[name], None if best is None else best.value, higher=higher):
-                better[name] = metrics[name]
-        if better:
-            self._request(engine, "best", partial(self._write_best, better=better))
+        new_best: dict[str, float] = {}
+        for metric, higher in self._higher.items():
+            best = self._files.best.get(metric)
+            if metric not in metrics:
+                log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, metric)
+            elif is_better(engine.evaluator.comparable[metric], None if best is None else best.value, higher=higher):
+                new_best[metric] = metrics[metric]
+        if new_best:
+            self._request(engine, "best", partial(self._write_best, values=new_best))
 
     def after_train(self, engine: Engine) -> None:
-        """Request the last checkpoint if training ended early, and the published files."""
+        """Request the last checkpoint if training ended early, and the published files. After an error: nothing."""
         self._training = False
         if engine.error is not None:
             return
-        progress, preempted = engine.progress, engine.requests.preempted_by is not None
-        if preempted and progress.began_at < progress.iteration == progress.last_validation:
-            self._records = replace(self._records, last_saved=0)  # saved before the validation, which is not repeated
-        saves = self.save_last or preempted
-        if saves and progress.iteration > self._records.last_saved:
+        preempted = engine.requests.preempted_by is not None
+        is_unsaved = engine.progress.iteration > self._files.last_saved
+        if preempted and self._was_saved_before_validation(engine):
+            is_unsaved = True
+        if is_unsaved and (self.save_last or preempted):
             self._request(engine, "regular", self._write_regular)
         if self.published_keys:
             self._request(engine, "published", self._publish)
 
-    # State. --------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return best values and files, and the regular files; paths inside `out_dir` are relative to it."""
-        return self._records.state(self.folder)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the best values and the files of the resumed run."""
-        self._records = FileRecords.of(state, self.folder.path, self._higher)
-
-    # Writing: the engine calls these between two accumulation windows. ---------------------------------------------
+    def _was_saved_before_validation(self, engine: Engine) -> bool:
+        """Return whether a run that resumes from the last checkpoint would repeat a completed validation."""
+        progress = engine.progress
+        has_trained = progress.iteration > progress.began_at
+        return has_trained and progress.last_validation == progress.iteration
 
     def _request(self, engine: Engine, what: str, write: Callable[[Engine], object]) -> None:
         engine.request_checkpoint(f"{self.name}: {what}", write, self, agreed=True)
 
-    def _point_to_resumed(self, engine: Engine) -> None:
-        if self._resumed is None:
-            return
-        engine.checkpoints.wait_for_save()  # a thread may be writing the same file
-        if engine.distributed.is_main:
-            self.folder.resume_from(self._resumed, engine.run_dir)
-            (engine.run_dir / RESULT_FILE).unlink(missing_ok=True)  # of an earlier attempt; this one may be killed
-        self._resumed = None
+    # How it is written. The engine calls these on every rank, between two accumulation windows. --------------------
 
     def _write_regular(self, engine: Engine) -> None:
-        engine.checkpoints.wait_for_save()
-        before = self._records
+        engine.checkpoints.wait_for_save()  # the outcome of the save before decides which files there are
         path = self.folder.path / f"{self._stem(engine)}{SUFFIX}"
-        # The saved list still contains the file to delete: if the run is killed before that, a resumed run deletes it.
-        kept = (*(other for other in before.kept if other != path), path)
-        self._records = replace(before, kept=kept, last_saved=engine.progress.iteration)
-        surplus = 0 if self.max_keep_ckpts is None else max(0, len(kept) - self.max_keep_ckpts)
-        after = replace(self._records, kept=kept[surplus:])
-        self._save(engine, [path], before, after, last=True, delete=kept[:surplus])
+        files = self._files.with_regular(path, engine.progress.iteration, self.max_keep_ckpts)
+        self._save(engine, [path], files, last=True)
 
-    def _write_best(self, engine: Engine, better: Mapping[str, float]) -> None:
+    def _write_best(self, engine: Engine, values: Mapping[str, float]) -> None:
         engine.checkpoints.wait_for_save()
-        before, iteration = self._records, engine.progress.iteration
-        found = {name: BestFile(value, iteration, self._best_path(engine, name)) for name, value in better.items()}
-        replaced = (*before.replaced, *(before.best[name].path for name in found if name in before.best))
-        self._records = replace(before, best={**before.best, **found}, replaced=replaced)
-        paths = list(dict.fromkeys(best.path for best in found.values()))
+        iteration = engine.progress.iteration
+        new = {metric: BestFile(value, iteration, self._best_path(engine, metric)) for metric, value in values.items()}
+        paths = list(dict.fromkeys(best.path for best in new.values()))
         # A regular file of this iteration remains the last one.
-        last = iteration > before.last_saved
-        self._save(engine, paths, before, replace(self._records, replaced=()), last=last, delete=replaced)
+        last = iteration > self._files.last_saved
+        self._save(engine, paths, self._files.with_best(new), last=last)
 
-    def _publish(self, engine: Engine) -> None:
-        engine.checkpoints.wait_for_save()
-        last = self._records.kept[-1:] if self.save_last else ()
-        for path in dict.fromkeys([*last, *(best.path for best in self._records.best.values())]):
-            if engine.distributed.is_main and path.is_file():  # a copy of a run may lack files
-                try:
-                    for file in publish(path, self.published_keys, engine.settings.weights):
-                        log.info("published %s", file)
-                except OSError as error:
-                    log.warning("%s is complete, but could not be published: %s", path, error.strerror or error)
-
-    def _save(
-        self,
-        engine: Engine,
-        paths: Sequence[Path],
-        before: FileRecords,
-        after: FileRecords,
-        *,
-        last: bool,
-        delete: Sequence[Path],
-    ) -> None:
-        """Save a file, then delete others.
+    def _save(self, engine: Engine, paths: Sequence[Path], files: Files, *, last: bool) -> None:
+        """Write a checkpoint, then delete the obsolete files.
 
         Args:
-            paths: the file, and other names for it.
-            before: the records if it could not be written.
-            after: the records once it is written. Their best files are not deleted: two metrics can share a file.
-            last: whether later starts resume from this file.
-            delete: files that are deleted, with their published files.
+            paths: the file, and other names for it: hard links, or copies if the file system has no links.
+            files: all files, once it is written.
+            last: whether later starts resume from it.
         """
-        self._point_to_resumed(engine)  # before this file, which is newer
-        in_use = {*paths, *(best.path for best in after.best.values())}
-        unused = [other for other in delete if other not in in_use]
+        self._point_to_resumed(engine)  # before this checkpoint, which is newer
+        files_before = self._files
+        # The checkpoint contains this list: if the run is killed before the deletion, a resumed run deletes the files.
+        self._files = files
 
-        def done(written: bool) -> None:
-            self._records = after if written else before
+        def after_writing(written: bool) -> None:
+            self._files = replace(files, obsolete=()) if written else files_before
             self._report_best(engine)
 
         try:
@@ -350,12 +327,53 @@ class CheckpointHook(Hook):
                 schedulers=self.save_param_scheduler,
                 last=last,
                 asynchronous=self.asynchronous,
-                delete=[file for other in unused for file in (*published_files(other), other)],
-                done=done,
+                delete=[file for path in files.to_delete() for file in (*published_files(path), path)],
+                done=after_writing,
             )
         except BaseException:
-            done(False)
+            after_writing(False)
             raise
+
+    def _point_to_resumed(self, engine: Engine) -> None:
+        """Let later starts resume from the file that this run was resumed from, even if this run is killed next.
+
+        After `resume=…/epoch_2.pth`, `last_checkpoint` names `epoch_2.pth` until the next checkpoint. Files with higher
+        numbers stay until a new file has the same name; `max_keep_ckpts` does not count them.
+        """
+        if self._resumed_from is None:
+            return
+        engine.checkpoints.wait_for_save()  # a thread may be writing the same file
+        if engine.distributed.is_main:
+            self.folder.resume_from(self._resumed_from, engine.run_dir)
+            # The result of an earlier attempt: this one may be killed without a result.
+            (engine.run_dir / RESULT_FILE).unlink(missing_ok=True)
+        self._resumed_from = None
+
+    def _publish(self, engine: Engine) -> None:
+        engine.checkpoints.wait_for_save()
+        if not engine.distributed.is_main:
+            return
+        last = self._files.regular[-1:] if self.save_last else ()
+        for path in dict.fromkeys([*last, *(best.path for best in self._files.best.values())]):
+            if not path.is_file():  # a copy of a run may lack files
+                continue
+            try:
+                for file in publish(path, self.published_keys, engine.settings.weights):
+                    log.info("published %s", file)
+            except OSError as error:
+                log.warning("%s is complete, but could not be published: %s", path, error.strerror or error)
+
+    # State. --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best values and files, and the regular files; paths inside `out_dir` are relative to it."""
+        return self._files.state(self.folder)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the best values and the files of the resumed run."""
+        self._files = Files.of(state, self.folder.path, self._higher)
+
+    # Names and metrics. --------------------------------------------------------------------------------------------
 
     @property
     def folder(self) -> CheckpointFolder:
@@ -370,35 +388,41 @@ class CheckpointHook(Hook):
             return f"epoch_{progress.epoch}"
         return f"iter_{progress.iteration}"
 
-    def _best_path(self, engine: Engine, name: str) -> Path:
-        return self.folder.path / f"{BEST}{file_name(name, _SPECIAL)}_{self._stem(engine)}{SUFFIX}"
+    def _best_path(self, engine: Engine, metric: str) -> Path:
+        return self.folder.path / f"{BEST}{file_name(metric, _SPECIAL)}_{self._stem(engine)}{SUFFIX}"
 
     def _directions(self, engine: Engine) -> dict[str, bool]:
         """Return {metric: whether its high values are good}, in the order of `save_best`."""
-        names, rules = self._names, self._rules
-        if names == ["auto"]:
-            names = list(engine.evaluator.metric_names[:1])
-        found: dict[str, bool] = {}
-        for name, rule in zip(names, rules if len(rules) == len(names) else rules * len(names), strict=True):
-            check_metric(name, engine, key=f"{self.key}.save_best")
-            found[name] = higher_is_better(
-                name, engine, rule=rule, greater_keys=self._greater_keys, less_keys=self._less_keys, key=self.key
+        metrics = self._save_best
+        if metrics == ["auto"]:
+            metrics = list(engine.evaluator.metric_names[:1])
+        higher: dict[str, bool] = {}
+        for metric, rule in zip(metrics, cycle(self._rules), strict=False):
+            check_metric(metric, engine, key=f"{self.key}.save_best")
+            higher[metric] = higher_is_better(
+                metric,
+                engine,
+                rule=rule,
+                greater_keys=self._greater_keys,
+                less_keys=self._less_keys,
+                key=self.key,
             )
-        return found
+        return higher
 
     def _report_best(self, engine: Engine) -> None:
+        """Report the best file by the first metric to the engine: for the test, and for `result.json`."""
         first = next(iter(self._higher), "")
-        best = self._records.best.get(first)
+        best = self._files.best.get(first)
         if best is not None:
             engine.evaluator.report_best(Best(first, best.value, best.iteration, str(best.path)))
 
 
-def _names(save_best: str | bool | Sequence[str] | None) -> list[str]:
+def _metrics_of(save_best: str | bool | Sequence[str] | None) -> list[str]:
     if isinstance(save_best, bool):  # MMClassification's spelling
         return ["auto"] if save_best else []
-    return [] if save_best is None else [str(name) for name in _listed(save_best)]
+    return [] if save_best is None else [str(metric) for metric in _as_list(save_best)]
 
 
-def _listed(option: str | Sequence[Any] | None) -> list[Any]:
+def _as_list(option: str | Sequence[Any] | None) -> list[Any]:
     """Return an option that is one value or a list of them as a list."""
     return list(option) if isinstance(option, Sequence) and not isinstance(option, str) else [option]

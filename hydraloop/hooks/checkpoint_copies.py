@@ -109,29 +109,18 @@ ENTRIES = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "
 """Entries of a checkpoint that a published file can keep."""
 
 
-def check_keys(keys: Sequence[str], left_out: Sequence[str], *, of_any: bool) -> None:
-    """Reject keys that no checkpoint of the run will contain, and a run without a checkpoint to publish.
-
-    Args:
-        left_out: entries that the run does not save.
-        of_any: whether there is a checkpoint to publish, the last one or a best one.
+def check_keys(keys: Sequence[str]) -> None:
+    """Reject keys that no checkpoint has.
 
     Raises:
-        UserError: there is nothing to publish, or a key is unknown; names similar ones.
+        UserError: a key is unknown; names similar ones.
     """
-    if not of_any:
-        raise UserError(
-            "there is nothing to publish: no last checkpoint (save_last=false) and no best one (save_best)",
-            key="published_keys",
-            remedy="Set save_last=true or save_best=auto, or published_keys=null.",
-        )
-    there = [entry for entry in ENTRIES if entry not in left_out]
     for key in keys:
-        if key not in there:
+        if key not in ENTRIES:
             raise UserError(
-                f"a checkpoint of this run has no {key!r}",
+                f"a checkpoint has no {key!r}",
                 key="published_keys",
-                remedy=suggestion(key, there) + " For the weights and their origin, use [meta,state_dict].",
+                remedy=suggestion(key, ENTRIES) + " For the weights and their origin, use [meta,state_dict].",
             )
 
 
@@ -142,7 +131,7 @@ def published_files(path: Path) -> tuple[Path, Path]:
 
 
 def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
-    """Write `<stem>_published.pth` next to a checkpoint, with only the `keys` of it.
+    """Write `<stem>_published.pth` next to a checkpoint, with those of the `keys` that it has.
 
     With `state_dict` among them, also write `<stem>_published.safetensors`: the same weights under the same names, and
     the plain values of `meta` as JSON, under `meta` in the file's metadata. If the state dict contains something that
@@ -155,7 +144,7 @@ def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:
         The files written, the `.pth` first.
     """
     checkpoint = load(path, key="published_keys")
-    published = {entry: checkpoint[entry] for entry in keys}
+    published = {entry: checkpoint[entry] for entry in keys if entry in checkpoint}
     if "state_dict" in published:
         published["state_dict"] = evaluation_weights(checkpoint, weights)
     if "meta" in published:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hydraloop.engine.checkpoint import saver
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
@@ -388,23 +389,31 @@ def test_a_resumed_run_that_is_over_writes_nothing_new(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == written
 
 
-class Killed(CheckpointHook):
-    """Ends the run between the new file and the deletion of the old one."""
-
-    def _save(self, *where: Any, delete: Sequence[Path], **options: Any) -> None:
-        super()._save(*where, delete=(), **options)
-        if delete:
-            raise KeyboardInterrupt
+def _killed_before_deleting(path: Path) -> None:
+    raise KeyboardInterrupt
 
 
-def test_what_a_killed_run_could_not_delete_is_deleted_later(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"interval": None, "save_last": False, "save_best": "acc"}
+@pytest.mark.parametrize(
+    ("options", "prefix"),
+    [
+        ({"interval": None, "save_last": False, "save_best": "acc"}, "best_acc_"),
+        ({"max_keep_ckpts": 1}, ""),
+    ],
+    ids=["best", "regular"],
+)
+def test_what_a_killed_run_could_not_delete_is_deleted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], prefix: str
+) -> None:
+    options["asynchronous"] = False
+    monkeypatch.setattr(saver, "remove", _killed_before_deleting)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, Killed(**options), metrics={"acc": Scripted([0.1, 0.2])})
-    assert files(tmp_path) == {"best_acc_epoch_1", "best_acc_epoch_2"}
-    resume = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
-    run(tmp_path, CheckpointHook(**options), metrics={"acc": Scripted([0.3])}, resume=resume)
-    assert files(tmp_path) == {"best_acc_epoch_3"}
+        run(tmp_path, CheckpointHook(**options), metrics={"acc": Scripted([0.1, 0.2])})
+    assert files(tmp_path) == {f"{prefix}epoch_1", f"{prefix}epoch_2"}
+    monkeypatch.undo()
+    resume = tmp_path / "checkpoints" / f"{prefix}epoch_2.pth"
+    # Two values: after the regular checkpoint, the validation of epoch 2 is still to be done.
+    run(tmp_path, CheckpointHook(**options), metrics={"acc": Scripted([0.3, 0.4])}, resume=resume)
+    assert files(tmp_path) == {f"{prefix}epoch_3"}
 
 
 # Where. --------------------------------------------------------------------------------------------------------------

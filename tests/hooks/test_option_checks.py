@@ -12,15 +12,12 @@ from hydraloop.errors import UserError
 from hydraloop.schemas.option_checks import CHECKPOINTS, check_choice
 
 TWO_NAMES = {"save_best": ["a", "b"]}
-NO_LAST = {"published_keys": ["state_dict"], "save_last": False}
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("CheckInvalidLossHook", {"interval": 0}, "interval", "Use 1 or more."),
     ("CheckpointHook", {"interval": 0}, "interval", "Use 1 or more, or null to switch it off."),
     ("CheckpointHook", {"rule": "bigger"}, "rule", "greater"),
     ("CheckpointHook", {**TWO_NAMES, "rule": ["less"] * 3}, "rule", "one rule for each"),
     ("CheckpointHook", {"published_keys": ["weights"]}, "published_keys", "[meta,state_dict]"),
-    ("CheckpointHook", {"published_keys": ["optimizer"], "save_optimizer": False}, "published_keys", ""),
-    ("CheckpointHook", NO_LAST, "published_keys", "save_last=true"),
     ("EarlyStoppingHook", {"min_delta": nan}, "min_delta", "0 or more"),
     ("EarlyStoppingHook", {"rule": "bigger"}, "rule", "greater"),
     ("EMAHook", {"ema_type": "exponental"}, "ema_type", "Did you mean exponential"),
