@@ -22,8 +22,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim import SGD, lr_scheduler
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._pytree import tree_leaves, tree_map
@@ -137,13 +135,6 @@ def _modules() -> None:
     assert module(torch.ones(1)).tolist() == [2.0]
 
 
-def _spectral_norms() -> None:
-    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3))
-    assert any(isinstance(module, _SpectralNorm) for module in layer.modules())
-    [hook] = nn.utils.spectral_norm(nn.Linear(2, 3))._forward_pre_hooks.values()
-    assert isinstance(hook, SpectralNorm)
-
-
 def _scalers_state() -> None:
     scaler = torch.amp.GradScaler("cpu")
     scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 3})
@@ -194,7 +185,6 @@ CHECKS: dict[Callable[[], None], list[str]] = {
     _schedulers: ["_opt_called"],
     _norms: ["_NormBase"],
     _modules: ["_modules", "_orig_mod", "_compiled_call_impl"],
-    _spectral_norms: ["_SpectralNorm", "_forward_pre_hooks"],
     _scalers_state: ["_growth_tracker"],
     _trees: ["torch.utils._pytree"],
     _children_of_multiprocessing: ["_children"],

@@ -1,4 +1,4 @@
-"""Spectral norm in an averaged model: its vectors are found for the averaged weights, not averaged or copied."""
+"""The averages of a model's tensors: kept, updated, copied into the model for an evaluation, saved and loaded."""
 
 from __future__ import annotations
 
@@ -7,44 +7,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import _SpectralNorm  # torch has no public name for what spectral_norm registers
 from torch.nn.utils.parametrize import ParametrizationList
-from torch.nn.utils.spectral_norm import SpectralNorm
 
-from hydraloop.engine.distributed.fsdp import is_sharded, local, part_of, sharded_like
+from hydraloop.engine.distributed.fsdp import local, part_of, sharded_like
 from hydraloop.errors import UserError
-
-_ITERATIONS = 15
-"""Power iterations for new weights; torch does as many when it normalises a weight for the first time."""
-
-
-def vectors(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the vectors of spectral norm in a model, which are buffers: two for each normalised weight."""
-    for module in model.modules():
-        if isinstance(module, _SpectralNorm):
-            yield from module.buffers()
-        for hook in _hooks(module):
-            yield from (getattr(module, f"{hook.name}_u"), getattr(module, f"{hook.name}_v"))
-
-
-@torch.no_grad()
-def find_vectors(model: nn.Module) -> None:
-    """Replace the vectors by those of the current weights, in place. A training step only moves them towards these."""
-    for module in model.modules():
-        if isinstance(module, ParametrizationList) and any(isinstance(one, _SpectralNorm) for one in module):
-            mode = module.training
-            module.train()
-            for _ in range(_ITERATIONS):
-                module()
-            module.train(mode)
-        for hook in _hooks(module):
-            for _ in range(_ITERATIONS):
-                hook.compute_weight(module, do_power_iteration=True)
-
-
-def _hooks(module: nn.Module) -> list[SpectralNorm]:
-    """Return the hooks of torch's older spectral_norm, for which torch has no public accessor."""
-    return [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
 
 
 class AveragedTensors:
@@ -68,8 +34,6 @@ class AveragedTensors:
         """By the id of the model's tensor, in the same order; empty before `start`."""
         self._never_averaged: set[int] = set()
         """Ids of the model's buffers that are copied, also if they are floating-point."""
-        self._normalised: nn.Module | None = None
-        """The model, if it has spectral norm."""
         # Lists of averages and of the model's values, grouped by the operation that updates them.
         self._of_same_dtype: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._of_narrow_dtype: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -81,11 +45,6 @@ class AveragedTensors:
         if self._with_buffers:
             averaged.update(id(buffer) for buffer in model.buffers())
             self._never_averaged = {id(buffer) for buffer in _of_parametrizations(model)}
-        if not any(map(is_sharded, model.parameters())):  # no rank has the whole weight
-            found = {id(vector) for vector in vectors(model)}
-            self._normalised = model if found else None
-            averaged |= found
-            self._never_averaged |= found
         state = model.state_dict(keep_vars=True)
         self._named = {key: tensor for key, tensor in state.items() if id(tensor) in averaged}
         self._tensors = {id(tensor): tensor for tensor in self._named.values()}
@@ -101,7 +60,9 @@ class AveragedTensors:
 
     def rebind(self) -> None:
         """Find the model's storages again; needed only if a parameter's `.data` was replaced."""
-        self._of_same_dtype, self._of_narrow_dtype, self._copied = ([], []), ([], []), ([], [])
+        self._of_same_dtype = ([], [])
+        self._of_narrow_dtype = ([], [])
+        self._copied = ([], [])
         for key, average in self._averages.items():
             # A detached view, made once: updating it needs no no_grad(), which takes longer than the rest of `update`.
             value = local(self._tensors[key])
@@ -153,8 +114,6 @@ class AveragedTensors:
         own = [value.clone() for value in values]
         try:
             torch._foreach_copy_(values, list(self._averages.values()))
-            if self._normalised is not None:
-                find_vectors(self._normalised)
             yield
         finally:
             torch._foreach_copy_(values, own)
@@ -163,9 +122,6 @@ class AveragedTensors:
         """Return the averages (not copies) by state-dict key, sharded like the model; empty before `start`."""
         if not self._averages:
             return {}
-        if self._normalised is not None:
-            with self.swapped_in():  # the vectors of the averaged weights
-                self._copy_others()
         return {key: sharded_like(self._averages[id(tensor)], tensor) for key, tensor in self._named.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool, key: str) -> None:
@@ -177,7 +133,8 @@ class AveragedTensors:
         if not state:  # saved before `start`
             self._averages = {}
             return
-        missing, unknown = self._named.keys() - state.keys(), state.keys() - self._named.keys()
+        missing = self._named.keys() - state.keys()
+        unknown = state.keys() - self._named.keys()
         if strict and (missing or unknown):
             what = "no average of" if missing else "an unknown average, of"
             raise UserError(
@@ -192,7 +149,7 @@ class AveragedTensors:
 
 
 def _of_parametrizations(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the buffers of parametrizations. They are no statistics: a mean of unit vectors is not a unit vector."""
+    """Yield the buffers of parametrizations. A mean of them is not one of them: the mean of unit vectors is shorter."""
     for module in model.modules():
         if isinstance(module, ParametrizationList):
             yield from module.buffers()

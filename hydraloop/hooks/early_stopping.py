@@ -18,23 +18,12 @@ log = logging.getLogger(__name__)
 class EarlyStoppingHook(Hook):
     """Stops training when `monitor` has not improved in `patience` validations in a row.
 
-    A validation is an improvement if it is better than the last improvement by at least `min_delta`. Any other
-    validation increases a count, which an improvement resets to 0. Training also stops at a value that is not finite
-    (`check_finite`), and when a value is better than `stopping_threshold`. It ends regularly, with the last checkpoint
-    and the test. The log and `result.json` (status `stopped`) contain the reason: the metric, its value, and the best
-    value with its epoch. The best value may be better than the last improvement by less than `min_delta`. A stopped run
-    that is resumed ends at once, unless an option that stopped it has changed (such as `patience`). Validations outside
-    of training do not count.
+    Training ends regularly, with the last checkpoint and the test. The log and `result.json` (status `stopped`) have
+    the reason. A stopped run that is resumed ends at once, unless an option that stopped it has changed (`patience`).
 
     Priority LOWEST, MMEngine's: the other hooks see the validation first. No host sync: metrics are plain numbers and
-    equal on all ranks, so that all stop together without communication. State: the best value, its epoch, the last
-    improvement, the count, and why and by which options it stopped. Options: `EarlyStoppingHookConf`. The rule is that
-    of mmengine 0.10.7, with three differences: `min_delta` defaults to 0 instead of 0.1; an equal value is not an
-    improvement, even if `min_delta` is 0; and with `check_finite=false` a NaN is a validation without improvement,
-    while in mmengine any value after it is an improvement.
-
-    Raises:
-        UserError: a number or the rule is out of range; before the first iteration: no validation, or no such metric.
+    equal on all ranks, which stop together without communication. State: the best and the last value, and the count.
+    Options: `EarlyStoppingHookConf`.
     """
 
     priority = Priority.LOWEST
@@ -50,6 +39,11 @@ class EarlyStoppingHook(Hook):
         check_finite: bool = True,
         stopping_threshold: float | None = None,
     ) -> None:
+        """Check the options.
+
+        Raises:
+            UserError: a number or the rule is out of range.
+        """
         check_choice(RULES, rule=rule)
         check_at_least(0, min_delta=min_delta, patience=patience)
         self.monitor = monitor
@@ -65,13 +59,14 @@ class EarlyStoppingHook(Hook):
         """The best value, also if it is no improvement because of `min_delta`; never NaN or infinite."""
         self.best_at = ""
         """When that was: `epoch 7`, or `iteration 500` inside an epoch."""
+        self.last: float | None = None
+        """The value of the last validation; None before the first."""
+        self.last_at = ""
+        """When that was."""
         self._last_improvement: float | None = None
         """The value that the next improvement is compared with."""
-        self.stopped: str | None = None
-        """Why training stopped; None if it did not."""
-        self._stopped_by: dict[str, float | None] = {}
-        """The options that stopped it."""
         self._higher = True
+        """Whether high values are good."""
         self._training = False
 
     def before_run(self, engine: Engine) -> None:
@@ -82,17 +77,15 @@ class EarlyStoppingHook(Hook):
         self.monitor = name
 
     def before_train(self, engine: Engine) -> None:
-        """Start to count validations; stop at once if the run was stopped with the same options."""
+        """Start to count validations; stop at once if the last validation of a resumed run still stops it."""
         check_validated(engine, key=self.key)
         self._training = True
-        if self._stopped_by != self._options:
-            self.stopped = None
-        if self.stopped is not None:
+        if self._reason_to_stop() is not None:
             log.warning("%s: this run was stopped; to continue training, change an option such as patience", self.key)
-            engine.request_stop(self.stopped, agreed=True)
+            self._stop_if_needed(engine)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Judge the validation, keep what later ones are compared with, and request a stop if an option says so.
+        """Judge the validation, and request a stop if an option says so. Only validations in training count.
 
         Raises:
             RuntimeError: the metric is missing, with `strict`.
@@ -100,37 +93,33 @@ class EarlyStoppingHook(Hook):
         value = self._value_in(engine.evaluator.comparable) if self._training else None
         if value is None:
             return
-        improved = self._is_improvement(value)
-        waited = 0 if improved else self.wait_count + 1
-        reason = self._reason_to_stop(value, improved, waited)
-
         progress = engine.progress
-        now = f"iteration {progress.iteration}" if progress.batch_in_epoch else f"epoch {progress.epoch}"
-        self.wait_count = waited
-        if improved:
+        self.last = value
+        self.last_at = f"iteration {progress.iteration}" if progress.batch_in_epoch else f"epoch {progress.epoch}"
+        if self._is_improvement(value):
             self._last_improvement = value
+            self.wait_count = 0
+        else:
+            self.wait_count += 1
         if is_better(value, self.best, higher=self._higher):
-            self.best, self.best_at = value, now
-        if reason is not None:
-            best = "no best value" if self.best is None else f"best {self.best:.6g} at {self.best_at}"
-            self.stopped = f"{self.name}: {self.monitor} {value:.6g} at {now} {reason}; {best}"
-            self._stopped_by = self._options
-            engine.request_stop(self.stopped, agreed=True)
+            self.best = value
+            self.best_at = self.last_at
+        self._stop_if_needed(engine)
 
     def after_train(self, engine: Engine) -> None:
         self._training = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric and its direction, the best value, the last improvement, the count, and why it stopped."""
+        """Return the metric and its direction, the best and the last value, the last improvement, and the count."""
         return {
             "monitor": self.monitor,
             "higher": self._higher,
             "best": self.best,
             "best_at": self.best_at,
-            "improved_to": self._last_improvement,
+            "last": self.last,
+            "last_at": self.last_at,
+            "last_improvement": self._last_improvement,
             "wait_count": self.wait_count,
-            "stopped": self.stopped,
-            "stopped_by": self._stopped_by,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -138,9 +127,12 @@ class EarlyStoppingHook(Hook):
         if (state["monitor"], state["higher"]) != (self.monitor, self._higher):
             log.warning("%s: this run monitored %s until now; the count starts again", self.key, state["monitor"])
             return
-        self.best, self.best_at, self.wait_count = state["best"], state["best_at"], state["wait_count"]
-        self._last_improvement = state["improved_to"]
-        self.stopped, self._stopped_by = state["stopped"], state["stopped_by"]
+        self.best = state["best"]
+        self.best_at = state["best_at"]
+        self.last = state["last"]
+        self.last_at = state["last_at"]
+        self._last_improvement = state["last_improvement"]
+        self.wait_count = state["wait_count"]
 
     def _value_in(self, metrics: Mapping[str, float]) -> float | None:
         """Return the value of the metric; None, with a warning, if the validation does not have it."""
@@ -153,25 +145,32 @@ class EarlyStoppingHook(Hook):
         log.warning("%s: %s; it does not count", self.key, problem)
         return None
 
-    def _reason_to_stop(self, value: float, improved: bool, waited: int) -> str | None:
-        """Return why training stops at this value; None if it continues.
+    def _stop_if_needed(self, engine: Engine) -> None:
+        reason = self._reason_to_stop()
+        if reason is not None:
+            best = "no best value" if self.best is None else f"best {self.best:.6g} at {self.best_at}"
+            text = f"{self.name}: {self.monitor} {self.last:.6g} at {self.last_at} {reason}; {best}"
+            engine.request_stop(text, agreed=True)
 
-        Args:
-            value: of the metric in this validation.
-            improved: whether it is an improvement.
-            waited: validations without an improvement in a row, this one included.
-        """
-        if self.check_finite and not math.isfinite(value):
+    def _reason_to_stop(self) -> str | None:
+        """Return why training stops at the last validation; None if it continues."""
+        if self.last is None:
+            return None
+        if self.check_finite and not math.isfinite(self.last):
             return "is not finite"
-        if self.stopping_threshold is not None and self._score(value) > self._score(self.stopping_threshold):
+        if self.stopping_threshold is not None and self._score(self.last) > self._score(self.stopping_threshold):
             return f"is {'above' if self._higher else 'below'} the stopping_threshold {self.stopping_threshold:g}"
-        if improved or waited < self.patience:
+        if self.wait_count < max(self.patience, 1):
             return None
         by = f" by {self.min_delta:g}" if self.min_delta else ""
-        return f"has not improved{by} in {waited} validation{'s' if waited > 1 else ''}"
+        return f"has not improved{by} in {self.wait_count} validation{'s' if self.wait_count > 1 else ''}"
 
     def _is_improvement(self, value: float) -> bool:
-        """Return whether the value is better than the last improvement, by at least `min_delta`."""
+        """Return whether the value is better than the last improvement, by at least `min_delta`.
+
+        As in mmengine 0.10.7, with two differences: an equal value is not an improvement, also if `min_delta` is 0; and
+        with `check_finite=false`, a NaN does not make every later value an improvement.
+        """
         if math.isnan(value) or (math.isinf(value) and self.check_finite):
             return False
         if self._last_improvement is None:
@@ -182,9 +181,3 @@ class EarlyStoppingHook(Hook):
     def _score(self, value: float) -> float:
         """Return a number whose high values are good."""
         return value if self._higher else -value
-
-    @property
-    def _options(self) -> dict[str, float | None]:
-        """The options that decide when training stops, besides the metric."""
-        names = ("min_delta", "patience", "check_finite", "stopping_threshold")
-        return {name: getattr(self, name) for name in names}

@@ -1,9 +1,9 @@
-"""The formulas of `ema_type`: one function each, with its options, its source and its defaults.
+"""EMAHook: averages the weights while they are trained, and evaluates on the average.
 
-A formula returns the share of the new weights in an update, above 0 and at most 1: `average += share * (weights -
-average)`. The first update is a copy and needs no formula, so that `updates`, the number of updates done, is at least
-1. `steps` is the number of optimizer steps since the first update (with `by_epoch`: of epochs): `updates * interval`.
-MMEngine has the same name for it.
+First the formulas of `ema_type`, one function each. A formula returns the share of the new weights in an update, above
+0 and at most 1: `average += share * (weights - average)`. `updates` is the number of updates done, at least 1, because
+the first update is a copy and needs no formula. `steps` is the number of optimizer steps since the first update (with
+`by_epoch`: of epochs): `updates * interval`. MMEngine has the same name for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.interval import Every
-from hydraloop.errors import UserError, any_of, suggestion
+from hydraloop.errors import UserError, suggestion
 from hydraloop.hooks.averaged_weights import AveragedTensors
 from hydraloop.schemas.option_checks import check_above, check_at_least
 
@@ -90,12 +90,9 @@ def formula_of(ema_type: str, options: dict[str, Any]) -> Formula:
         raise UserError(
             f"there is no ema_type {ema_type!r}", key="ema_type", remedy=suggestion(str(ema_type), FORMULAS)
         )
-    for name in options:
-        having = [other for other, formula in FORMULAS.items() if name in (formula.__kwdefaults__ or ())]
-        if ema_type not in having:
-            raise UserError(
-                f"the ema_type {ema_type} has no {name}", key=name, remedy=f"Leave it out, or use {any_of(having)}."
-            )
+    formula = FORMULAS[ema_type]
+    for name in options.keys() - (formula.__kwdefaults__ or {}).keys():
+        raise UserError(f"the ema_type {ema_type} has no {name}", key=name, remedy="Leave it out, or use another type.")
     check_above(0, gamma=options.get("gamma"))
     check_at_least(1, warm_up_steps=options.get("warm_up_steps"))
     if not 0.0 < options.get("momentum", MOMENTUM) < 1.0:
@@ -104,34 +101,22 @@ def formula_of(ema_type: str, options: dict[str, Any]) -> Formula:
             key="momentum",
             remedy="It is the share of the new weights in each update: 0.0002, not 0.9998.",
         )
-    return partial(FORMULAS[ema_type], **options)
+    return partial(formula, **options)
 
 
 _DEFAULTS: dict[str, Any] = {"momentum": MOMENTUM, "warmup": True, "gamma": None, "warm_up_steps": WARM_UP_STEPS}
-"""The defaults of the options that formulas have. A formula may have another default."""
+"""The defaults of the options that formulas have. Null stands for the default of the formula."""
 
 
 class EMAHook(Hook):
     """Averages the weights over optimizer steps and evaluates on the average; training is unchanged.
 
-    The first update copies the weights. Each further update moves the average towards them, with a weight that depends
-    on `ema_type` (`formulas.py` has a function for each), or by a custom formula, `weight`. Before the first update,
-    and with `weights=raw`, validation and test use the raw weights. After it, the average is copied into the model's
-    parameters (which keep their identity) for each evaluation, and the raw weights are always restored. A step that
-    fp16 skips is not an update.
-
-    `weight(average, weights, updates)` is called for each floating-point tensor, or this rank's shard of it, without
-    gradients. `average` and `weights` are float32 or wider; `updates` is the number of updates done, at least 1. It
-    returns the new average, or changes `average` in place and returns None.
+    The first update copies the weights. Each further update moves the average towards them, by the formula of
+    `ema_type` or by `weight`. Evaluations use the average from the first update on, unless `weights=raw`.
 
     Priority NORMAL, MMEngine's: before `checkpoint`, which saves the average of the same step. Cost: no host sync; an
     update is one foreach kernel over all parameters; memory for one more model, two during evaluation. State: the
-    averages, the number of updates, and the first step of `begin_epoch`. Options: `EMAHookConf`. Defaults are
-    MMEngine's, except `warmup`.
-
-    Raises:
-        UserError: an option is out of range or belongs to another `ema_type`, two options contradict each other, or
-            (before the first iteration, as in MMEngine) training would end before the first update.
+    averages, the number of updates, and the first step of `begin_epoch`. Options: `EMAHookConf`.
     """
 
     collective = True  # all ranks gather the shards
@@ -151,32 +136,43 @@ class EMAHook(Hook):
         warm_up_steps: int = WARM_UP_STEPS,
         weight: Callable[[Tensor, Tensor, int], Tensor | None] | None = None,
     ) -> None:
-        check_at_least(1, interval=interval)
-        _check_begin(begin_iter, begin_epoch, by_epoch)
+        """Check the options.
+
+        Raises:
+            UserError: an option is out of range or belongs to another `ema_type`, or two options contradict each other.
+        """
         options = {"momentum": momentum, "warmup": warmup, "gamma": gamma, "warm_up_steps": warm_up_steps}
         changed = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
         self._formula = formula_of(ema_type, changed)
         self._custom = weight
-        replaced = [*changed] if ema_type == "exponential" else ["ema_type", *changed]
-        if weight is not None and replaced:
-            also = ", ".join(replaced)
+        if weight is not None and (changed or ema_type != "exponential"):
+            also = next(iter(changed), "ema_type")
             raise UserError(f"replaces {also}, which is set, too", key="weight", remedy=f"Leave out {also} or weight.")
+        check_at_least(1, interval=interval)
+        check_at_least(0, begin_epoch=begin_epoch, begin_iter=begin_iter)
+        if begin_iter and (begin_epoch or by_epoch):
+            raise UserError(
+                "begin_iter counts optimizer steps and cannot be combined with begin_epoch or by_epoch",
+                key="begin_iter",
+                remedy="Set only begin_epoch, or only begin_iter with by_epoch=false.",
+            )
         self.updates = 0
         """Number of updates, including the first copy."""
         self._averages = AveragedTensors(buffers=update_buffers)
         self._strict = True
         self._interval = interval
         self._by_epoch = by_epoch
-        self._first_epoch = begin_epoch
-        self._waits_for_epoch = begin_epoch > 1 and not by_epoch
-        """Whether the first update is at an optimizer step that is known only when `begin_epoch` begins."""
+        self._begin_epoch = begin_epoch
+        self._begin_iter = begin_iter
+        self._begins_in_epoch = begin_epoch > 1 and not by_epoch
+        """Whether the first update is at the first optimizer step of `begin_epoch`, which is not known before."""
         self._every: Every | None = None
-        """The optimizer steps (epochs with `by_epoch`) of the updates; None until `begin_epoch` begins."""
-        if not self._waits_for_epoch:
+        """The optimizer steps (epochs with `by_epoch`) of the updates; None before `begin_epoch`."""
+        if not self._begins_in_epoch:
             self._every = Every(interval, begin_epoch if by_epoch else begin_iter)
         self.idle_points = ("after_train_iter",) if by_epoch else ("after_train_epoch",)
 
-    # The run. ------------------------------------------------------------------------------------------------------
+    # Before training. ----------------------------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
         """Find the tensors to average; a checkpoint that is loaded next may contain averages."""
@@ -184,31 +180,37 @@ class EMAHook(Hook):
         self._strict = engine.settings.resume_strict
 
     def before_train(self, engine: Engine) -> None:
-        """Reject options with which there would be no average."""
-        if engine.progress.iteration or not engine.max_iters:  # a resumed run was checked at its start
+        """Reject options with which there would be no average, as MMEngine does. A resumed run was checked before.
+
+        Raises:
+            UserError: training would end before the first update.
+        """
+        if engine.progress.iteration or not engine.max_iters:
             return
-        last = engine.max_iters // engine.progress.epoch_length if self._by_epoch else _steps(engine, engine.max_iters)
-        every = self._every
-        if every is None:
-            every = Every(self._interval, _steps(engine, (self._first_epoch - 1) * engine.progress.epoch_length) + 1)
-        if every.times_until(last):
-            return
-        option = "begin_epoch" if self._first_epoch else "begin_iter" if every.begin else "interval"
-        unit = "epochs" if self._by_epoch else "optimizer steps"
-        raise UserError(
-            f"training ends after {last} {unit}, before the first update of the average",
-            key=f"{self.key}.{option}",
-            remedy="Lower it, train for longer, or leave the hook out.",
-        )
+        last, unit = engine.max_epochs, "epochs"
+        updates = Every(1 if self._begins_in_epoch else self._interval, self._begin_epoch)
+        if not (self._by_epoch or self._begin_epoch):
+            steps_per_epoch = -(-engine.progress.epoch_length // engine.stepper.accumulate)
+            last, unit = engine.max_epochs * steps_per_epoch, "optimizer steps"
+            updates = Every(self._interval, self._begin_iter)
+        if not updates.times_until(last):
+            option = "begin_epoch" if self._begin_epoch else "begin_iter" if self._begin_iter else "interval"
+            raise UserError(
+                f"training ends after {last} {unit}, before the first update of the average",
+                key=f"{self.key}.{option}",
+                remedy="Lower it, train for longer, or leave the hook out.",
+            )
+
+    # Updates. ------------------------------------------------------------------------------------------------------
 
     def before_train_epoch(self, engine: Engine) -> None:
         """Find storages that were replaced between epochs; count the interval from the first step of `begin_epoch`."""
         self._averages.rebind()
-        if self._every is None and engine.progress.epoch + 1 >= self._first_epoch:
+        if self._every is None and engine.progress.epoch + 1 >= self._begin_epoch:
             self._every = Every(self._interval, engine.progress.optimizer_step + 1)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Update the average after an optimizer step."""
+        """Update the average after an optimizer step. A step that fp16 has skipped is not an update."""
         if engine.stepper.stepped and self._every is not None and self._every.fires_at(engine.progress.optimizer_step):
             self._update()
 
@@ -216,47 +218,6 @@ class EMAHook(Hook):
         """Update the average at the end of an epoch, with `by_epoch`."""
         if self._every is not None and self._every.fires_at(engine.progress.epoch):
             self._update()
-
-    def before_val_epoch(self, engine: Engine) -> None:
-        """Validate on the average."""
-        engine.evaluator.during(self._swapped(engine))
-
-    def before_test_epoch(self, engine: Engine) -> None:
-        """Test on the average, except for the weights of a checkpoint file."""
-        engine.evaluator.during(self._swapped(engine))
-
-    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Add to the metadata that this hook's state contains averaged weights."""
-        if self.updates:
-            checkpoint["meta"]["averaged_weights"] = self.name
-
-    def average_of(self, tensor: Tensor) -> Tensor | None:
-        """Return the average of one of the model's tensors, to be changed in place; None before the first update.
-
-        `sync_norm` and `sync_buffers` use it to average over the ranks.
-        """
-        return self._averages.average_of(tensor)
-
-    # State. --------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the averages by the model's state-dict keys, the number of updates, and the first optimizer step of
-        `begin_epoch` (None before it)."""
-        begin = self._every.begin if self._waits_for_epoch and self._every is not None else None
-        return {"averaged": self._averages.state_dict(), "updates": self.updates, "begin": begin}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the averages of a checkpoint; the model already has its raw weights.
-
-        Raises:
-            UserError: an average is missing or unknown, unless `resume_strict=false`.
-        """
-        self.updates = state["updates"]
-        if self._waits_for_epoch:
-            self._every = None if state["begin"] is None else Every(self._interval, state["begin"])
-        self._averages.load_state_dict(state["averaged"], strict=self._strict, key=self.key)
-
-    # Within. -------------------------------------------------------------------------------------------------------
 
     def _update(self) -> None:
         if self.updates == 0:
@@ -267,28 +228,52 @@ class EMAHook(Hook):
             self._averages.update(self._formula(self.updates, self.updates * self._interval))
         self.updates += 1
 
+    # Evaluation. ---------------------------------------------------------------------------------------------------
+
+    def before_val_epoch(self, engine: Engine) -> None:
+        """Validate on the average."""
+        engine.evaluator.during(self._swapped(engine))
+
+    def before_test_epoch(self, engine: Engine) -> None:
+        """Test on the average, except for the weights of a checkpoint file."""
+        engine.evaluator.during(self._swapped(engine))
+
     @contextmanager
     def _swapped(self, engine: Engine) -> Iterator[None]:
+        """Copy the average into the model's parameters, which keep their identity; then restore the raw weights."""
         if not self.updates or engine.evaluator.tested_checkpoint is not None or engine.settings.weights == "raw":
             yield
             return
         with self._averages.swapped_in():
             yield
 
+    def average_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the average of one of the model's tensors, to be changed in place; None before the first update.
 
-def _steps(engine: Engine, iterations: int) -> int:
-    """Return the optimizer steps in the first `iterations`; an epoch's last accumulation window may be short."""
-    epochs, rest = divmod(iterations, engine.progress.epoch_length)
-    return epochs * -(-engine.progress.epoch_length // engine.stepper.accumulate) + -(
-        -rest // engine.stepper.accumulate
-    )
+        `sync_norm` and `sync_buffers` use it to average over the ranks.
+        """
+        return self._averages.average_of(tensor)
 
+    # State. --------------------------------------------------------------------------------------------------------
 
-def _check_begin(begin_iter: int, begin_epoch: int, by_epoch: bool) -> None:
-    check_at_least(0, begin_epoch=begin_epoch, begin_iter=begin_iter)
-    if begin_iter and (begin_epoch or by_epoch):
-        raise UserError(
-            "begin_iter counts optimizer steps and cannot be combined with begin_epoch or by_epoch",
-            key="begin_iter",
-            remedy="Set only begin_epoch, or only begin_iter with by_epoch=false.",
-        )
+    def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
+        """Add to the metadata that this hook's state contains averaged weights."""
+        if self.updates:
+            checkpoint["meta"]["averaged_weights"] = self.name
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages by the model's state-dict keys, the number of updates, and the first optimizer step of
+        `begin_epoch` (None before it)."""
+        begin = self._every.begin if self._begins_in_epoch and self._every is not None else None
+        return {"averaged": self._averages.state_dict(), "updates": self.updates, "begin": begin}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the averages of a checkpoint; the model already has its raw weights.
+
+        Raises:
+            UserError: an average is missing or unknown, unless `resume_strict=false`.
+        """
+        self.updates = state["updates"]
+        if self._begins_in_epoch:
+            self._every = None if state["begin"] is None else Every(self._interval, state["begin"])
+        self._averages.load_state_dict(state["averaged"], strict=self._strict, key=self.key)

@@ -50,15 +50,17 @@ def direction(
         greater_keys: replace `GREATER_KEYS`, unless None.
         less_keys: replace `LESS_KEYS`, unless None.
     """
-    found = by_keys(name, greater_keys or (), less_keys or ())
-    if found is None:
-        # None for the loss of an evaluation, which is not a metric; the default lists contain it.
-        found = engine.evaluator.higher_is_better(name)
-    if found is None:
-        greater = GREATER_KEYS if greater_keys is None else greater_keys
-        # Without the data set's name, which may contain a key: desktop/class_loss contains `top`.
-        found = by_keys(engine.evaluator.without_data_set(name), greater, LESS_KEYS if less_keys is None else less_keys)
-    return found
+    given = by_keys(name, greater_keys or (), less_keys or ())
+    if given is not None:
+        return given
+    # None for the loss of an evaluation, which is not a metric; the default lists contain it.
+    declared = engine.evaluator.higher_is_better(name)
+    if declared is not None:
+        return declared
+    greater = GREATER_KEYS if greater_keys is None else greater_keys
+    less = LESS_KEYS if less_keys is None else less_keys
+    # Without the data set's name, which may contain a key: desktop/class_loss contains `top`.
+    return by_keys(engine.evaluator.without_data_set(name), greater, less)
 
 
 def unknown_direction(name: str, *, key: str, choices: Sequence[str]) -> UserError:
@@ -94,10 +96,10 @@ def higher_is_better(
     """
     if rule is not None:
         return rule == "greater"
-    found = direction(name, engine, greater_keys=greater_keys, less_keys=less_keys)
-    if found is None:
+    higher = direction(name, engine, greater_keys=greater_keys, less_keys=less_keys)
+    if higher is None:
         raise unknown_direction(name, key=f"{key}.rule", choices=RULES)
-    return found
+    return higher
 
 
 def is_better(value: float, than: float | None, *, higher: bool) -> bool:

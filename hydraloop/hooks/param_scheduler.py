@@ -21,11 +21,7 @@ class ParamSchedulerHook(Hook):
     """Sets the values that the schedules of the run determine: lr, momentum, weight decay, any number of the groups.
 
     The schedules of a value are applied in the order of `begin`, then of the config. At each step they start from the
-    value that the optimizer was constructed with. They count optimizer steps (not accumulated iterations or skipped
-    fp16 steps) or epochs; one with a `monitor` (`plateau`) counts validations. The summary at the end of the run has
-    the first, lowest, highest and last lr of the first parameter group, as read at records and epochs (fact
-    `lr_summary`). A run with schedules has this hook if it is not given, and refuses
-    `default_hooks.param_scheduler=null`.
+    value that the optimizer was constructed with.
 
     Priority LOW, MMEngine's: after the logger, whose record has the lr that the iteration used, and before
     `checkpoint`. No host sync in an iteration. No state: the engine saves the schedules. No options, as in MMEngine.
@@ -36,9 +32,14 @@ class ParamSchedulerHook(Hook):
     def __init__(self) -> None:
         self._schedules: list[Schedule | TorchSchedule] = []
         self._monitored: list[tuple[str, Schedule | TorchSchedule]] = []
+        """The schedules that follow a metric, with its name."""
         self._written: dict[GroupNumber, float] = {}
-        self._group: dict[str, Any] | None = None
-        self._first = self._lowest = self._highest = 0.0
+        """The values of the previous step."""
+        self._group: dict[str, Any] = {}
+        """The first parameter group, for the summary, while training runs."""
+        self._first_lr = 0.0
+        self._lowest_lr = 0.0
+        self._highest_lr = 0.0
         self._summary: str | None = None
 
     def before_run(self, engine: Engine) -> None:
@@ -53,54 +54,39 @@ class ParamSchedulerHook(Hook):
         self._monitored = [(one.monitor, one) for one in self._schedules if one.monitor is not None]
         for monitor, schedule in self._monitored:
             check_metric(monitor, engine, key=f"{schedule.key}.monitor")
-            _settle_mode(schedule, monitor, direction(monitor, engine))
+            _set_mode(schedule, monitor, direction(monitor, engine))
+
+    def before_train(self, engine: Engine) -> None:
+        """Begin the summary of the lr."""
+        for _, schedule in self._monitored:
+            check_validated(engine, key=f"{schedule.key}.monitor", instead="use a schedule without a monitor")
+        self._group = engine.optimizer.param_groups[0]
+        self._first_lr = self._lowest_lr = self._highest_lr = self._lr()
+
+    # Applying the schedules. ---------------------------------------------------------------------------------------
 
     def at_position(self, engine: Engine) -> None:
         """Apply the schedules at this step. After a resume, the optimizer has values of the checkpoint."""
         self._written = {}
         self._apply(engine)
 
-    def before_train(self, engine: Engine) -> None:
-        """Read the lr for the summary."""
-        for _, schedule in self._monitored:
-            check_validated(engine, key=f"{schedule.key}.monitor", instead="use a schedule without a monitor")
-        group = engine.optimizer.param_groups[0]
-        self._group = group if "lr" in group else None
-        self._first = self._lowest = self._highest = self._lr()
-
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Step the schedules that count optimizer steps. A step that fp16 has skipped does not count."""
         if engine.stepper.stepped:
             self._step(engine, by_epoch=False)
 
-    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
-        """Read the lr for the summary."""
-        self._read()
-
     def after_train_epoch(self, engine: Engine) -> None:
-        """Read the lr for the summary, and apply the schedules."""
-        self._read()
+        """Step the schedules that count epochs."""
+        self._read_lr()
         self._step(engine, by_epoch=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Pass the metrics to the schedules with a monitor, unless the validation is outside of training."""
-        if self._group is None:
+        """Pass the metrics to the schedules with a monitor. Only validations in training count."""
+        if not self._group:
             return
         for _, schedule in self._monitored:
             schedule.observe(engine.evaluator.comparable, engine.progress.optimizer_step, engine.progress.epoch)
         self._apply(engine)
-
-    def after_train(self, engine: Engine) -> None:
-        """Summarise the lr, if the hook has scheduled something."""
-        begin, end, last = engine.progress.began_at, engine.progress.iteration, self._lr()
-        if self._group is not None and self._schedules and end > begin:
-            self._read()
-            self._summary = (
-                f"{self._first:.3g} at iteration {begin:,}, {last:.3g} at iteration {end:,}, "
-                f"between {self._lowest:.3g} and {self._highest:.3g}"
-            )
-            if name := next(iter(engine.run.optimizers)):  # of the first of several
-                self._summary = f"{name} {self._summary}"
-        self._group = None
 
     def _step(self, engine: Engine, *, by_epoch: bool) -> None:
         for schedule in self._schedules:
@@ -118,26 +104,52 @@ class ParamSchedulerHook(Hook):
                 place.write(value)
         self._written = values
 
-    def _read(self) -> None:
+    # The summary of the lr, as read at records and epochs. --------------------------------------------------------
+
+    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
+        """Read the lr."""
+        self._read_lr()
+
+    def after_train(self, engine: Engine) -> None:
+        """Summarise the lr, if the hook has scheduled something."""
+        begin = engine.progress.began_at
+        end = engine.progress.iteration
+        if self._schedules and end > begin:
+            self._read_lr()
+            self._summary = (
+                f"{self._first_lr:.3g} at iteration {begin:,}, {self._lr():.3g} at iteration {end:,}, "
+                f"between {self._lowest_lr:.3g} and {self._highest_lr:.3g}"
+            )
+            if name := next(iter(engine.run.optimizers)):  # of the first of several
+                self._summary = f"{name} {self._summary}"
+        self._group = {}
+
+    def _read_lr(self) -> None:
         lr = self._lr()
-        self._lowest, self._highest = min(self._lowest, lr), max(self._highest, lr)
+        self._lowest_lr = min(self._lowest_lr, lr)
+        self._highest_lr = max(self._highest_lr, lr)
 
     def _lr(self) -> float:
         """Return the lr of the first group; 0 if the optimizer has none."""
-        return 0.0 if self._group is None else float(self._group["lr"])
+        return float(self._group.get("lr", 0.0))
 
 
-def _settle_mode(schedule: Schedule | TorchSchedule, monitor: str, higher: bool | None) -> None:
+def _set_mode(schedule: Schedule | TorchSchedule, monitor: str, higher: bool | None) -> None:
     """Set the schedule's `mode` to the direction of its metric, unless the config has a `mode`.
 
     Raises:
         UserError: neither is known.
     """
-    own = None if higher is None else "max" if higher else "min"
+    of_metric = None if higher is None else "max" if higher else "min"
     if schedule.mode is None:
-        if own is None:
+        if of_metric is None:
             raise unknown_direction(monitor, key=f"{schedule.key}.mode", choices=("max", "min"))
-        cast("Schedule", schedule).mode = own  # a scheduler of torch has a mode
-    elif own not in (None, schedule.mode):
-        log.warning("%s.mode=%s, but %s values of %s are good; mode=null uses the metric's direction",
-                    schedule.key, schedule.mode, "high" if higher else "low", monitor)  # fmt: skip
+        cast("Schedule", schedule).mode = of_metric  # a scheduler of torch has a mode
+    elif of_metric not in (None, schedule.mode):
+        log.warning(
+            "%s.mode=%s, but %s values of %s are good; mode=null uses the metric's direction",
+            schedule.key,
+            schedule.mode,
+            "high" if higher else "low",
+            monitor,
+        )

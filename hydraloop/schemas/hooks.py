@@ -105,8 +105,7 @@ class EMAHookConf(HookConf):
     update_buffers: bool = False
     """Whether to average buffers too (statistics of normalisation layers). Integer and boolean buffers, and those of
     parametrizations and pruning, are copied. False, as in MMEngine: the average uses the raw model's buffers. With
-    several ranks rank 0's average is used, or with `sync_norm` or `sync_buffers` the mean over the ranks. In both
-    cases, the vectors of spectral norm are those of the averaged weights, except with FSDP2."""
+    several ranks rank 0's average is used, or with `sync_norm` or `sync_buffers` the mean over the ranks."""
     gamma: Optional[float] = None
     """Optimizer steps in which `momentum_annealing` and `exp_momentum` approach `momentum`, above 0; for these two
     only. Null: OpenMMLab's 100 and 2000."""

@@ -216,7 +216,6 @@ def test_a_stopped_run_is_stopped_when_it_is_resumed(
         (*STOPPING[0], {"rule": "less"}),
         (*STOPPING[1], {"stopping_threshold": None}),
         (*STOPPING[2], {"check_finite": False}),
-        (*STOPPING[3], {"min_delta": 0.1}),
     ],
 )
 def test_a_stopped_run_continues_with_other_options(
