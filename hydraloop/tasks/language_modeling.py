@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import IGNORED, Metric
 from hydraloop.tasks.task import LOSS, OUTPUTS, TARGETS, Task
-from hydraloop.tasks.values import shown
+from hydraloop.tasks.values import output_error, shown
 
 
 class LanguageModeling(Task):
@@ -52,11 +52,11 @@ class LanguageModeling(Task):
         logits = self.model(inputs)
         if isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == targets.shape:
             return logits
-        raise UserError(
-            f"{type(self.model).__name__} returned {shown(logits)} for targets {list(targets.shape)}, but language "
-            "modeling needs logits [N, T, V]",
-            key="task.model",
-            remedy="Let the model's forward return one row of V logits for each token.",
+        raise output_error(
+            self.model,
+            logits,
+            f"for targets {list(targets.shape)}, but language modeling needs logits [N, T, V]",
+            "Let the model's forward return one row of V logits for each token.",
         )
 
     def _total(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

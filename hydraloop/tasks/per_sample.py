@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import Metric
 from hydraloop.tasks.task import LOSS, OUTPUTS, TARGETS, Task
-from hydraloop.tasks.values import shown
+from hydraloop.tasks.values import output_error
 
 
 class Classification(Task):
@@ -33,25 +32,21 @@ class Classification(Task):
                 is always 0.
         """
         logits: Tensor = self.model(inputs)
-        is_matrix = isinstance(logits, Tensor) and logits.ndim == 2 and logits.is_floating_point()
-        classes = logits.size(1) if is_matrix and logits.shape[0] == targets.shape[0] else 0
-        if classes > 1:
-            return logits
         least = 2 if isinstance(self.loss, nn.CrossEntropyLoss) else 1
-        if classes >= least:
+        is_matrix = isinstance(logits, Tensor) and logits.ndim == 2 and logits.is_floating_point()
+        if is_matrix and len(logits) == len(targets) and logits.size(1) >= least:
             return logits
-        raise UserError(
-            f"{type(self.model).__name__} returned {shown(logits)}, but a classification needs logits [N, C], "
-            f"C at least {least}, as floating-point numbers, for {len(targets)} samples",
-            key="task.model",
-            remedy="Let the model's forward return one row of C logits for each sample, or use another task.",
+        raise output_error(
+            self.model,
+            logits,
+            f"for {len(targets)} samples, but a classification needs logits [N, C], C at least {least}, as "
+            "floating-point numbers",
+            "Let the model's forward return one row of C logits for each sample, or use another task.",
         )
 
-    def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Add a batch to the metrics. Return what `forward` returns, and `predictions`: classes `[N]`. No host sync."""
-        result = super().evaluate(batch)
-        logits = result.get("outputs")
-        return {**result, "predictions": logits.argmax(1)} if isinstance(logits, Tensor) else result
+    def predictions_of(self, outputs: Tensor) -> Tensor:
+        """Return the classes `[N]`."""
+        return outputs.argmax(1)
 
 
 class MultiLabel(Task):
@@ -93,23 +88,16 @@ class MultiLabel(Task):
         expected = (len(targets), self.num_classes)
         if isinstance(logits, Tensor) and logits.shape == expected == targets.shape:
             return logits
-        remedy = "Let the data set return a label for each class, 1 or 0."
-        if targets.ndim == 2:
-            remedy = (
-                f"Let the model return {targets.size(1)} logits, and set its num_classes, or task.num_classes, to it."
-            )
-        raise UserError(
-            f"{type(self.model).__name__} returned {shown(logits)} for labels {list(targets.shape)}, but with "
-            f"{self.num_classes} classes both are {list(expected)}",
-            key="task.model" if targets.ndim == 2 else "data",
-            remedy=remedy,
+        raise output_error(
+            self.model,
+            logits,
+            f"for labels {list(targets.shape)}, but with {self.num_classes} classes both are {list(expected)}",
+            "Set task.num_classes, and let the model return a logit and the data set a label, 1 or 0, for each class.",
         )
 
-    def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Add a batch to the metrics. Return what `forward` returns, and `predictions`: labels `[N, C]`. No host sync,
-        except in metrics of torchmetrics."""
-        result = super().evaluate(batch)
-        return {**result, "predictions": (result[OUTPUTS] > 0.5).long()}
+    def predictions_of(self, outputs: Tensor) -> Tensor:
+        """Return the labels `[N, C]`."""
+        return (outputs > 0.5).long()
 
 
 class Regression(Task):
@@ -129,13 +117,13 @@ class Regression(Task):
         outputs = self.model(inputs)
         if isinstance(outputs, Tensor) and outputs.shape == targets.shape:
             return outputs
-        raise UserError(
-            f"{type(self.model).__name__} returned {shown(outputs)} for targets {list(targets.shape)}",
-            key="task.model",
-            remedy="Let the model's forward return one value for each target, in the same shape.",
+        raise output_error(
+            self.model,
+            outputs,
+            f"for targets {list(targets.shape)}",
+            "Let the model's forward return one value for each target, in the same shape.",
         )
 
-    def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Add a batch to the metrics. Return what `forward` returns, and `predictions`: the outputs. No host sync."""
-        result = super().evaluate(batch)
-        return {**result, "predictions": result.get("outputs")}
+    def predictions_of(self, outputs: Tensor) -> Tensor:
+        """Return the outputs."""
+        return outputs

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import Accuracy, Metric
 from hydraloop.tasks.task import LOSS, OUTPUTS, TARGETS, Task
-from hydraloop.tasks.values import shown
+from hydraloop.tasks.values import output_error
 
 
 class Segmentation(Task):
@@ -61,29 +60,20 @@ class Segmentation(Task):
         """Return the logits `[N, C, H, W]`.
 
         Raises:
-            UserError: the model's output does not have this shape, or the masks have a dimension too many.
+            UserError: the model's output does not have this shape.
         """
         logits = self.model(inputs)
         expected = (len(targets), self.num_classes, *targets.shape[1:])
         if isinstance(logits, Tensor) and logits.shape == expected:
             return logits
-        if isinstance(logits, Tensor) and logits.shape[:2] == expected[:2] and logits.ndim == targets.ndim:
-            raise UserError(
-                f"the masks of a batch are {shown(targets)}, which has a dimension too many",
-                key="data",
-                remedy="Let the data set return masks [H, W], without a dimension for the channel.",
-            )
-        raise UserError(
-            f"{type(self.model).__name__} returned {shown(logits)} for classes {list(targets.shape)}, but a "
-            f"segmentation with task.num_classes={self.num_classes} needs logits {list(expected)}",
-            key="task.model",
-            remedy="Let the model's forward return num_classes logits for each pixel, in the size of the classes.",
+        raise output_error(
+            self.model,
+            logits,
+            f"for classes {list(targets.shape)}, but a segmentation with task.num_classes={self.num_classes} needs "
+            f"logits {list(expected)}",
+            "Let the model's forward return num_classes logits for each pixel, in the size of the classes.",
         )
 
-    def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Add a batch to the metrics. Return what `forward` returns, and `predictions`: classes `[N, H, W]`.
-
-        No host sync, except in metrics of torchmetrics.
-        """
-        result = super().evaluate(batch)
-        return {**result, "predictions": result[OUTPUTS].argmax(1)}
+    def predictions_of(self, outputs: Tensor) -> Tensor:
+        """Return the classes `[N, H, W]`."""
+        return outputs.argmax(1)

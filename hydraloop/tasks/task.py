@@ -1,4 +1,4 @@
-"""Labels that are not below the number of classes."""
+"""Task: a model with its loss and its metrics, as the engine trains and evaluates it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from torch import Tensor, nn
 from hydraloop.engine.loss_weighting import SumAndCount, check_form, mean_of, no_loss_error
 from hydraloop.engine.messages import check_scalar_name, plain, scalars_of
 from hydraloop.errors import UserError
-from hydraloop.files.config_yaml import flattened
 from hydraloop.tasks.metrics import Metric
 from hydraloop.tasks.values import Averages, samples_in, shown, values_over_ranks
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
-
-_COUNTS = ("class", "label", "vocab", "out")
-"""Parts of the names of options that are a number of classes."""
 
 
 def ignored_label(task: Any) -> int:
@@ -32,7 +28,7 @@ def labels_error(task: Any, labels: Tensor, classes: int, where: str = "a batch"
     """Return the error of integer labels, some of which are neither in 0 … classes - 1 nor ignored.
 
     Args:
-        task: a `Task`. Its options name the option to change.
+        task: a `Task`.
         where: has the labels, for the error.
     """
     found = sorted(set(labels.flatten().tolist()) - {ignored_label(task)})
@@ -43,15 +39,11 @@ def labels_error(task: Any, labels: Tensor, classes: int, where: str = "a batch"
         option = "task.ignore_index" if hasattr(task, "ignore_index") else "+task.loss.ignore_index"
         remedy = f"If {wrong[0]} means that there is no label: {option}={wrong[0]}. Classes begin at 0."
         return UserError(problem, key="task.model", remedy=remedy)
-    options = flattened(task.options.get("model"), "task.model").items()
-    keys = [key for key, value in options if value == classes and any(map(key.rpartition(".")[2].count, _COUNTS))][:1]
-    if keys and "num_classes" in task.options and not keys[0].endswith(".num_classes"):
-        keys.append("task.num_classes")
     needed = found[-1] + 1
-    remedy = f"Use {' '.join(f'{key}={needed}' for key in keys)}." if keys else f"Let the model have {needed} classes."
+    remedy = f"Let the model have {needed} classes, usually task.model.num_classes={needed}."
     if found[0] > 0:
         remedy += " Classes begin at 0: if yours do not, let the data set subtract the first one."
-    return UserError(problem, key=keys[0] if keys else "task.model", remedy=remedy)
+    return UserError(problem, key="task.model", remedy=remedy)
 
 
 LOSS = "loss"
@@ -78,6 +70,10 @@ class Task(nn.Module):
     steps: ClassVar[tuple[str, ...]] = ()
     """The names of the steps of an iteration, in order, for a task with several losses (a GAN). Each is the name of an
     optimizer. `forward(batch, step=name)` is called for each in training, and `forward(batch)` in evaluation."""
+    model: nn.Module
+    """The model."""
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """Function of (outputs, targets) that returns the scalar mean over the batch."""
     engine: Engine
     """The engine that runs this task, set by the engine: `forward` may call `self.engine.log_image(...)`."""
 
@@ -100,38 +96,12 @@ class Task(nn.Module):
         self.metrics = {name: metric for name, metric in (metrics or {}).items() if metric is not None}
         self.logged: dict[str, float | Tensor] = {}
         """Values of the current batch given to `log`, by name. Consumed after the batch."""
-        self.options: Mapping[str, Any] = {}
-        """The config that the task was built from, as plain values, for errors. Empty without a config."""
         self._averages = Averages(LOSS)
         self._found: tuple[str, ...] = ()
         self.pictures: dict[str, Tensor] = {}
         """Values of the last `compute_metrics` that are matrices `[R, C]` (a confusion matrix), by name."""
         self.device: torch.device | None = None
         """Device of the batches; None: that of the parameters. They differ with FSDP2's offload to host memory."""
-
-    # These are properties because nn.Module.__getattr__ takes 0.4 µs, in every iteration. The modules themselves are
-    # in nn.Module's own dict, so that code that replaces a submodule still works.
-
-    @property
-    def model(self) -> nn.Module:
-        """The model."""
-        model = self._modules.get("model")
-        if model is None:
-            raise AttributeError("this task has no model")
-        return model
-
-    @model.setter
-    def model(self, model: nn.Module) -> None:
-        self._modules["model"] = model
-
-    @property
-    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Function of (outputs, targets) that returns the scalar mean over the batch."""
-        return self._modules.get("loss") or self._loss_function
-
-    @loss.setter
-    def loss(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:  # a plain function; nn.Module takes the modules
-        self._loss_function = loss
 
     # Training. -------------------------------------------------------------------------------------------------------
 
@@ -213,9 +183,6 @@ class Task(nn.Module):
         Raises:
             UserError: there is no such tensor.
         """
-        first = batch[0] if type(batch) in (tuple, list) and batch else batch
-        if isinstance(first, Tensor) and (shape := first.shape):  # the usual batch, in a fifth of the time of a search
-            return shape[0]
         return samples_in(batch, type(self).__name__)
 
     # Evaluation, in eval mode and without gradients. ------------------------------------------------------------------
@@ -246,8 +213,8 @@ class Task(nn.Module):
     def evaluate(self, batch: Any) -> dict[str, Any]:
         """Call `forward`, update the metrics, and return its result, with `loss` as a mean. No host sync.
 
-        Other scalars in the result are averaged over the samples, unless a metric has the same name. A batch without
-        samples, whose mean loss is NaN, is ignored.
+        If the class has `predictions_of`, its result is `predictions`. Other scalars in the result are averaged over
+        the samples, unless a metric has the same name. A batch without samples, whose mean loss is NaN, is ignored.
 
         Raises:
             UserError: the result has no loss, or there are metrics and it has no `outputs` and `targets`.
@@ -265,7 +232,14 @@ class Task(nn.Module):
         check_form(self, loss)
         self.logged.update({**dict(scalars_of(result)), **self.logged})
         self._count(loss, samples, result)
-        return {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
+        found = {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
+        if isinstance(found.get(OUTPUTS), Tensor) and (predictions := self.predictions_of(found[OUTPUTS])) is not None:
+            found["predictions"] = predictions
+        return found
+
+    def predictions_of(self, outputs: Tensor) -> Tensor | None:
+        """Return the predictions for `outputs`, an entry for each sample, for pictures. None: the outputs are shown."""
+        return None
 
     def predict(self, batch: Any) -> Any:
         """Return the predictions for a batch: a tensor or a list with an entry for each sample, or a dict of these.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from hydraloop.engine.batch_transfer import leaves_of
@@ -118,18 +118,12 @@ def numbers_and_matrices(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], 
     """Return the scalars and the matrices in the values of metrics, by the names of `forms_of`. No host sync.
 
     Raises:
-        UserError: a value has another form, or two parts have the same name.
+        UserError: a value has another form.
     """
     numbers: dict[str, Tensor] = {}
     matrices: dict[str, Tensor] = {}
     for name, value in values.items():
         for part_name, part in forms_of(name, value):
-            if part_name in numbers or part_name in matrices:
-                raise UserError(
-                    f"another metric has a value {part_name!r} too",
-                    key=f"task.metrics.{name}",
-                    remedy="Give one of the two metrics another name.",
-                )
             (matrices if part.ndim else numbers)[part_name] = part
     return numbers, matrices
 
@@ -165,6 +159,11 @@ def forms_of(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, value
     else:
         yield from ((f"{name}/{index}", part) for index, part in enumerate(value))
+
+
+def output_error(model: nn.Module, output: Any, needed: str, remedy: str) -> UserError:
+    """Return the error of a model whose output a task cannot use; `needed` completes "Net returned a tuple …"."""
+    return UserError(f"{type(model).__name__} returned {shown(output)} {needed}", key="task.model", remedy=remedy)
 
 
 def shown(value: Any) -> str:

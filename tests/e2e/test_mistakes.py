@@ -212,8 +212,8 @@ def test_a_mistake_in_the_data_leaves_the_original_error_in_the_log(project: Pro
     done = project.train("task.model.num_classes=7", "hydra.run.dir=runs/one")
     assert done.code == 1
     message = (
-        "task.model.num_classes: the model has 7 classes, 0 to 6, but the labels in a batch are "
-        "0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n  Use task.model.num_classes=10."
+        "task.model: the model has 7 classes, 0 to 6, but the labels in a batch are "
+        "0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n  Let the model have 10 classes, usually task.model.num_classes=10."
     )
     assert done.err == f"error: {message}\n"
     run = Run(project.path / "runs" / "one")

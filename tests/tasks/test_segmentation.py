@@ -126,17 +126,6 @@ def test_outputs_of_another_shape_are_refused(model: nn.Module, masks: tuple[int
     assert caught.value.key == "task.model"
 
 
-def test_masks_with_a_dimension_for_the_channel_are_refused() -> None:
-    made: Task = Segmentation(nn.Conv2d(1, 3, 1), 3)
-    with pytest.raises(UserError) as caught:
-        made((torch.randn(2, 1, 5, 5), torch.zeros(2, 1, 5, 5, dtype=torch.int64)))
-    assert caught.value.problem == (
-        "the masks of a batch are a tensor of shape [2, 1, 5, 5], which has a dimension too many"
-    )
-    assert caught.value.key == "data"
-    assert caught.value.remedy == "Let the data set return masks [H, W], without a dimension for the channel."
-
-
 def test_a_model_without_the_option_num_classes_is_told_the_key() -> None:
     with pytest.raises(UserError, match=r"does not resolve(.|\n)*task\.num_classes=…") as caught:
         config()

@@ -109,15 +109,6 @@ class Parts(Accuracy):
         return {"a": 1.0, "b": 2.0}
 
 
-def test_two_metrics_with_the_same_name() -> None:
-    task = Classification(nn.Identity(), nn.CrossEntropyLoss(), {"m": Parts(), "m/b": Accuracy()})
-    task.reset_metrics()
-    task.evaluate((torch.eye(3), torch.arange(3)))
-    with pytest.raises(UserError, match="another metric has a value 'm/b' too") as caught:
-        task.compute_metrics()
-    assert caught.value.key == "task.metrics.m/b"
-
-
 def test_a_part_of_a_metric_has_precedence_over_a_scalar() -> None:
     task = Classification(nn.Identity(), nn.CrossEntropyLoss(), {"m": Parts()})
     task.reset_metrics()
