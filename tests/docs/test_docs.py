@@ -152,6 +152,7 @@ def test_the_commands_and_the_code_of_a_page_work(page: Path, tmp_path: Path) ->
             done = project.python("block.py")
             assert done.code == 0, done.text
         if block.text.startswith("scripts/"):
+            _train(project, waiting)
             project = clone
         for command in _executed(block):
             if command.startswith("cd "):
