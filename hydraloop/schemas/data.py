@@ -43,8 +43,7 @@ class LoaderConf:
     window is weighted by its samples."""
     persistent_workers: bool = True
     """Whether workers live longer than an epoch; those of a test never do. True saves about 0.1 s per worker and epoch.
-    False: each epoch starts workers with copies of the current data set, for hooks that change it. No effect on a
-    stream, whose workers live for the whole run."""
+    False: each epoch starts workers with copies of the current data set. No effect on a stream."""
     prefetch_factor: Optional[int] = None
     """Batches that each worker loads ahead. Null: torch's default (2)."""
     timeout: float = 0.0
@@ -69,13 +68,12 @@ class LoaderConf:
     """Batches of an epoch of a stream, on each rank. Null: from the length of the stream; an evaluation then reads all
     samples. Refused for a data set with indices, because its epoch has all its samples."""
     skip_on_resume: bool = False
-    """Whether a resumed run reads a stream forward to its position, for a stream without `state_dict` or whose state
-    lacks its shuffle buffer. False: the state is restored, because reading forward can take as long as the run has
-    trained."""
+    """Whether a resumed run reads a stream forward to its position, for a stream without `state_dict`. False: the state
+    is restored, because reading forward can take as long as the run has trained."""
     split_stream: Optional[bool] = None
     """Whether each worker of each rank reads the whole stream and keeps every n-th sample. False: the stream splits
     itself. Null: its method `split(index, count)` if it has one, else as true; an IterableDataset of torch is refused
-    with several workers or ranks, because some of them split themselves and others do not."""
+    with several workers or ranks, because some split themselves."""
 
 
 @dataclass

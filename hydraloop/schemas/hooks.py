@@ -59,10 +59,9 @@ class CheckpointHookConf(HookConf):
     """Folder for the files: absolute, from `~`, or relative to the working directory. Null: `checkpoints` in the run
     directory, so that a run stays in one place."""
     published_keys: Optional[List[str]] = None
-    """Entries to keep in `<name>_published.pth` ([meta,state_dict]), written after training for the last checkpoint
-    (with `save_last`) and each best one; the weights are also written as `.safetensors`. `state_dict` is then the
-    averaged weights if there are any, unless `weights=raw`. Both files are deleted with `<name>.pth` and cannot be
-    resumed from. Null: none; only a run to be published needs them."""
+    """Entries to keep in `<name>_published.pth` ([meta,state_dict]), written after training for the last and each best
+    checkpoint; the weights also as `.safetensors`. `state_dict` is the averaged weights if there are any, unless
+    `weights=raw`. A run cannot be resumed from them. Null: none; only a run to be published needs them."""
     save_last: bool = True
     """Whether to write a checkpoint at the end of training, regardless of the interval. True: a run should leave its
     weights."""
@@ -103,9 +102,9 @@ class EMAHookConf(HookConf):
     begin_iter: int = 0
     """Optimizer step (from 1) of the first update; the interval counts from there. 0 and 1: from the start."""
     update_buffers: bool = False
-    """Whether to average buffers too (statistics of normalisation layers). Integer and boolean buffers, and those of
-    parametrizations and pruning, are copied. False, as in MMEngine: the average uses the raw model's buffers. With
-    several ranks rank 0's average is used, or with `sync_norm` or `sync_buffers` the mean over the ranks."""
+    """Whether to average floating-point buffers too (statistics of normalisation layers); others are copied. False, as
+    in MMEngine: the average uses the raw model's buffers. With several ranks rank 0's average is used, or with
+    `sync_norm` or `sync_buffers` the mean over the ranks."""
     gamma: Optional[float] = None
     """Optimizer steps in which `momentum_annealing` and `exp_momentum` approach `momentum`, above 0; for these two
     only. Null: OpenMMLab's 100 and 2000."""
@@ -114,8 +113,8 @@ class EMAHookConf(HookConf):
     1; for this type only. MMDetection's default."""
     weight: Any = None
     """A custom formula, a node with `_target_`: a function of the average, the weights and the number of updates that
-    returns the new average, called for each tensor. It replaces `ema_type`, `momentum`, `warmup`, `gamma` and
-    `warm_up_steps`. Null: their formulas, which are the usual ones."""
+    returns the new average, called for each tensor. It replaces `ema_type` and its options. Null: the usual
+    formulas."""
 
 
 @dataclass

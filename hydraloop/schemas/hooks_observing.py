@@ -69,9 +69,8 @@ class ProfilerHookConf(HookConf):
         default_factory=lambda: {"wait": 1, "warmup": 1, "active": 3, "repeat": 1, "skip_first": 0}
     )
     """Iterations, as in `torch.profiler.schedule`: leave out `skip_first`, then `repeat` times (0: until the end) leave
-    out `wait`, discard `warmup` and record `active`. A name that is left out has its default. The first iterations
-    include start-up costs, and three show the pattern in a trace that viewers can open. Null, MMEngine's default,
-    records everything."""
+    out `wait`, discard `warmup` and record `active`. The first iterations include start-up costs, and three show the
+    pattern. Null, MMEngine's default, records everything."""
     on_trace_ready: Any = field(default_factory=lambda: ["tb_trace", "log_trace"])
     """What to do with a trace: `tb_trace`, `chrome_trace`, `log_trace`, or a mapping with `_target_`
     (`[{_target_: …}]`), as a list or one name alone. Null, MMEngine's default: nothing. The default writes a file for
@@ -120,8 +119,7 @@ class _TrackerConf(HookConf):
 
     on_error: Optional[str] = "warn"
     interval: int = 1
-    """The records of every n-th iteration are sent, at least 1, by the rule of all intervals: 100 sends those of the
-    iterations 100, 200, …, as far as the logger makes them. The records of evaluations, and those of pictures and
+    """The records of every n-th iteration are sent, at least 1. Records of evaluations, and those of pictures and
     histograms, are always sent. 1: all, because the logger has an interval already."""
 
 
@@ -136,12 +134,10 @@ class MLflowLoggerHookConf(_TrackerConf):
     `MLFLOW_EXPERIMENT_NAME` names the experiment; without it, it is `experiment_name`, as for the other trackers."""
     tags: Dict[str, Any] = field(default_factory=dict)
     """Additional tags of the run, by name (`+hooks.mlflow.tags.team=a`). Git commit, command, host, world size and
-    versions are always tags. `mlflow.runName` is the name of the run, and `mlflow.note.content` the text at the top of
-    its page."""
+    versions are always tags. `mlflow.note.content` is the text at the top of its page."""
     system_metrics: bool = True
     """Whether MLflow's own monitor logs CPU, memory, disk, network and GPUs of rank 0's machine, in single runs. True:
-    they show why a run is slow, and a separate process reads them. `MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL` sets the
-    seconds between two points (10). The monitor ends if one of its requests fails."""
+    they show why a run is slow. `MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL` sets the seconds between two points (10)."""
     checkpoints: Optional[str] = None
     """Checkpoint files to store as artifacts at the end of the run: `best`, `last` or `all`. Null: none, because they
     are large and are in the run directory."""
@@ -172,9 +168,8 @@ class WandbLoggerHookConf(_TrackerConf):
     _target_: str = "hydraloop.hooks.WandbLoggerHook"
     init: Dict[str, Any] = field(default_factory=dict)
     """Further arguments of `wandb.init`, such as `+hooks.wandb.init.project=digits`, `mode`, `entity`, `tags`, `notes`,
-    `group`, `job_type`, `name` and `settings` (`+hooks.wandb.init.settings.x_disable_stats=true`: no system metrics).
-    Without them, W&B's variables (`WANDB_PROJECT`, `WANDB_MODE`, …) count. Otherwise `project` is `experiment_name`,
-    `name` that of the run, and `group` that of the sweep. Secrets in them are masked."""
+    `group`, `name` and `settings`. Without them, W&B's variables (`WANDB_PROJECT`, …) count. Otherwise `project` is
+    `experiment_name`, `name` that of the run, and `group` that of the sweep."""
     log_code: bool = False
     """Whether to send `code.patch`, the uncommitted changes of the code. False: no code leaves the machine."""
     checkpoints: Optional[str] = None
@@ -221,9 +216,8 @@ class VisualizationHookConf(HookConf):
     """Maximum number of images from one batch, at least 1. Null: no limit. A small number with a larger `interval`
     samples from data that are sorted."""
     size: int = 128
-    """Pixels of an image's longer side in the picture, at least 1. Smaller images are enlarged by a whole factor
-    without smoothing, larger ones are reduced. At 128, single pixels of a digit are visible and photographs are
-    recognisable."""
+    """Pixels of an image's longer side in the picture, at least 1. At 128, single pixels of a digit are visible and
+    photographs are recognisable."""
 
 
 def register(store: ConfigStore) -> None:

@@ -62,8 +62,7 @@ class _Fused(_ManyTensors):
 
     fused: Any = "auto"
     """Whether one kernel updates all parameters: true, false, null (torch chooses), or `auto`: for Adam and AdamW, on
-    CPU and CUDA, because it is the fastest. Not for others: torch's fused SGD fails if a parameter gets its first
-    gradient later than others, and fused SGD and Adagrad fail for sparse gradients."""
+    CPU and CUDA, because it is the fastest. torch's fused SGD and Adagrad fail for sparse gradients."""
 
 
 @dataclass

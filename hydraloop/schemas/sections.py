@@ -28,9 +28,8 @@ class EngineConf:
     """Whether to test once after training, on the best checkpoint if one was saved, else on the last weights."""
     sanity_val_steps: int = 1
     """Validation batches that are evaluated before the run begins, so that a mistake in the data, the task or a metric
-    shows at once, and the names of all metrics are known. They are collated in this process from the first samples; no
-    hook is called, and random numbers stay the same. 1 finds most mistakes. 0: none; then `monitor` and `save_best` can
-    only name metrics that the task declares."""
+    shows at once. No hook is called, and random numbers stay the same. 1 finds most mistakes. 0: none; then `monitor`
+    and `save_best` can only name metrics that the task declares."""
     limit_train_batches: Optional[Union[int, float]] = None
     """Batches of an epoch: a number (100), or a share of the train loader (0.1; at least one batch). Null: all.
     Schedules and intervals follow the shorter epoch. With shuffling, each epoch gets other samples."""
@@ -41,26 +40,22 @@ class EngineConf:
     """First batches of the test data that are evaluated: a number or a share, as above. Null: all."""
     overfit_batches: Optional[Union[int, float]] = None
     """Train on the first batches of the train data only (a number or a share, as above), and validate on the same
-    samples, without a test. A model that cannot learn them by heart has a mistake. Samplers have no effect. Null: train
-    on all data."""
+    samples, without a test. A model that cannot learn them by heart has a mistake. Null: train on all data."""
     max_time: Any = None
-    """Time after which training stops in order, with a checkpoint, the test and exit code 0: `0:30:00`, `30min`, or
-    seconds. It adds no validation, so that a resumed run equals one that was not stopped.
-    Counted from the start of training in each process, so leave time for these last steps. Null: no limit."""
+    """Time after which training stops with a checkpoint, the test and exit code 0: `0:30:00`, `30min`, or seconds. It
+    adds no validation. Counted from the start of training in each process, so leave time for these last steps. Null: no
+    limit."""
     pause_after: Optional[int] = None
     """Number of validations after which the run saves and ends with exit code 75, to be continued with a higher number
-    or null. Counted from the beginning of the run, by `val_interval` and `val_begin`, also over resumes. No effect at
-    the end of training. Null: never."""
+    or null. Counted from the beginning of the run, also over resumes. No effect at the end of training. Null: never."""
     deterministic: bool = False
     """Whether to reject nondeterministic kernels (`torch.use_deterministic_algorithms`). False: they are often faster.
     True also sets CUBLAS_WORKSPACE_CONFIG=:4096:8 for CUDA, unless it is set."""
     allow_nan: bool = False
     """Whether training continues when its loss or a weight is NaN or infinite. False: the run fails, because training
-    does not recover from it. The losses are checked at each record, before a checkpoint is written and at the end;
-    the weights before a checkpoint is written and at the end, so no checkpoint has such weights. With the hook
-    `check_invalid_loss`, the loss ends the run in any case, with a longer error. The losses of steps that fp16 or
-    `grad_clip.skip_nonfinite` has skipped do not count. A validation whose loss is NaN does not end the run, but its
-    other metrics count as NaN where validations are compared: it is never the best."""
+    does not recover from it, and no checkpoint has such weights. The losses are checked at each record, losses and
+    weights before a checkpoint is written and at the end. Losses of skipped steps do not count. A validation whose loss
+    is NaN does not end the run, but is never the best."""
     device: str = "auto"
     """`auto` (the accelerator if there is one), or a torch device: `cpu`, `cuda:1`, …"""
     threads: Optional[int] = None
@@ -68,8 +63,7 @@ class EngineConf:
     busy machine (parallel jobs of a sweep), because waiting threads keep their cores busy."""
     compile: Any = False
     """Whether to compile the model with torch.compile: false, true, or its options ({mode: max-autotune}). False:
-    compiling takes seconds to minutes, too long for a short run. Of the backend's `options`, numbers and
-    true/false work; options that name a program or file are rejected."""
+    compiling takes seconds to minutes. Of the backend's `options`, only numbers and true/false are accepted."""
     activation_checkpointing: List[str] = field(default_factory=list)
     """Class names of the modules ([Block]) whose activations are recomputed in the backward pass instead of stored:
     about a third more time, much less memory. Empty: none."""
@@ -136,9 +130,8 @@ class FP16Conf:
     """Scale below which the run ends with an error, 1e-30 .. `init_scale`. From 65536 this takes 30 overflows in a row:
     then the loss itself is not finite, and all further steps would be skipped silently."""
     loss_scale: Optional[float] = None
-    """A fixed factor of the loss, 1e-30 .. 1e38. It never grows and never backs off; an overflow skips the step, and 30
-    in a row end the run. The other options are then not used. Null, torch's default: the factor is adapted, so that
-    there is nothing to tune."""
+    """A fixed factor of the loss, 1e-30 .. 1e38; the other options are then not used. An overflow skips the step, and
+    30 in a row end the run. Null, torch's default: the factor is adapted, so that there is nothing to tune."""
 
 
 @dataclass
@@ -154,7 +147,7 @@ class FSDPConf:
     param_dtype: Optional[str] = "auto"
     """Type in which parameters are gathered and used. `auto`: bfloat16 with precision=bf16, which halves the
     communication, except in models with batch normalisation, which needs float32; otherwise as null. Null: their own
-    type; precision=bf16 then converts them where it computes in bf16."""
+    type."""
     reduce_dtype: Optional[str] = "float32"
     """Type in which gradients are averaged. float32, because sums over many ranks lose bits in shorter types. Null: the
     gradients' own type."""
@@ -183,9 +176,8 @@ class DistributedConf:
     """Seconds that a rank waits for the others. 1800, torch's default, for checkpoints of large models. A rank that
     dies is noticed at once."""
     train_timeout: Optional[float] = 600.0
-    """Seconds that a device waits for the others after the first iteration, whose compiling and warm-up take longer.
-    600, NCCL's default in torch: a hang ends sooner, and a slow loader or a new compilation does not end the run.
-    Checkpoints wait for `timeout`. Null: always `timeout`."""
+    """Seconds that a device waits for the others after the first iteration. 600, NCCL's default in torch: a hang ends
+    sooner, and a slow loader does not end the run. Checkpoints wait for `timeout`. Null: always `timeout`."""
     agree_interval: int = 10
     """Iterations, or batches of an evaluation, between two exchanges of requests (stop, checkpoint, preemption) between
     ranks. Fewer if these take longer than 5 s. The exchange runs in the background."""
@@ -219,8 +211,8 @@ class SweepConf:
     of a sweep do not depend on each other."""
     max_retries: int = 0
     """How often a job that failed or was killed is started again; it continues from its newest checkpoint. 0: most
-    errors would repeat. A job whose loss was NaN is not started again. A job that was preempted by a time limit or by
-    Slurm continues without a retry, if it has made progress."""
+    errors would repeat. A job whose loss was NaN is not started again. A preempted job continues without a retry, if it
+    has made progress."""
     max_workers: Optional[int] = None
     """Jobs that run at a time. Null: as many as the GPUs allow; without GPUs, 1; 32 in Slurm's queue; with Ray, as
     many as the cluster has room for."""
@@ -250,9 +242,9 @@ class SweepConf:
     """Whether the sweep writes `report.html` when it ends, as `python -m hydraloop report` does. False: that takes some
     seconds, and needs plotly."""
     trials: Optional[int] = None
-    """Trials of a search: the sweep chooses the values of its keys by the results of earlier jobs, instead of running
-    every combination. It counts all trials, also those of a resumed search. `interval(1e-4,1e-1)`,
-    `tag(log,interval(…))` and `int(interval(1,9))` are numbers between two ends. Null: a grid."""
+    """Trials of a search: the sweep chooses the values of its keys by the results of earlier jobs. It counts all
+    trials, also those of a resumed search. `interval(1e-4,1e-1)`, `tag(log,interval(…))` and `int(interval(1,9))` are
+    numbers between two ends. Null: a grid."""
     sampler: Any = "tpe"
     """What chooses the values: `tpe`, `random`, `nsga2`, `gp`, or a sampler of Optuna as
     `{_target_: my_project.MySampler}`. TPE: it is good for 10 to 1,000 trials, numbers, choices and conditions."""

@@ -160,9 +160,9 @@ class HuggingFaceConf:
     logits: str = "logits"
     """Key of the logits in the model's output, for the metrics. The name that most models of transformers use."""
     causal: Optional[bool] = None
-    """Whether the loss of a position is that of the next label. Null: from the class name, which is that of a causal
-    language model if it ends with ForCausalLM or LMHeadModel, or with ForConditionalGeneration and the model has no
-    encoder. The model does not say it. Set it for custom classes."""
+    """Whether the loss of a position is that of the next label. Null: from the name of the class (`…ForCausalLM`,
+    `…LMHeadModel`, or `…ForConditionalGeneration` without an encoder), because the model does not say it. Set it for
+    custom classes."""
 
 
 def no_model() -> UserError:
